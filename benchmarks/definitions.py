@@ -8,7 +8,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 
 from benchmarks.messages import DDL
-from stream_assets import Json, stream_asset, stream_definitions
+from stream_assets import Json, LagPolicy, RunLimits, stream_asset, stream_definitions
 
 
 @stream_asset(
@@ -16,9 +16,8 @@ from stream_assets import Json, stream_asset, stream_definitions
     group="bench",
     table=os.environ.get("BENCH_TABLE", "unused"),
     decode=Json(DDL),
-    linger_seconds=float(os.environ.get("BENCH_LINGER_SECONDS", "0")),
-    sensor_seconds=1,
-    sensor_status=dg.DefaultSensorStatus.RUNNING,
+    limits=RunLimits(linger_seconds=float(os.environ.get("BENCH_LINGER_SECONDS", "0"))),
+    sensor=LagPolicy(interval_seconds=1, status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:
     """Orders as they are."""

@@ -24,7 +24,6 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.totals import Totals
 from spark_jobs.run_ingestion import drain
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
@@ -84,7 +83,7 @@ def _entry(version: int, shards: Sequence[Shard]) -> LedgerEntry:
     ranges = {shard: Range(version, version + 1) for shard in shards}
     full = state if version % 10 == 0 else None
     words = ("batch", "bench", "bench/main", version + 1, "main", f"b{version}", version - 1)
-    return LedgerEntry(*words, ranges=ranges, state=full, totals=Totals() if full else None)
+    return LedgerEntry(*words, ranges=ranges, state=full)
 
 
 def files(bench: Bench) -> None:

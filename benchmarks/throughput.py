@@ -48,7 +48,12 @@ def ours(
 
     def work(table: Path) -> None:
         ingestion = Ingestion(
-            group=table.name, table=str(table), decoder=decoder, transform=transform, retry_seconds=0.0
+            group=table.name,
+            table=str(table),
+            decoder=decoder,
+            transform=transform,
+            is_row_wise=True,
+            retry_seconds=0.0,
         )
         for _ in drain(spark, StreamSource(StreamUrl.parse(url)), ingestion):
             pass

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from stream_consumers.errors import UnsupportedVersionError
 from stream_consumers.versions import check_keys, check_version
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 FORMAT = 1
+Cursor = TypeVar("Cursor", bound="DataclassInstance")
 
 
-def read_cursor(text: str | None, *, keys: Collection[str]) -> Mapping[str, Any]:
-    """Read the fields of a cursor.
+def read_cursor(text: str | None, kind: type[Cursor]) -> Cursor:
+    """Read a cursor.
 
-    A cursor is no promise: one that is damaged, or of a release that knows more fields, counts as none.
+    A cursor is no promise: one that is damaged, or of a release that knows more fields, counts as a new one.
 
     Args:
         text: the cursor.
-        keys: the fields of this release.
-
-    Example:
-        >>> read_cursor('{"v": 1, "dead": 3}', keys=["dead"]), read_cursor('{"v": 2, "dead": 3}', keys=["dead"])
-        ({'dead': 3}, {})
+        kind: a dataclass of which each field has a default.
     """
     try:
         document = json.loads(text or "{}")
-        fields = {name: value for name, value in document.items() if name != "v"}
+        own = {name: value for name, value in document.items() if name != "v"}
         check_version(document.get("v"), what="the cursor", versions=[FORMAT])
-        check_keys(fields, what="the cursor", keys=keys)
+        check_keys(own, what="the cursor", keys=[field.name for field in fields(kind)])
+        return TypeAdapter(kind).validate_python(own)
     except (ValueError, AttributeError, RecursionError, UnsupportedVersionError):
-        return {}
-    return fields
+        return kind()
 
 
-def write_cursor(fields: Mapping[str, object]) -> str:
+def write_cursor(cursor: DataclassInstance) -> str:
     """The text that :func:`read_cursor` reads."""
-    return json.dumps({"v": FORMAT, **fields})
+    values: dict[str, Any] = asdict(cursor)
+    return json.dumps({"v": FORMAT, **values})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag, truncations
+from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag, losses, truncations
 from spark_jobs.batches.ledger_recovery import read_or_recover
+from spark_jobs.claims.status import losses_of_claims
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import BatchSource, Extent, Range, Resume
+from stream_consumers.batches import Extent, Range
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import SourceTruncatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss
 from stream_consumers.wording import counted
 
 
@@ -88,27 +88,19 @@ def measure(
         state, _ = read_or_recover(opened, ingestion, ledger)
         if state.newest is None:
             ledger.check_first(opened.extents())
-        resume = Resume(state.positions, state.newest.hint) if state.newest else None
-        extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
+        extents = opened.extents(resume=state.resume, budget_seconds=budget_seconds)
         cut: Collection[Shard] = ()
         if opened.is_exact:
             try:
                 check_source(opened, ingestion.group, state, extents)
-            except SourceTruncatedError:
-                if ingestion.on_data_loss is DataLoss.ERROR:
-                    raise
+            except SourceTruncatedError as error:
+                ingestion.refuse_or_record(error)
                 cut = truncations(opened, ingestion.group, state, extents).keys()
         behind, is_exact = lag(opened, state, extents), opened.is_exact
         # The next run finds from where on these are read again: at least the last message.
         behind = {**behind, **{shard: max(1, behind[shard]) for shard in cut}}
-        lost = _lost(opened, state, extents)
+        lost = losses(opened, state, extents)
     return Measurement(state, extents, behind, is_exact, lost)
-
-
-def _lost(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
-    known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
-    gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
-    return source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
 
 
 def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) -> Measurement:
@@ -116,6 +108,6 @@ def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) 
     state = ledger.read()
     check_sharing(state, ingestion)
     with source.claims(ingestion.group, ingestion.epochs(source.url.required_streams(), ledger)) as claims:
-        claims.check({shard: known.claimed for shard, known in state.shards.items()})
+        lost = losses_of_claims(claims, ledger)
         extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
-        return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, is_exact=True)
+        return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, is_exact=True, lost=lost)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import dagster as dg
@@ -17,8 +17,8 @@ from sensors.lag import Measurement, measure
 from sensors.lag_observations import LagObserver, describe_measurement
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
-from stream_consumers.errors import BrokerUnavailableError, SourceRecreatedError
-from stream_consumers.options import AutoStreamReset, check_count, check_range, choice
+from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError, SourceRecreatedError
+from stream_consumers.options import AutoStreamReset, check_count, check_range, choose_fields
 from stream_consumers.wording import counted
 
 LONGEST_SILENCE_SECONDS = 60.0
@@ -42,9 +42,11 @@ class LagPolicy:
         after_cancel_seconds: the pause after a run that was cancelled; it ends when a run is launched by hand.
         stale_run_seconds: a run that was asked for longer ago no longer holds the next one back, since two runs at once
             are safe; where they are not (``single_writer``) it does until Dagster knows that it has ended.
-        max_runs: how many runs share the work at the same time.
+        max_runs: how many runs share the work at the same time, in mode ``load_balanced``.
         keeps_alive: runs stay and wait for messages: one is asked for whenever there are too few in flight, also
-            without lag, so that no message waits for a run to start.
+            without lag, so that no message waits for a run to start. It is set where runs have ``linger_seconds``.
+        interval_seconds: the least time between two ticks; Dagster's loop makes it at least about 5.
+        status: whether the sensor runs without being turned on.
     """
 
     min_lag: int = 1
@@ -56,34 +58,41 @@ class LagPolicy:
     stale_run_seconds: float = STALE_RUN_SECONDS
     max_runs: int = 1
     keeps_alive: bool = False
+    interval_seconds: int = 30
+    status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
 
     def __post_init__(self) -> None:
         check_count("min_lag", self.min_lag, at_least=0)
         check_count("max_runs", self.max_runs)
+        check_count("interval_seconds", self.interval_seconds)
+        choose_fields(self, status=dg.DefaultSensorStatus)
         for field in fields(self):
             if field.name.endswith("_seconds"):
                 check_range(field.name, getattr(self, field.name))
 
-    def with_runs(self, *, max_runs: int, linger_seconds: float) -> LagPolicy:
-        """The policy for runs like these; what of it is not at its default stays as it is.
+    def for_runs(self, linger_seconds: float) -> LagPolicy:
+        """The policy for runs that keep polling for this long.
 
-        Args:
-            max_runs: how many share the work.
-            linger_seconds: how long each stays and waits for messages; 0 for one that ends when there are none.
+        Raises:
+            InvalidOptionError: messages are to wait for others, and runs for messages.
 
         Example:
-            >>> policy = LagPolicy(max_wait_seconds=5).with_runs(max_runs=4, linger_seconds=600)
-            >>> policy.max_runs, policy.keeps_alive, policy.stale_run_seconds - STALE_RUN_SECONDS
-            (4, True, 600.0)
+            >>> policy = LagPolicy(max_wait_seconds=5).for_runs(600)
+            >>> policy.keeps_alive, policy.stale_run_seconds - STALE_RUN_SECONDS
+            (True, 600.0)
         """
+        if not linger_seconds:
+            return self
+        if self.min_lag > 1:
+            raise InvalidOptionError(
+                f"min_lag={self.min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for "
+                "them",
+                remedy="Leave one of them out.",
+            )
         # A run that stays is not stale before its time is over.
         is_usual = self.stale_run_seconds == STALE_RUN_SECONDS
-        return replace(
-            self,
-            max_runs=max_runs if self.max_runs == 1 else self.max_runs,
-            keeps_alive=self.keeps_alive or linger_seconds > 0,
-            stale_run_seconds=STALE_RUN_SECONDS + linger_seconds if is_usual else self.stale_run_seconds,
-        )
+        stale = STALE_RUN_SECONDS + linger_seconds if is_usual else self.stale_run_seconds
+        return replace(self, keeps_alive=True, stale_run_seconds=stale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +105,6 @@ class LagCursor:
     silent_since: float | None = None
     ask_at: float = 0.0
     paused_after: str = ""
-
-    @classmethod
-    def parse(cls, text: str | None) -> LagCursor:
-        """Read it; anything unknown counts as nothing."""
-        try:
-            document = read_cursor(text, keys=[own.name for own in fields(cls)])
-            waiting, silent = (document.get(name) for name in ("waiting_since", "silent_since"))
-            return cls(
-                None if waiting is None else float(waiting),
-                str(document.get("observed", "")),
-                int(document.get("number", 0)),
-                None if silent is None else float(silent),
-                float(document.get("ask_at", 0.0)),
-                str(document.get("paused_after", "")),
-            )
-        except (ValueError, TypeError, OverflowError):
-            return cls()
 
     def at(self, now: float) -> LagCursor:
         """Without times that are not over yet: a clock was set back, and until then nothing would be asked for.
@@ -133,10 +125,6 @@ paused_after='')
             silent_since=silent if is_silent else None,
             ask_at=self.ask_at if is_silent else 0.0,
         )
-
-    def to_json(self) -> str:
-        """The cursor text."""
-        return write_cursor(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +152,6 @@ def build_lag_sensor(
     policy: LagPolicy = LagPolicy(),
     is_partitioned: bool = False,
     replay_jobs: Sequence[str] = (),
-    minimum_interval_seconds: int = 30,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
     """A sensor that asks for a run of ``job`` when there is something to read.
 
@@ -179,16 +165,13 @@ def build_lag_sensor(
         is_partitioned: whether the asset has partitions, so that runs of them replay and hold no run back.
         replay_jobs: the names of jobs that write the table without making the asset. Where only one run may write it
             (``single_writer``), they hold the next run back, too.
-        minimum_interval_seconds: between two ticks; Dagster's loop makes it at least about 5.
-        default_status: whether it runs without being turned on.
     """
-    status = choice(dg.DefaultSensorStatus, default_status, option="default_status")
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         looked_at = watched(context.instance)
         source, ingestion, upstream = looked_at.source, looked_at.ingestion, looked_at.upstream
         now = time.time()
-        cursor = LagCursor.parse(context.cursor).at(now)
+        cursor = read_cursor(context.cursor, LagCursor).at(now)
         if cursor.silent_since is not None and now < cursor.ask_at:
             return _wait_for_broker(cursor, f"{source.url} did not answer", now, ingestion.retry_seconds)
         observer = LagObserver(ingestion.group, source.url, asset_key, name, upstream)
@@ -241,7 +224,7 @@ def build_lag_sensor(
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
             run_requests=None if reason else _requests(found, policy, taken),
             skip_reason=None if reason is None else dg.SkipReason(reason),
-            cursor=LagCursor(waiting_since, observed, number, paused_after=paused_after).to_json(),
+            cursor=write_cursor(LagCursor(waiting_since, observed, number, paused_after=paused_after)),
             asset_events=events,
         )
 
@@ -249,8 +232,8 @@ def build_lag_sensor(
         name=name,
         evaluation_fn=evaluate,
         job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=status,
+        minimum_interval_seconds=policy.interval_seconds,
+        default_status=policy.status,
         description=description,
     )
 
@@ -262,7 +245,7 @@ def _wait_for_broker(cursor: LagCursor, what: str, now: float, seconds: float) -
             f"{what.rstrip('.')}. It has not answered for {silent:.0f} s and is asked again "
             f"{f'in {left:.0f} s' if left >= 1 else 'at the next tick'}; from {seconds:g} s on the tick fails"
         ),
-        cursor=cursor.to_json(),
+        cursor=write_cursor(cursor),
     )
 
 

@@ -1,4 +1,4 @@
-"""A dismissal: dead letters that nobody will decode are marked as done with, by a person, with a note.
+"""A dismissal: dead letters that will never be decoded are marked as done with, by a person, with a note.
 
 A batch of kind ``dismiss`` replaces exactly their places, as a redrive does, and writes them into the dead-letter table
 once more, with who dismissed them and why. A dead letter without a sequence has no place; its copy names the batch of
@@ -9,8 +9,7 @@ run again.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Ingestion, Observer, ignore_steps
+from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.redrive import intervals_of
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
-from spark_jobs.batches.retries import Retries
-from spark_jobs.batches.writer import BatchWriter
-from spark_jobs.dead_letters import MOST_BYTES, MOST_LETTERS, DeadLetters, LetterFilter
-from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.table_rows import PLACE, by_shard
+from spark_jobs.batches.writer import Written, append_letters, no_rows
+from spark_jobs.dead_letters import DeadLetters
+from spark_jobs.ledger.table_rows import PLACE, count_where, in_places
 from spark_jobs.writing.dead_letters import RECORDED
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError
+from spark_jobs.writing.letters import MOST_BYTES, MOST_LETTERS, LetterFilter
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +52,8 @@ class Dismissal:
                 raise InvalidOptionError(f"{name} of a dismissal is empty", remedy=f"Say it: --{name} TEXT.")
 
 
-def dismiss(
-    spark: SparkSession,
-    ingestion: Ingestion,
-    wanted: LetterFilter,
-    dismissal: Dismissal,
-    *,
-    limit: int | None = None,
-    observer: Observer = ignore_steps,
-    on_wait: Callable[[str], object] = _log.warning,
-) -> Iterator[int]:
-    """Dismiss dead letters that count, some thousand in each commit.
+class DismissJob(BatchJob):
+    """Dismisses dead letters that count, some thousand in each commit; :func:`batch_events` runs it.
 
     Args:
         spark: a session that can write Delta tables.
@@ -73,59 +62,77 @@ def dismiss(
         dismissal: by whom, and why.
         limit: how many at most.
         observer: called at each step.
-        on_wait: called with the reason of a wait.
-
-    Yields:
-        How many each commit has dismissed.
 
     Raises:
-        StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
-        WriteError: Spark failed, or other runs were always faster; what was yielded before is dismissed.
+        SparkSessionError: the session cannot write Delta tables.
     """
-    own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
-    # No stream is opened; the URL is for errors about one.
-    writer = BatchWriter(spark, own, url=StreamUrl("file", (ingestion.table,), ()), observer=observer)
-    retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
-    left = limit
-    while left is None or left > 0:
-        try:
-            count = _dismiss_some(writer, own, wanted, dismissal, most=left)
-        except StreamAssetsError as error:
-            retries.wait(error)
-            continue
-        retries.reset()
-        if count == 0:
-            return
-        if count is not None:
-            left = None if left is None else left - count
-            yield count
 
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        wanted: LetterFilter,
+        dismissal: Dismissal,
+        *,
+        limit: int | None = None,
+        observer: Observer = ignore_steps,
+    ) -> None:
+        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        # No stream is opened; the URL is for errors about one.
+        super().__init__(spark, own, url=StreamUrl("file", (ingestion.table,), ()), observer=observer)
+        self._wanted = wanted
+        self._dismissal = dismissal
+        self._left = limit
 
-def _dismiss_some(
-    writer: BatchWriter, ingestion: Ingestion, wanted: LetterFilter, dismissal: Dismissal, *, most: int | None
-) -> int | None:
-    """One commit: how many it has dismissed; ``None`` if another run was faster."""
-    # The ledger before the dead letters: another run that has changed what they are in between took our number.
-    state = writer.ledger.read()
-    check_replay(state, ingestion)
-    writer.delete_orphaned(state)
-    letters = _open(ingestion, wanted, MOST_LETTERS if most is None else min(most, MOST_LETTERS))
-    if not letters.num_rows:
-        return 0
-    entry = writer.entry(
-        "dismiss",
-        state,
-        identities={},
-        places=_places(letters),
-        mode="replace",
-        dead=letters.num_rows,
-        hint=state.newest.hint if state.newest else None,
-    )
-    batches: Any = pc.if_else(letters.column("_sequence").is_valid(), None, letters.column("_batch"))
-    marked = letters.select(list(RECORDED)).append_column("dismisses", batches)
-    for name, value in (("dismissed_by", dismissal.by), ("note", dismissal.note)):
-        marked = marked.append_column(name, pa.array([value] * marked.num_rows, pa.string()))
-    return None if writer.dismiss(marked, entry) is None else letters.num_rows
+    def plan(self) -> Batch | None:
+        """The next dead letters to dismiss; ``None`` if there are no more.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+        """
+        # The ledger before the dead letters: another run that has changed what they are in between took our number.
+        state = self.ledger.read()
+        check_replay(state, self.ingestion)
+        self._settle(state)
+        most = MOST_LETTERS if self._left is None else min(self._left, MOST_LETTERS)
+        letters = _open(self.ingestion, self._wanted, most) if most > 0 else None
+        if letters is None or not letters.num_rows:
+            return None
+        batches: Any = pc.if_else(letters.column("_sequence").is_valid(), None, letters.column("_batch"))
+        marked = letters.select(list(RECORDED)).append_column("dismisses", batches)
+        for name, value in (("dismissed_by", self._dismissal.by), ("note", self._dismissal.note)):
+            marked = marked.append_column(name, pa.array([value] * marked.num_rows, pa.string()))
+        return self._planned(
+            "dismiss",
+            state,
+            NOTHING_TO_READ,
+            identities={},
+            letters=marked,
+            places=intervals_of(letters.filter(letters.column("_sequence").is_valid())),
+            mode="replace",
+            hint=state.hint,
+            dead=letters.num_rows,
+        )
+
+    def write(self, batch: Batch) -> Written | None:
+        """The dead letters, then a commit without rows."""
+        target, entry = self.target, self.target.entry(batch)
+        # Another run may have made rows of them since; Delta refuses what comes from here on.
+        is_free = count_where(self.ledger.log, in_places(entry.written)) == 0
+        if is_free and append_letters(target, batch, entry):
+            target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
+            commit = target.sink.commit(no_rows(target.spark, self.ledger), entry, ledger=self.ledger)
+            if commit is not None:
+                target.observer(Step.VERIFIED, batch)
+                return Written(entry, commit, {})
+        self.lose_race()
+        return None
+
+    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+        """The broker is not concerned."""
+        if self._left is not None:
+            self._left -= int(batch.fields["dead"])
+        return {}
 
 
 def _open(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
@@ -139,11 +146,3 @@ def _open(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
         if sum(part.nbytes for part in parts) > MOST_BYTES:
             break
     return pa.concat_tables(parts)
-
-
-def _places(letters: pa.Table) -> Mapping[Shard, Intervals]:
-    frame = letters.filter(letters.column("_sequence").is_valid()).select(list(PLACE)).to_pandas()
-    return {
-        shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
-        for shard, own in by_shard(frame, *PLACE)
-    }

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -151,8 +151,8 @@ def delta_jars() -> list[Path]:
         MissingDependencyError: no Java, or the download or the compiler failed.
         UntrustedFileError: a jar is not what it should be, or other users could change it.
     """
-    delta = resolved(DELTA_COORDINATE, without={_artifact(jar) for jar in _shipped()})
-    jars = pinned(sorted(delta.glob("*.jar")))
+    delta = resolved(DELTA_COORDINATE)
+    jars = pinned(_beside(delta, _shipped()))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
     log_stores = _once(f"{delta.name}-log-stores-{digest}", lambda target: _compile(jars, target))
     return sorted((*jars, *log_stores.glob("*.jar")))
@@ -174,18 +174,14 @@ def s3_jars() -> list[Path]:
             f"{' and '.join(AWS)}, which put a commit only if it is absent",
             remedy="Install pyspark 4.1 or 4.2; or start Spark yourself, with hadoop-aws and a log store that does so.",
         )
-    parts = [("org.apache.hadoop", "hadoop-aws", versions[0])]
-    there = {_artifact(jar) for jar in (*_shipped(), *delta_jars())}
 
     def make(target: Path) -> None:
-        download(parts, target, is_alone=True)
+        download([("org.apache.hadoop", "hadoop-aws", versions[0])], target, is_alone=True)
         download(s3_modules(versions[0]), target)
-        for jar in target.glob("*.jar"):
-            # S3A uses no client on netty, of which Spark has another version.
-            if _artifact(jar) in there or jar.name.startswith("netty-"):
-                jar.unlink()
 
-    return pinned(sorted(_once(_s3_name(*versions), make).glob("*.jar")))
+    jars = _beside(_once(_s3_name(*versions), make), (*_shipped(), *delta_jars()))
+    # S3A uses no client on netty, of which Spark has another version.
+    return pinned([jar for jar in jars if not jar.name.startswith("netty-")])
 
 
 def s3_modules(hadoop: str) -> list[tuple[str, str, str]]:
@@ -215,27 +211,25 @@ def _shipped() -> list[Path]:
     return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
-def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(), is_alone: bool = False) -> Path:
+def _beside(folder: Path, others: Sequence[Path]) -> list[Path]:
+    """The jars of a folder whose artifacts are not among others, whatever the versions."""
+    known = {_artifact(jar) for jar in others}
+    return [jar for jar in sorted(folder.glob("*.jar")) if _artifact(jar) not in known]
+
+
+def resolved(coordinate: tuple[str, str, str], *, is_alone: bool = False) -> Path:
     """A folder with an artifact and all it depends on; downloaded at the first call.
 
     Processes that ask at the same time wait for the one that downloads.
 
     Args:
         coordinate: group, artifact and version, as Maven has them.
-        without: names of artifacts, without versions, that are left out.
         is_alone: without what it depends on.
 
     Raises:
         MissingDependencyError: no Java, or the download failed.
     """
-
-    def make(target: Path) -> None:
-        download([coordinate], target, is_alone=is_alone)
-        for jar in target.glob("*.jar"):
-            if _artifact(jar) in without:
-                jar.unlink()
-
-    return _once(_name(coordinate, is_alone=is_alone), make)
+    return _once(_name(coordinate, is_alone=is_alone), lambda target: download([coordinate], target, is_alone=is_alone))
 
 
 def _name(coordinate: tuple[str, str, str], *, is_alone: bool = False) -> str:

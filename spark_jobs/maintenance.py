@@ -18,6 +18,7 @@ from pyspark.sql import Row, SparkSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.entries import KEEPER
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
 from spark_jobs.session import check_session
 from spark_jobs.table_location import sql_name
@@ -32,8 +33,6 @@ SET_FILE_RETENTION = "stream-assets.deletedFileRetentionDuration"
 DEFAULT_LOG_RETENTION = "interval 30 days"
 LEAST_FILE_RETENTION = "interval 1 day"
 LEAST_FILE_RETENTION_MS = 86_400_000
-KEEPER = "keep"
-"""The member in whose transaction sequence a group says what its ledger knows: it races with no batch."""
 _PARTS = 4
 
 
@@ -125,24 +124,16 @@ def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
     try:
         _keep_files(spark, log)
         joined = _first(spark, f"OPTIMIZE {sql_name(log.path)}")["metrics"]
-        before, after, is_busy = int(joined["numFilesRemoved"]), int(joined["numFilesAdded"]), False
-    except InvalidOptionError:
-        raise
+        _first(spark, f"VACUUM {sql_name(log.path)}")
+        before, after = int(joined["numFilesRemoved"]), int(joined["numFilesAdded"])
+        done = TableMaintenance(log.path, -1, before, after, _deleted_files(spark, log))
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if not is_conflict(error):
             raise explain(error, table=log.path) from None
-        before, after, is_busy = 0, 0, True
-    if not is_busy:
-        try:
-            _first(spark, f"VACUUM {sql_name(log.path)}")
-            deleted = _deleted_files(spark, log)
-        except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
-            raise explain(error, table=log.path) from None
-    else:
-        deleted = 0
+        done = TableMaintenance(log.path, -1, is_busy=True)
     snapshot = log.snapshot()
     assert snapshot is not None  # it was there
-    return TableMaintenance(log.path, snapshot.version, before, after, deleted, is_busy=is_busy)
+    return replace(done, version=snapshot.version)
 
 
 def _keep_files(spark: SparkSession, log: DeltaLog) -> None:

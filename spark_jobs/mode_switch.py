@@ -4,7 +4,7 @@ A batch planned in an old sequence could land next to one of a new sequence: the
 sequences are fenced, each by an empty commit that takes its next number, before anybody plans in the new ones:
 
     one sequence -> one a shard    ONE commit fences the sequence and switches
-    one a shard -> one sequence    1 "switching": nobody plans any more   2 every shard is fenced   3 the switch
+    one a shard -> one sequence    1 "switching": no run plans any more   2 every shard is fenced   3 the switch
 
 Redis, where members claim entries, is in :mod:`spark_jobs.claims.switch`. A switch that was killed on the way is run
 again. tests/spark_jobs/test_mode_switch_model.py explores all interleavings.
@@ -77,7 +77,7 @@ def switch_sharing(
         _end_claims(spark, member, claims)
     elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_SEQUENCE:
         _fence(spark, member, switch=SWITCHING)
-        # Asked only now: nobody plans on a shard that appears later.
+        # Asked only now: no run plans on a shard that appears later.
         for shard in sorted({*ingestion.in_epochs(source).extents(), *state.shards}):
             _fence(spark, replace(ingestion, shard=shard), switch=None)
     _fence(spark, member, switch=wanted)

@@ -6,20 +6,21 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import LOOK_SECONDS, IngestJob
-from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Event, Ingestion, Observer, Tail, Waiting, ignore_steps
 from spark_jobs.batches.interruption import HeldSignals
-from spark_jobs.batches.job import drain_batches, handed_over
+from spark_jobs.batches.job import STANDBY_SECONDS, batch_events, reports_of
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.retries import Retries
 from spark_jobs.claims.job import ClaimJob
@@ -34,29 +35,31 @@ from stream_consumers.errors import (
     UnsupportedError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode, DataLoss
+from stream_consumers.options import ConsumerMode
 
 JOIN_SECONDS = 60.0
 PARALLEL_SHARDS = 4
-STANDBY_SECONDS = 600.0
+"""How many batches a member writes at the same time."""
 _TICK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-def drain(
+def drain(spark: SparkSession, source: StreamSource, ingestion: Ingestion, **options: Any) -> Iterator[BatchReport]:
+    """The batches of :func:`run_events`, which says what the arguments are; what else it yields is logged."""
+    return reports_of(run_events(spark, source, ingestion, **options))
+
+
+def run_events(
     spark: SparkSession,
     source: StreamSource,
     ingestion: Ingestion,
     *,
     observer: Observer = ignore_steps,
     max_batches: int | None = None,
-    on_tail: Callable[[str], None] = _log.warning,
     origin: Bound | None = None,
     stop: Bound | None = None,
     linger_seconds: float = 0.0,
-    on_next: Callable[[], object] = lambda: None,
-    on_wait: Callable[[str], object] = _log.warning,
-) -> Iterator[BatchReport]:
+) -> Iterator[Event]:
     """Micro-batches up to the end that the source had at the beginning, and what comes while the run stays.
 
     SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.interruption.HeldSignals`.
@@ -65,30 +68,63 @@ def drain(
         spark: a session that can write Delta tables.
         source: the stream.
         ingestion: what goes where.
-        observer: told of each step.
-        max_batches: stop after so many.
-        on_tail: told what is wrong behind the last message, if anything is.
+        observer: called at each step.
+        max_batches: stop after this number of batches.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
-        linger_seconds: how long the run has, from now on: until then it looks for new messages when it has written all
-            that there were. 0 for a run that ends then.
-        on_next: called before another batch is written, and from time to time while the run stays without any: what
-            was yielded so far is not the last.
-        on_wait: told what is tried again, how long it was tried, and when the next try is.
+        linger_seconds: how long the run keeps polling, in seconds from its start. 0 for a run that ends when it has
+            written all that there was.
 
     Yields:
-        Each batch when it is in the table and committed.
+        Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and from time
+        to time while the run stays without any; ``Waiting`` before it waits to try something again; and ``Tail`` if
+        something after the last message cannot be read.
 
     Raises:
         InvalidOptionError: arguments that do not go together.
         StreamAssetsError: whatever stops it; what was yielded before is safe.
     """
     linger = Linger(linger_seconds)
+    _check_run(source, ingestion, has_bound=bool(origin or stop))
     if stop and linger_seconds:
         raise InvalidOptionError(
             f"a run with a stop ends there, but linger_seconds={linger_seconds:g} lets it stay",
             remedy="Leave one of them out.",
         )
+    retries, count = Retries(ingestion.retry_seconds), 0
+    if source.is_claimed:
+        names = ingestion.epochs(source.url.required_streams())
+        with (yield from retries.call(lambda: source.claims(ingestion.group, names))) as claims:
+            member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
+            yield from batch_events(member, max_batches=max_batches, linger=linger)
+        return
+    make_job = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop, linger=linger)
+    is_shared = source.mode is ConsumerMode.LOAD_BALANCED
+    while True:
+        left = None if max_batches is None else max_batches - count
+        try:
+            if is_shared:
+                events = _shared_events(spark, source, ingestion, make_job, left=left, stop=stop, linger=linger)
+            else:
+                events = _own_events(source, ingestion, make_job, left=left, linger=linger)
+            for event in events:
+                count += isinstance(event, BatchReport)
+                if not isinstance(event, Waiting):
+                    retries.reset()
+                yield event
+            return
+        except SourceTruncatedError as error:
+            ingestion.refuse_or_record(error)
+            _log.warning("%s", error)
+            _accept_truncation(spark, source, ingestion)
+        except StreamAssetsError as error:
+            if not is_shared:
+                raise
+            # A membership does not outlive every outage: after one the member joins anew, with jobs that do not wait.
+            yield from retries.pause(error)
+
+
+def _check_run(source: StreamSource, ingestion: Ingestion, *, has_bound: bool) -> None:
     if source.mode is not ingestion.sharing:
         raise InvalidOptionError(
             f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
@@ -99,130 +135,56 @@ def drain(
             f"mode {source.mode.value} of {source.url.protocol} has no members by name: member={ingestion.member!r}",
             remedy="Leave the member out: a second transaction sequence would write everything a second time.",
         )
-    if source.is_claimed and (origin or stop):
+    if source.is_claimed and has_bound:
         raise UnsupportedError(
             f"group {ingestion.group!r} claims entries one by one, in no order, so that it has no start and no stop",
             remedy="Leave them out, or use mode 'resumable'.",
         )
-    retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
-    if source.is_claimed:
-        names = ingestion.epochs(source.url.required_streams())
-        with retries.call(lambda: source.claims(ingestion.group, names)) as claims:
-            own = replace(ingestion, claims=True)
-            member = ClaimJob(spark, claims, own, observer=observer, on_wait=on_wait)
-            yield from _claimed_reports(member, ingestion, max_batches, linger, on_next)
-        return
-    if source.mode is ConsumerMode.LOAD_BALANCED:
-        job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop, linger=linger)
-        # A membership does not outlive every outage: after one the member joins anew, with jobs that do not wait.
-        own = replace(ingestion, retry_seconds=0.0)
 
-        def go_on() -> None:
-            # Whoever is told that the run goes on knows that nothing is wrong.
-            retries.reset()
-            on_next()
 
-        def shared(count: int) -> Iterator[BatchReport]:
-            left = None if max_batches is None else max_batches - count
-            with source.join(ingestion.group) as membership:
-                yield from SharedDrain(
-                    source,
-                    own,
-                    membership,
-                    job_of,
-                    max_batches=left,
-                    stop=stop,
-                    linger=linger,
-                    on_next=go_on,
-                    give_up=spark.interruptAll,
-                ).reports()
+MakeJob = Callable[[BatchSource, Ingestion], IngestJob]
 
-        yield from _over_truncations(
-            spark, source, ingestion, lambda count: retries.iterate(lambda more: shared(count + more))
+
+def _own_events(
+    source: StreamSource, ingestion: Ingestion, make_job: MakeJob, *, left: int | None, linger: Linger
+) -> Iterator[Event]:
+    """A run that has all shards of the group."""
+    with source.open() as opened:
+        yield from batch_events(make_job(opened, ingestion), max_batches=left, linger=linger)
+        if tail := opened.unreadable_tail():
+            yield Tail(tail)
+
+
+def _shared_events(
+    spark: SparkSession,
+    source: StreamSource,
+    ingestion: Ingestion,
+    make_job: MakeJob,
+    *,
+    left: int | None,
+    stop: Bound | None,
+    linger: Linger,
+) -> Iterator[Event]:
+    """A run that is one of several members, each with some of the shards."""
+    own = replace(ingestion, retry_seconds=0.0)
+    with source.join(ingestion.group) as membership:
+        drain = SharedDrain(spark, source, own, membership, make_job, max_batches=left, stop=stop, linger=linger)
+        yield from drain.events()
+
+
+def _accept_truncation(spark: SparkSession, source: StreamSource, ingestion: Ingestion) -> None:
+    """The next epoch begins where the stream differs from the table."""
+    with source.open() as opened:
+        accepted = accept(spark, opened, ingestion, is_cut=True)
+    for one in accepted:
+        _log.warning(
+            "%s goes on as %s from %s; %s stays as it is up to %s",
+            source.url,
+            one.name,
+            ", ".join(f"{shard}: {start}" for shard, start in sorted(one.origin.items())),
+            one.before,
+            ", ".join(f"{shard}: {end}" for shard, end in sorted(one.ended.items())),
         )
-        return
-
-    def alone(count: int) -> Iterator[BatchReport]:
-        left = None if max_batches is None else max_batches - count
-        with source.open() as opened:
-            job = IngestJob(
-                spark, opened, ingestion, observer=observer, origin=origin, stop=stop, linger=linger, on_wait=on_wait
-            )
-            yield from drain_batches(job, max_batches=left, linger=linger, on_next=on_next)
-            tail = opened.unreadable_tail()
-            if tail:
-                on_tail(tail)
-
-    yield from _over_truncations(spark, source, ingestion, alone)
-
-
-def _over_truncations(
-    spark: SparkSession, source: StreamSource, ingestion: Ingestion, drained: Callable[[int], Iterator[BatchReport]]
-) -> Iterator[BatchReport]:
-    """What ``drained`` yields; where the stream lost messages, and that is to be recorded, it goes on in a new epoch.
-
-    Args:
-        spark: a session that can write Delta tables.
-        source: the stream.
-        ingestion: what goes where.
-        drained: makes the batches of a run that has had this many.
-
-    Raises:
-        SourceTruncatedError: the stream lost messages, and that is not to be recorded.
-    """
-    count = 0
-    while True:
-        try:
-            for report in drained(count):
-                count += 1
-                yield report
-            return
-        except SourceTruncatedError as error:
-            if ingestion.on_data_loss is DataLoss.ERROR:
-                raise
-            _log.warning("%s", error)
-            with source.open() as opened:
-                accepted = accept(spark, opened, ingestion, is_cut=True)
-            for one in accepted:
-                _log.warning(
-                    "%s goes on as %s from %s; %s stays as it is up to %s",
-                    source.url,
-                    one.name,
-                    ", ".join(f"{shard}: {start}" for shard, start in sorted(one.origin.items())),
-                    one.before,
-                    ", ".join(f"{shard}: {end}" for shard, end in sorted(one.ended.items())),
-                )
-
-
-def _claimed_reports(
-    job: ClaimJob, ingestion: Ingestion, max_batches: int | None, linger: Linger, on_next: Callable[[], object]
-) -> Iterator[BatchReport]:
-    """Until the group is done with what was there at the beginning: a member stays, to take over from one that dies."""
-    count, since = 0, time.monotonic()
-    while count != max_batches:
-        # What a plan claims is to be written, or released.
-        with HeldSignals():
-            batch = job.plan()
-            if batch is not None:
-                on_next()
-                report, since = job.run(batch), time.monotonic()
-                if report is not None:
-                    count += 1
-                    yield from handed_over(report)
-                continue
-        if job.is_drained():
-            if not linger.until(job.has_more, on_idle=on_next):
-                return
-            since = time.monotonic()
-            continue
-        if time.monotonic() - since > STANDBY_SECONDS:
-            _log.warning(
-                "other members of group %s hold entries and did not acknowledge them for %g s; this one leaves",
-                ingestion.group,
-                STANDBY_SECONDS,
-            )
-            return
-        time.sleep(job.wait_seconds)
 
 
 class Ends:
@@ -260,54 +222,48 @@ class SharedDrain:
     transaction number of the shard, and Delta picks one.
 
     Args:
+        spark: interrupted where batches that are being written are given up.
         source: the stream.
         ingestion: what goes where.
         membership: says which shards are ours; the caller closes it.
-        job_of: makes the job of one shard; its observer is told of each step of each batch, from several threads.
-        max_batches: stop after so many, of all shards together.
+        make_job: of one shard; its observer is called from several threads.
+        max_batches: stop after this number, of all shards together.
         stop: go no further than this.
         linger: how long to stay when the group has reached the end.
-        on_next: called when it is known that what was yielded is not the last.
-        give_up: called when batches that are being written are waited for no longer.
-        parallel_shards: how many batches are written at the same time.
     """
 
     def __init__(
         self,
+        spark: SparkSession,
         source: StreamSource,
         ingestion: Ingestion,
         membership: Membership,
-        job_of: Callable[[BatchSource, Ingestion], IngestJob],
+        make_job: MakeJob,
         *,
         max_batches: int | None = None,
         stop: Bound | None = None,
         linger: Linger | None = None,
-        on_next: Callable[[], object] = lambda: None,
-        give_up: Callable[[], object] = lambda: None,
-        parallel_shards: int = PARALLEL_SHARDS,
     ) -> None:
+        self._spark = spark
         self._source = source
         self._ingestion = ingestion
         self._membership = membership
         self._ledger = ingestion.ledger()
         self._names = EpochNames(ingestion.epochs(source.url.required_streams()))
-        self._job_of = job_of
+        self._make_job = make_job
         self._stop_at = stop
         self._linger = linger or Linger()
-        self._on_next = on_next
-        self._give_up = give_up
         self._jobs: dict[Shard, IngestJob] = {}
         self._left = max_batches
-        self._parallel = parallel_shards
         self._done: set[Shard] = set()
         self._seen: Mapping[Shard, int] = {}
         self._moved_at = time.monotonic()
         self._look_at = 0.0
-        self._found: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
-    def reports(self) -> Iterator[BatchReport]:
+    def events(self) -> Iterator[Event]:
         """The batches, as they get written, until every shard of ours is drained.
 
         Raises:
@@ -320,11 +276,13 @@ class SharedDrain:
                 remedy="Check the brokers and the group's other members; nothing was lost, run again.",
             )
         running: dict[Future[bool], Shard] = {}
-        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="shard")
+        pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix="shard")
         with ExitStack() as self._opened, HeldSignals() as held:
             try:
                 ends = Ends(named(self._open(), self._names.names), self._stop_at)
-                while running or not (held.is_pending or self._is_over(ends, held)):
+                while True:
+                    if not running and (held.is_pending or (yield from self._is_over(ends, held))):
+                        break
                     if held.is_pending:
                         self._stop.set()
                     else:
@@ -333,21 +291,21 @@ class SharedDrain:
                     for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
                         shard = running.pop(future)
                         self._done |= {shard} if future.result() else set()
-                    # What the shards that are done just wrote is told before the member waits for more.
+                    # Yield what the shards that are done just wrote before the member waits for more.
                     yield from self._take()
             except StreamAssetsError:
                 self._stop.set()
                 for future in running:
                     future.cancel()
                 wait(running)
-                # What the others finished meanwhile is in the table: tell of it first.
+                # What the others finished meanwhile is in the table: yield it first.
                 yield from self._take()
                 raise
             except GeneratorExit:
                 raise
             except BaseException:
                 self._stop.set()
-                self._give_up()
+                self._spark.interruptAll()
                 raise
             finally:
                 self._stop.set()
@@ -359,14 +317,17 @@ class SharedDrain:
         with self._lock:
             return self._opened.enter_context(source)
 
-    def _is_over(self, ends: Ends, held: HeldSignals) -> bool:
+    def _is_over(self, ends: Ends, held: HeldSignals) -> Generator[Event, None, bool]:
         """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
         if self._shards() - self._done:
             return False
         if self._left is not None and self._left <= 0:
             return True
         if not self._linger.is_over:
-            self._linger.until(lambda: held.is_pending or self._has_more(ends), on_idle=self._on_next)
+            for _ in self._linger.looks():
+                if held.is_pending or self._has_more(ends):
+                    break
+                yield CONTINUES
             return False
         return self._is_reached(ends.shards)
 
@@ -409,29 +370,28 @@ class SharedDrain:
             return True
         return not behind
 
-    def _take(self) -> Iterator[BatchReport]:
+    def _take(self) -> Iterator[Event]:
         while not self._found.empty():
-            report = self._found.get()
-            self._on_next()
-            yield report
+            yield CONTINUES
+            yield self._found.get()
 
     def _drain_shard(self, shard: Shard) -> bool:
-        """Whether it was drained; ``False`` if somebody else has it now."""
+        """Whether it was drained; ``False`` if another member has it now."""
         if not self._is_ours(shard):
             return False
         job = self._jobs.get(shard)
         if job is None:
-            job = self._jobs[shard] = self._job_of(self._open(), replace(self._ingestion, shard=shard))
-        while self._is_ours(shard):
-            batch = job.plan()
-            if self._stop.is_set():
+            job = self._jobs[shard] = self._make_job(self._open(), replace(self._ingestion, shard=shard))
+        for event in batch_events(job):
+            if event is not CONTINUES:
+                self._found.put(event)
+                if not self._is_ours(shard):
+                    return False
+            elif self._stop.is_set():
                 return False
-            if batch is None or not self._start():
+            elif not self._start():
                 return True
-            report = job.run(batch)
-            if report is not None:
-                self._found.put(report)
-        return False
+        return not self._stop.is_set()
 
     def _is_ours(self, shard: Shard) -> bool:
         return not self._stop.is_set() and shard in self._shards()

@@ -29,6 +29,13 @@ LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """Spark prefers it to the setting."""
 
 
+def umask() -> int:
+    """The umask of this process, which can only be read by setting it: to one that lets no other user read a file."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
 @contextmanager
 def private_variable() -> Iterator[None]:
     """Let the folders of ``SPARK_LOCAL_DIRS`` be private ones for a JVM that is started in the block."""

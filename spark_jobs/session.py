@@ -19,8 +19,11 @@ from pyspark.util import is_remote_only
 from spark_jobs.executors import send_packages
 from spark_jobs.jars import CACHE_VARIABLE, LOG_STORE_CLASS, cache_folder, delta_jars, java
 from spark_jobs.object_stores import brings_s3, object_store_config
+from spark_jobs.scratch import umask
 from spark_jobs.spark_server.folder import UnusableFolderError
 from spark_jobs.spark_start import GUARD, start_context
+from stream_consumers.addresses import is_server
+from stream_consumers.client_config import without_values
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
@@ -30,6 +33,7 @@ CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 # Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or behind 2262.
 TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
+UMASK = "spark.hadoop.fs.permissions.umask-mode"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
 # PySpark writes the text of each error to the standard error, with the value that a cast refuses, before it is raised.
 _QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -93,7 +97,9 @@ def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | Non
     """
     stored = object_store_config(table, storage_options)
     jars = ",".join(filter(None, [*map(str, delta_jars()), stored.pop("spark.jars", "")]))
-    return {**DELTA_CONFIG, LOCAL_LOG_STORE: LOG_STORE_CLASS, **stored, "spark.jars": jars}
+    # Hadoop has an umask of its own, with which all users may read the files of tables.
+    modes = {UMASK: f"{umask():03o}"}
+    return {**DELTA_CONFIG, **modes, LOCAL_LOG_STORE: LOG_STORE_CLASS, **stored, "spark.jars": jars}
 
 
 def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
@@ -114,7 +120,11 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
                 f"Jars and Spark servers are kept in {cache_folder()}, Spark's own files in {tempfile.gettempdir()}: "
                 f"both need room, and rights to write; {CACHE_VARIABLE} and TMPDIR name other places."
             )
-        raise SparkSessionError(f"no Spark session at {where}: {first_line(error)}", remedy=remedy) from error
+        secrets = {"token": (options.remote or "").partition("://")[2].partition("/")[2], **options.storage_options}
+        said = without_values(first_line(error), secrets)
+        raise SparkSessionError(f"no Spark session at {where}: {said}", remedy=remedy) from (
+            None if options.remote or options.storage_options else error
+        )
 
 
 def _session(options: SparkOptions) -> SparkSession:
@@ -212,14 +222,20 @@ def check_session(session: SparkSession) -> SparkSession:
 
 
 def without_secrets(remote: str) -> str:
-    """A Connect address without the parameters behind it, which may hold a token."""
-    address = urlsplit(remote)
-    return f"{address.scheme}://{address.hostname or ''}{f':{address.port}' if address.port else ''}"
+    """A Connect address without the parameters behind it, which may hold a token.
+
+    Example:
+        >>> without_secrets("sc://spark:15002/;token=secret"), without_secrets("sc://spark;token=secret")
+        ('sc://spark:15002', 'the remote address')
+    """
+    scheme, _, rest = remote.partition("://")
+    server = rest.partition("/")[0]
+    return f"{scheme}://{server}" if is_server(server) else "the remote address"
 
 
 def _reach(remote: str) -> None:
     """Fail at once where nobody listens: the client itself would try again for ten minutes."""
-    address = urlsplit(remote)
+    address = urlsplit(without_secrets(remote))
     if address.scheme != "sc" or not address.hostname:
         raise OSError("the address is not of the form sc://host:port")
     with socket.create_connection((address.hostname, address.port or CONNECT_PORT), CONNECT_SECONDS):

@@ -1,19 +1,20 @@
-"""Starts a Spark in this process without the lines that every start prints.
-
-What Spark says of itself before any setting of its log counts (the incubator module, the default log profile, a missing
-native library) is no news, and stands between the lines that are. Everything else that its JVM writes to the standard
-error is passed on.
-"""
+"""Starts a Spark in this process, with its settings off the command line of the JVM."""
 
 from __future__ import annotations
 
 import os
-import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spark_jobs.scratch import private_variable, set_private_folders
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
+from spark_jobs.scratch import private_folders, private_variable, set_private_folders
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
 
 GUARD: Mapping[str, str] = {
     # Any user of the machine reaches the ports of the JVM, so a client must know a secret. For a local master Spark
@@ -22,29 +23,65 @@ GUARD: Mapping[str, str] = {
     "spark.network.crypto.enabled": "true",
 }
 """Settings of each local Spark that this project starts; they win over those of the user."""
-STANDARD_ERROR = 2
-_CHUNK = 65536
-# What Spark itself does not show of its settings (spark.redaction.regex), and what the object stores call theirs.
-_SECRET = re.compile(r"secret|password|token|credential|private|key|[.]sas[.]", re.IGNORECASE)
-_USER_IN_URL = re.compile(r"://[^/\s]*@")
-_NEEDLESS = re.compile(
-    rb"WARNING: Using incubator modules: "
-    rb"|\S+ \S+ WARN NativeCodeLoader: Unable to load native-hadoop library"
-    rb"|Using Spark's default log4j profile: "
-    rb"|Setting default log level to "
-    rb"|To adjust logging level use sc\.setLogLevel"
-    rb"|Setting Spark log level to "
-)
+ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 
 
-def is_secret(name: str, value: str) -> bool:
-    """Whether a setting stays off the command line of the JVM, which any user of the machine can read.
+def launch(settings: Mapping[str, str]) -> JavaGateway:
+    """Start a JVM for Spark, with its settings in a file that only this user can read, while it starts.
+
+    Any user of the machine can read the command line of a JVM. Only what Java itself takes is there: the size of
+    the heap, and the options and the class path of the driver.
+
+    Args:
+        settings: of Spark; those of ``spark-defaults.conf`` are behind them.
+
+    Raises:
+        pyspark.errors.PySparkException: it does not start; it has said why on the standard error.
+    """
+    # A PySpark that is a client of Spark Connect only has none of these, and needs none.
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    properties = Path(private_folders(tempfile.gettempdir()), "settings.conf")
+    properties.touch(0o600)
+    given = os.environ.get(ARGUMENTS_VARIABLE)
+    words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
+    try:
+        properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in settings.items()))
+        os.environ[ARGUMENTS_VARIABLE] = f"{words} {given or 'pyspark-shell'}"
+        with private_variable():
+            return _connecting_to_its_jvm(launch_gateway())  # type: ignore[no-untyped-call]
+    finally:
+        properties.unlink()
+        os.environ.pop(ARGUMENTS_VARIABLE)
+        if given is not None:
+            os.environ[ARGUMENTS_VARIABLE] = given
+
+
+def _connecting_to_its_jvm(gateway: JavaGateway) -> JavaGateway:
+    """Let a gateway send nothing once its JVM has ended, because another user's process may listen on the port then."""
+    client, process = gateway._gateway_client, gateway.proc
+    connection = client._get_connection
+
+    def living_connection() -> object:
+        # None where spark-submit has started the JVM.
+        if process is not None and process.poll() is not None:
+            raise Py4JNetworkError("the JVM of Spark has ended")
+        return connection()
+
+    client._get_connection = living_connection
+    return gateway
+
+
+def escaped(value: str) -> str:
+    """A value as Java's properties have it.
 
     Example:
-        >>> is_secret("spark.jars.repositories", "https://ann:pw@maven"), is_secret("spark.app.name", "orders")
-        (True, False)
+        >>> escaped("a b") == "a" + chr(92) + "u0020b"
+        True
     """
-    return bool(_SECRET.search(name) or _USER_IN_URL.search(value))
+    units = value.encode("utf-16-be")
+    numbers = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
+    return "".join(chr(one) if 0x20 < one < 0x7F and one != ord("\\") else rf"\u{one:04x}" for one in numbers)
 
 
 def start_context(settings: Mapping[str, str], master: str) -> None:
@@ -59,56 +96,15 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     """
     # A PySpark that is a client of Spark Connect only has none of these, and needs none.
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
-    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
     if SparkContext._active_spark_context is not None:
         return
     conf = SparkConf().setMaster(master).setAppName("stream-assets")
     for name, value in settings.items():
         conf.set(name, value)
-    # These stand on the command line of the JVM, which everybody on the machine can read; the context gets all.
-    public = SparkConf()
-    for name, value in conf.getAll():
-        if not is_secret(name, value):
-            public.set(name, value)
     # The JVM of a session that was stopped serves the next one; PySpark would forget another one, and leave it running.
     gateway = SparkContext._gateway
     if gateway is None:
-        with without_needless_lines() as descriptor, private_variable():
-            gateway = launch_gateway(public, {"stderr": descriptor})  # type: ignore[no-untyped-call]
+        gateway = launch(dict(conf.getAll()))
     set_private_folders(conf, gateway)
     SparkContext(conf=conf, gateway=gateway)
-
-
-@contextmanager
-def without_needless_lines() -> Iterator[int]:
-    """A file descriptor for the standard error of a process that is started within the block.
-
-    What the process writes, then and later, goes to the standard error of this one, but for the needless lines.
-    """
-    read, write = os.pipe()
-    threading.Thread(target=_pass_on, args=(read,), name="standard error of Spark", daemon=True).start()
-    try:
-        yield write
-    finally:
-        os.close(write)
-
-
-def _pass_on(read: int) -> None:
-    rest = b""
-    while chunk := os.read(read, _CHUNK):
-        *lines, rest = (rest + chunk).split(b"\n")
-        kept = b"".join(line + b"\n" for line in lines if not _NEEDLESS.match(line))
-        if b"\r" in rest:
-            # A progress bar has no end of a line.
-            kept, rest = kept + rest, b""
-        _write(kept)
-    os.close(read)
-    _write(rest)
-
-
-def _write(text: bytes) -> None:
-    # A full disk, or a terminal that was closed, costs these lines: a JVM that nobody reads would stand still.
-    with suppress(OSError):
-        while text:
-            text = text[os.write(STANDARD_ERROR, text) :]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from stream_consumers.addresses import check_address
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
 
@@ -22,6 +23,7 @@ LONGEST_PATH = 3900
 """and of the path of a table: Linux has 4,096 for that of a file in it."""
 S3 = frozenset({"s3", "s3a"})
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
+_PLAIN_PATH = re.compile(r"[\w./=-]*")
 # A URI for Hadoop, and a path for everybody else.
 _ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
 
@@ -45,7 +47,8 @@ def check_location(table: str) -> str:
     """The :func:`absolute_location`, if Spark and delta-rs find the same table there.
 
     Raises:
-        InvalidOptionError: it is a local path that delta-rs takes for another one, or that looks like something else.
+        InvalidOptionError: it is a local path that delta-rs takes for another one, or that looks like something else;
+            or a URI with credentials or parameters in it.
 
     Example:
         >>> check_location("/lake/a%20b")
@@ -54,9 +57,13 @@ def check_location(table: str) -> str:
 something else. Use a path without backslashes, control characters, and percent signs before two hexadecimal digits.
     """
     location = absolute_location(check_name("table", table))
+    if scheme(table) != LOCAL:
+        check_table_uri("table", table)
     if uri := _ONE_SLASH.match(table):
+        # Of another one a part may be a secret.
+        shown = repr(table) if _PLAIN_PATH.fullmatch(table.removeprefix(uri[0])) else f"{uri[0]}…"
         raise InvalidOptionError(
-            f"table={table!r} is a URI with one slash, and would be a folder of the working directory",
+            f"table={shown} is a URI with one slash, and would be a folder of the working directory",
             remedy=f"Write {uri[0]}/host/… or {uri[0]}//…; or ./{uri[0]}… for a folder of this name.",
         )
     if table.startswith("~"):
@@ -78,6 +85,28 @@ something else. Use a path without backslashes, control characters, and percent 
                 remedy=f"Use a path of at most {LONGEST_PATH:,} bytes, with names of at most {LONGEST_NAME}.",
             )
     return location
+
+
+def check_table_uri(name: str, uri: str) -> str:
+    """The URI of a table or a lake, if it has no credentials and no parameters in it: it is shown in Dagster.
+
+    Args:
+        name: of the option that it is given as.
+        uri: with a scheme.
+
+    Raises:
+        InvalidOptionError: it has some; the message does not repeat them.
+
+    Example:
+        >>> check_table_uri("table", "abfss://lake@account.dfs.core.windows.net/orders")
+        'abfss://lake@account.dfs.core.windows.net/orders'
+    """
+    return check_address(
+        name,
+        uri,
+        remedy="Write it like s3a://bucket/folder/table, and give keys and tokens as storage options, best as EnvVars.",
+        has_host=False,
+    )
 
 
 def scheme(table: str) -> str:
@@ -121,6 +150,11 @@ def reader_options(table: str, storage_options: Mapping[str, str]) -> dict[str, 
         >>> reader_options("s3a://lake/orders", {"AWS_ENDPOINT_URL": "http://lake"})
         {'AWS_ENDPOINT_URL': 'http://lake', 'AWS_ENDPOINT_URL_S3': 'http://lake'}
     """
+    for name, value in storage_options.items():
+        if "endpoint" in name.lower() and "://" in value:
+            check_address(
+                name, value, remedy="Write http://host:port, and give keys and tokens as options of their own."
+            )
     named = {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
     endpoint = named.get("endpoint_url", named.get("endpoint"))
     if not is_s3(table) or endpoint is None or "endpoint_url_s3" in named:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,7 +22,7 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.batches.ingestion import Ingestion, check_source, lag
+from spark_jobs.batches.ingestion import Ingestion, check_read, lag
 from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
@@ -47,7 +47,6 @@ from spark_jobs.ledger.table_rows import (
     within,
     written_sequences,
 )
-from spark_jobs.writing.dead_letters import DeadLetterTable
 from stream_consumers.batches import BatchSource, Range, Split
 from stream_consumers.errors import LedgerUnreadableError, StreamNotFoundError
 from stream_consumers.messages import Shard
@@ -58,6 +57,7 @@ EXAMPLES = 5
 MOST_LOOKS = 20
 # Stands for the batches of which none alone tells what should be in a range.
 _NO_BATCH = -1
+_COUNTS = ("messages", "rows", "dead", "filtered", "skipped", "missing", "duplicated", "unknown", "untold", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,9 @@ class ShardVerdict:
         untold: messages without a row of a table with a transform, of which the log does not tell any more whether that
             dropped them, or their dead letters are gone.
         lag: messages behind the covered range.
+        lost: what the stream does not hold any more of what the group has not read; ``None`` if nothing is gone.
         examples: some sequences of what is wrong.
-        other: sequences whose rows have another timestamp than the message that the stream holds there.
+        other: sequences whose rows or dead letters have another timestamp than the message that the stream holds there.
         missing_dead: how many dead letters of each batch are not there, by its id; they are among the missing. Of a
             batch of several shards it is not known whose they are: those count that have messages in neither table.
     """
@@ -103,11 +104,12 @@ class ShardVerdict:
     examples: Mapping[str, list[int]] = field(default_factory=dict)
     missing_dead: Mapping[str, int] = field(default_factory=dict)
     other: int = 0
+    lost: Range | None = None
 
     @property
     def is_right(self) -> bool:
-        """Whether everything is there exactly as it was written."""
-        return not (self.missing or self.duplicated or self.unknown or self.other)
+        """Whether everything is there exactly as it was written, and nothing is gone that is still to be read."""
+        return not (self.missing or self.duplicated or self.unknown or self.other or self.lost)
 
 
 def verify(
@@ -125,107 +127,76 @@ def verify(
         ingestion: group and table.
         claims: where members claim entries one by one, what the group is done with; what another client in the group
             has acknowledged counts as missing.
-        progress: told how many messages of the stream were read.
+        progress: called with the number of messages that were read.
         limits: how much is compared at a time.
 
     Raises:
         StreamNotFoundError: there is no table, or the group has written nothing into it.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    ledger = ingestion.ledger()
     source = ingestion.in_epochs(source)
-    state, dead_letters = _at_one_moment(ledger, ingestion.dead_letters())
-    extents = source.extents()
+    table = _Table(ingestion)
+    state = table.state
     streams = source.identities().keys()
     if not any(shard.stream in streams for shard in state.shards):
         raise StreamNotFoundError(
             f"group {ingestion.group!r} has written nothing of {source.url} into {ingestion.table}",
             remedy="Check --source, --table and --group, or ingest first.",
         )
-    check_source(source, ingestion.group, state, extents)
-    batches = _Batches(ledger, state)
+    lost = check_read(source, ingestion, state) if claims is None else claims.lost
+    # A look with what the ledger knows may leave out what was read.
+    extents = source.extents()
+    batches = _Batches(table.ledger, state)
     covered = {s: batches.read(s, known) for s, known in state.shards.items() if s in extents}
     # Where members claim entries, what they have not been given yet, or are writing at the moment, is left out.
     delivered: Mapping[Shard, Intervals] = {}
     unsettled: Mapping[Shard, Sequences] = {}
     if claims is not None:
-        covered = delivered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
+        covered = delivered = {s: parts for s, parts in claims.delivered.items() if s in extents}
         unsettled = claims.unsettled
     tallies = {shard: _Tally() for shard in extents}
-    # Rows that others wrote, and that were adopted, may have none.
-    columns = ROW_MOMENT if ROW_MOMENT[-1] in column_names(ledger.log, version=state.version) else PLACE
-    for ranges, messages in _parts(
-        source,
-        ledger=ledger,
-        dead_letters=dead_letters,
-        state=state,
-        covered=covered,
-        streams=streams,
-        limits=limits or Limits(),
-        progress=progress,
-    ):
-        scanned = list(scan(ledger.log, columns, where=in_ranges(ranges), version=state.version))
-        rows = sequences_of(scanned)
-        kept = moments_of(scanned, columns) if columns == ROW_MOMENT else {}
-        dead = dead_letters.within(ranges)
+    for ranges, messages in _parts(source, table, covered, limits or Limits(), progress):
+        rows, kept = table.rows(ranges)
+        letters = table.letters(ranges)
         for shard, part in ranges.items():
+            held, dead, busy = messages.get(shard, NO_MOMENTS), letters.get(shard, NO_MOMENTS), unsettled.get(shard)
             found = _Found(
-                _settled(
-                    _within(messages.get(shard, NO_MOMENTS).sequences, covered.get(shard, Intervals())),
-                    unsettled.get(shard),
-                ),
-                *(
-                    _settled(_within(own.get(shard, _NONE), delivered.get(shard)), unsettled.get(shard))
-                    for own in (rows, dead)
-                ),
+                _meant(held.sequences, covered.get(shard, Intervals()), busy),
+                _meant(rows.get(shard, _NONE), delivered.get(shard), busy),
+                _meant(dead.sequences, delivered.get(shard), busy),
             )
             start = extents[shard].start if shard in extents else 0
             origin = state.shards[shard].origin if shard in state.shards else None
             tally = tallies.setdefault(shard, _Tally())
             tally.add(shard, part, found, batches, start=start, origin=origin)
-            _, others = compared(messages.get(shard, NO_MOMENTS), kept.get(shard, NO_MOMENTS))
-            tally.tell("other", np.unique(others))
+            others = [compared(held, own)[1] for own in (kept.get(shard, NO_MOMENTS), dead)]
+            tally.tell("other", np.unique(np.concatenate(others)))
     batches.count_rows(tallies)
-    batches.count_dead(tallies, dead_letters)
+    batches.count_dead(tallies, table)
     behind = lag(source, state, extents) if claims is None else claims.lag
-    for shard, count in dead_letters.unplaced().items():
-        tallies.setdefault(shard, _Tally()).dead += count
-    return [tallies[shard].verdict(shard, behind.get(shard, 0)) for shard in sorted(tallies) if shard.stream in streams]
-
-
-def _at_one_moment(ledger: Ledger, table: DeadLetterTable) -> tuple[LedgerState, _DeadLetters]:
-    """The ledger, and the dead letters as they were then: runs go on meanwhile."""
-    state, dead_letters = ledger.read(), _DeadLetters(table, ledger)
-    for _ in range(MOST_LOOKS):
-        before, state = state, ledger.read()
-        if state.version == before.version:
-            break
-        dead_letters = _DeadLetters(table, ledger)
-    return state, dead_letters
+    for shard, count in table.unplaced_letters().items():
+        tallies.setdefault(shard, _Tally()).counts["dead"] += count
+    return [
+        tallies[shard].verdict(shard, behind.get(shard, 0), lost.get(shard))
+        for shard in sorted(tallies)
+        if shard.stream in streams
+    ]
 
 
 def _parts(
     source: BatchSource,
-    *,
-    ledger: Ledger,
-    dead_letters: _DeadLetters,
-    state: LedgerState,
+    table: _Table,
     covered: Mapping[Shard, Intervals],
-    streams: Container[str],
     limits: Limits,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Moments]]]:
-    """Ranges that are disjoint and leave no row of these streams out, and the messages of the stream in them."""
+    """Ranges that are disjoint and leave no row of the source out, and the messages of the stream in them."""
     gaps = {s: part.hull for s, part in covered.items() if part}
-    outside: dict[Shard, Intervals] = {}
-    rows = extents_of(scan(ledger.log, PLACE, version=state.version))
-    for found in (rows, dead_letters.extents()):
-        for shard, part in found.items():
-            outside[shard] = outside.get(shard, Intervals()) | Intervals.of(part)
-    for shard, parts in sorted(outside.items()):
+    streams, most = source.identities(), limits.max_records
+    for shard, parts in sorted(table.extents().items()):
         if shard.stream in streams:
             for part in parts - Intervals.of(*([gaps[shard]] if shard in gaps else [])):
-                yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, part, limits.max_records))
+                yield from (({shard: piece}, {}) for piece in table.pieces(shard, part, most))
     # Only places are kept of what is read, so that bytes do not matter.
     of_places = replace(limits, max_bytes=sys.maxsize)
     while (plan := source.plan(gaps, limits=of_places, parallelism=1)) is not None:
@@ -235,7 +206,7 @@ def _parts(
         gaps |= {shard: Range(part.end, gaps[shard].end) for shard, part in ranges.items()}
     for shard, gap in gaps.items():
         # The stream holds nothing there, but the table may.
-        yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, gap, limits.max_records))
+        yield from (({shard: piece}, {}) for piece in table.pieces(shard, gap, most))
 
 
 def _counted(splits: Iterable[Split], progress: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
@@ -245,77 +216,94 @@ def _counted(splits: Iterable[Split], progress: Callable[[int], None]) -> Iterat
             progress(len(batch))
 
 
-def _pieces(ledger: Ledger, shard: Shard, part: Range, most: int) -> Iterator[Range]:
-    """The range, halved until no part has more rows than may be compared at a time."""
-    if part.start >= part.end:
-        return
-    if part.end - part.start <= most or count_rows(ledger.log, {shard: part})[shard] <= most:
-        yield part
-        return
-    middle = (part.start + part.end) // 2
-    yield from _pieces(ledger, shard, Range(part.start, middle), most)
-    yield from _pieces(ledger, shard, Range(middle, part.end), most)
-
-
-def _settled(found: Sequences, unsettled: Sequences | None) -> Sequences:
-    """Without what members are writing at the moment."""
+def _meant(found: Sequences, parts: Intervals | None, unsettled: Sequences | None) -> Sequences:
+    """Those in these parts, without what members are writing at the moment."""
+    found = found if parts is None else within(found, parts)
     return found if unsettled is None else found[~np.isin(found, unsettled)]
 
 
-def _within(found: Sequences, covered: Intervals | None) -> Sequences:
-    return found if covered is None else within(found, covered)
+class _Table:
+    """The rows of a table, and the dead letters that count, as they were at one moment: runs go on meanwhile."""
 
+    def __init__(self, ingestion: Ingestion) -> None:
+        self.ledger = ingestion.ledger()
+        self._table = ingestion.dead_letters()
+        self._letters = self._table.log()
+        self.state = self.ledger.read()
+        for _ in range(MOST_LOOKS):
+            snapshot = self._letters.snapshot()
+            self._version = snapshot.version if snapshot is not None else None
+            self._left_out = self._table.not_counting(self.ledger, version=self._version)
+            before, self.state = self.state, self.ledger.read()
+            if self.state.version == before.version:
+                break
+        # Rows that others wrote, and that were adopted, may have no timestamp.
+        names = column_names(self.ledger.log, version=self.state.version) if self.state.version >= 0 else ()
+        self._columns = ROW_MOMENT if ROW_MOMENT[-1] in names else PLACE
 
-class _DeadLetters:
-    """The dead letters that count."""
+    def rows(self, ranges: Mapping[Shard, Range]) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, Moments]]:
+        """The sequences of the rows, and their timestamps where they have some."""
+        scanned = scan(self.ledger.log, self._columns, where=in_ranges(ranges), version=self.state.version)
+        if self._columns != ROW_MOMENT:
+            return sequences_of(scanned), {}
+        moments = moments_of(scanned, self._columns)
+        return {shard: found.sequences for shard, found in moments.items()}, moments
 
-    def __init__(self, table: DeadLetterTable, ledger: Ledger) -> None:
-        self._table = table
-        self._log = table.log()
-        self._group = ledger.group
-        snapshot = self._log.snapshot()
-        self._version = snapshot.version if snapshot is not None else None
-        self._left_out = table.not_counting(ledger, version=self._version)
+    def letters(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Moments]:
+        """The dead letters that count."""
+        return moments_of(self._scan_letters(in_ranges(ranges), ROW_MOMENT), ROW_MOMENT)
 
-    def unplaced(self) -> Counter[Shard]:
+    def extents(self) -> Mapping[Shard, Intervals]:
+        """Where there are rows or dead letters."""
+        rows = extents_of(scan(self.ledger.log, PLACE, version=self.state.version))
+        found: dict[Shard, Intervals] = {}
+        for extents in (rows, extents_of(self._scan_letters("_sequence IS NOT NULL"))):
+            for shard, part in extents.items():
+                found[shard] = found.get(shard, Intervals()) | Intervals.of(part)
+        return found
+
+    def pieces(self, shard: Shard, part: Range, most: int) -> Iterator[Range]:
+        """The range, halved until no part has more rows than may be compared at a time."""
+        if part.start >= part.end:
+            return
+        if part.end - part.start <= most or count_rows(self.ledger.log, {shard: part})[shard] <= most:
+            yield part
+            return
+        middle = (part.start + part.end) // 2
+        yield from self.pieces(shard, Range(part.start, middle), most)
+        yield from self.pieces(shard, Range(middle, part.end), most)
+
+    def unplaced_letters(self) -> Counter[Shard]:
         """How many have no sequence: their framing was lost, or they stand for what was gone."""
         found: Counter[Shard] = Counter()
-        for batch in self._scan("_sequence IS NULL"):
+        for batch in self._scan_letters("_sequence IS NULL"):
             for stream, number in batch.to_pandas()[["_stream", "_shard"]].itertuples(index=False):
                 found[Shard(str(stream), int(number))] += 1
         return found
 
-    def _scan(self, where: str) -> Iterator[pa.RecordBatch]:
+    def _scan_letters(self, where: str, columns: Sequence[str] = PLACE) -> Iterator[pa.RecordBatch]:
         if self._version is not None:
-            yield from self._table.scan(self._group, self._left_out, PLACE, where=where, version=self._version)
+            group = self.ledger.group
+            yield from self._table.scan(group, self._left_out, columns, where=where, version=self._version)
 
-    def within(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Sequences]:
-        return sequences_of(self._scan(in_ranges(ranges)))
-
-    def extents(self) -> Mapping[Shard, Range]:
-        return extents_of(self._scan("_sequence IS NOT NULL"))
-
-    def by_batch(self) -> Counter[str]:
+    def letters_by_batch(self) -> Counter[str]:
         """How many there are of each batch, also of those that do not count."""
         return self._table.by_batch(version=self._version) if self._version is not None else Counter()
 
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
-        """How many of a batch may be gone from ranges that were replaced, where they do not count."""
+        """How many dead letters of a batch may be gone from ranges that were replaced, where they do not count."""
         if not replaced or self._version is None:
             return sum(parts.size for parts in replaced.values())
         commit: Commit | None = None
         with suppress(LedgerUnreadableError):
-            commit = self._log.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
-        names, most = names_in_files(self._log), 0
+            commit = self._letters.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
+        names, most = names_in_files(self._letters), 0
         for shard, parts in replaced.items():
             hull = {shard: parts.hull}
-            written = written_sequences(self._log, commit, hull, names=names) if commit else None
-            if written is None:
-                most += parts.size
-            else:
-                most += len(within(written.get(shard, _NONE), parts))
+            written = written_sequences(self._letters, commit, hull, names=names) if commit else None
+            most += parts.size if written is None else len(within(written.get(shard, _NONE), parts))
             where = f"_batch = '{bid}' AND {in_ranges(hull)}"
-            left = sequences_of(scan(self._log, PLACE, where=where, version=self._version))
+            left = sequences_of(scan(self._letters, PLACE, where=where, version=self._version))
             most -= len(within(left.get(shard, _NONE), parts))
         return most
 
@@ -408,17 +396,17 @@ class _Batches:
         """Where the files of a batch are gone, compare how many rows there are with how many it wrote."""
         for commit, rows in self._counted.values():
             surplus = rows.total() - (commit.output_rows or 0)
-            tallies[min(rows)].duplicated += max(0, surplus)
+            tallies[min(rows)].counts["duplicated"] += max(0, surplus)
             _miss(tallies, sorted(rows), commit.version, max(0, -surplus))
 
-    def count_dead(self, tallies: dict[Shard, _Tally], dead_letters: _DeadLetters) -> None:
+    def count_dead(self, tallies: dict[Shard, _Tally], table: _Table) -> None:
         """Compare how many dead letters of each batch there are with how many it wrote."""
-        there = dead_letters.by_batch() if self._with_dead else Counter[str]()
+        there = table.letters_by_batch() if self._with_dead else Counter[str]()
         for entry, version, replaced in self._with_dead:
             # Each range that was lost is one, too, which no message stands for.
             missing = entry.dead + sum(len(parts.ranges) for parts in entry.lost.values()) - there[entry.bid]
             if missing > 0 and replaced:
-                missing -= dead_letters.most_deleted(entry.bid, replaced)
+                missing -= table.most_deleted(entry.bid, replaced)
             if missing > 0:
                 places = entry.written.keys() | entry.claims.keys() | entry.lost.keys()
                 # What is missing is told of a shard that is asked for, if there is one.
@@ -428,7 +416,7 @@ class _Batches:
                 of_messages = min(missing, entry.dead)
                 found = _miss(tallies, shards, version, of_messages)
                 found[shards[0]] += missing - of_messages
-                tallies[shards[0]].missing += missing - of_messages
+                tallies[shards[0]].counts["missing"] += missing - of_messages
                 for shard, count in (+found).items():
                     tallies[shard].missing_dead[entry.bid] = count
 
@@ -440,7 +428,7 @@ def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int
         found[shard] = tallies[shard].miss(version, count - found.total())
     rest = count - found.total()
     found[shards[0]] += rest
-    tallies[shards[0]].missing += rest
+    tallies[shards[0]].counts["missing"] += rest
     return found
 
 
@@ -467,8 +455,7 @@ class _Tally:
     def __init__(self) -> None:
         self.first: int | None = None
         self.last: int | None = None
-        self.messages = self.rows = self.dead = self.filtered = self.skipped = self.untold = 0
-        self.missing = self.duplicated = self.unknown = self.other = 0
+        self.counts: Counter[str] = Counter()
         self.examples: dict[str, list[int]] = {}
         self.missing_dead: dict[str, int] = {}
         # The messages without rows and dead letters, by the batch and by what they count as.
@@ -490,9 +477,8 @@ class _Tally:
         if len(found.messages):
             self.first = int(found.messages.min()) if self.first is None else min(self.first, int(found.messages.min()))
             self.last = max(self.last or 0, int(found.messages.max()))
-        self.messages += len(found.messages)
-        self.rows += len(found.rows)
-        self.dead += len(found.dead)
+        for what, those in (("messages", found.messages), ("rows", found.rows), ("dead", found.dead)):
+            self.counts[what] += len(those)
         for piece, commit in batches.of(shard, part):
             is_told = commit is not None or origin is None
             own = piece if is_told else piece - Intervals.of((MIN_SEQUENCE, origin or 0))
@@ -504,7 +490,7 @@ class _Tally:
     ) -> None:
         if commit is not None and commit.entry is not None and shard in commit.entry.skipped:
             is_there = np.isin(found.messages, np.concatenate([found.rows, found.dead]))
-            self.skipped += int((~is_there).sum())
+            self.counts["skipped"] += int((~is_there).sum())
             found = replace(found, messages=found.messages[is_there])
         expected, absent_are = batches.expected(shard, parts, commit, found, start=start)
         places = np.unique(np.concatenate([found.rows, found.dead, expected]))
@@ -513,7 +499,7 @@ class _Tally:
         absent = found.messages[~np.isin(found.messages, np.concatenate([found.rows, found.dead]))]
         if absent_are != "missing":
             absent = np.setdiff1d(absent, expected)
-            self._count(absent_are, len(absent))
+            self.counts[absent_are] += len(absent)
         self._absent[_NO_BATCH if commit is None else commit.version, absent_are] += len(absent)
         there = rows + dead > 0
         self.tell("missing", places[rows < wanted])
@@ -527,40 +513,29 @@ class _Tally:
         for what in ("missing", "filtered", "untold"):
             moved = min(most - found, self._absent[version, what])
             self._absent[version, what] -= moved
-            self._count(what, -moved)
+            self.counts[what] -= moved
             found += moved
-        self.missing += found
+        self.counts["missing"] += found
         return found
-
-    def _count(self, what: str, count: int) -> None:
-        setattr(self, what, getattr(self, what) + count)
 
     def tell(self, what: str, places: Sequences) -> None:
         """Count these sequences as one kind of fault, and keep some as examples."""
         if len(places):
-            self._count(what, len(places))
+            self.counts[what] += len(places)
             known = self.examples.setdefault(what, [])
             known += [int(place) for place in places[: EXAMPLES - len(known)]]
 
-    def verdict(self, shard: Shard, lag: int) -> ShardVerdict:
+    def verdict(self, shard: Shard, lag: int, lost: Range | None) -> ShardVerdict:
         """What was found in all."""
         return ShardVerdict(
             shard,
             first=self.first,
             last=self.last,
-            messages=self.messages,
-            rows=self.rows,
-            dead=self.dead,
-            filtered=self.filtered,
-            skipped=self.skipped,
-            missing=self.missing,
-            duplicated=self.duplicated,
-            unknown=self.unknown,
             lag=lag,
-            untold=self.untold,
+            lost=lost,
             examples=self.examples,
             missing_dead=self.missing_dead,
-            other=self.other,
+            **{name: self.counts[name] for name in _COUNTS},
         )
 
 

@@ -1,10 +1,51 @@
 """Streams into Delta tables exactly once, as Dagster assets.
 
-What users need is imported from here: ``from stream_assets import stream_asset, stream_definitions, Json``. The file
-``__init__.pyi`` beside this one lists the names. A name's module is imported when somebody first asks for it: Dagster
-takes a second to import, and the command line needs it only for some of its commands.
+What users need is imported from here: ``from stream_assets import stream_asset, stream_definitions, Json``. A name's
+module is imported when the name is first asked for, because Dagster takes a second to import and the command line needs
+it only for some of its commands.
 """
 
-from stream_consumers.front_door import front_door
+from stream_consumers.lazy_exports import lazy_exports
 
-__getattr__, __dir__ = front_door(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "sensors.lag_sensor": ("LagPolicy",),
+        "spark_jobs.dead_letters": ("DeadLetters", "LetterFilter"),
+        "spark_jobs.decoding.avro": ("Avro",),
+        "spark_jobs.decoding.decoders": ("Raw", "Text"),
+        "spark_jobs.decoding.json_decoder": ("Json", "JsonMode"),
+        "spark_jobs.decoding.json_schema": ("JsonSchema",),
+        "spark_jobs.decoding.protobuf": ("Protobuf",),
+        "spark_jobs.decoding.schema_registry": ("SchemaRegistry",),
+        "spark_jobs.reading.rejection": ("reject",),
+        "spark_jobs.session": ("delta_spark_config",),
+        "spark_jobs.writing.layout": ("TableLayout",),
+        "stream_assets.asset": ("StreamAsset", "stream_asset"),
+        "stream_assets.catalogs": ("HiveMetastore", "UnityCatalog"),
+        "stream_assets.checks": (
+            "DEFAULT_CHECKS",
+            "NO_DEAD_LETTERS",
+            "NO_GAPS",
+            "build_continuity_check",
+            "build_dead_letter_ratio_check",
+            "build_freshness_check",
+            "build_lag_check",
+        ),
+        "stream_assets.component": ("StreamIngestionComponent",),
+        "stream_assets.config": ("PlaceConfig", "RedriveConfig", "ReplayConfig", "StreamConfig"),
+        "stream_assets.connections": ("KafkaCluster", "RedisServer", "StreamFile"),
+        "stream_assets.dead_letter_sensor": ("NewDeadLetters", "build_dead_letter_sensor"),
+        "stream_assets.delta_lake": ("DeltaLake", "LakeTable"),
+        "stream_assets.definitions_builder": ("build_ingest_job", "build_sensor", "stream_definitions"),
+        "stream_assets.jobs": ("build_redrive_job", "build_replay_job"),
+        "stream_assets.operations": ("build_maintenance",),
+        "stream_assets.options": ("OpOptions", "RunLimits"),
+        "stream_assets.resources": ("SparkSessionResource",),
+        "stream_assets.stream_run": ("StreamRun",),
+        "stream_assets.stream_to_table": ("StreamCheck", "StreamCheckContext", "StreamToTable"),
+        "stream_assets.testing": ("Kill", "KillSwitch"),
+        "stream_assets.translator": ("StreamTranslator", "StreamTranslatorData"),
+        "stream_consumers.options": ("ErrorPolicy",),
+    },
+)

@@ -1,8 +1,7 @@
 """The names that ``from stream_assets import …`` gives, each with the module that it is from."""
 
-from sensors.dead_letter_sensor import NewDeadLetters as NewDeadLetters
 from sensors.lag_sensor import LagPolicy as LagPolicy
-from spark_jobs.dead_letters import DeadLetters as DeadLetters, LetterFilter as LetterFilter
+from spark_jobs.dead_letters import DeadLetters as DeadLetters
 from spark_jobs.decoding.avro import Avro as Avro
 from spark_jobs.decoding.decoders import Raw as Raw, Text as Text
 from spark_jobs.decoding.json_decoder import Json as Json, JsonMode as JsonMode
@@ -10,7 +9,9 @@ from spark_jobs.decoding.json_schema import JsonSchema as JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf as Protobuf
 from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry
 from spark_jobs.reading.rejection import reject as reject
+from spark_jobs.writing.letters import LetterFilter as LetterFilter
 from spark_jobs.session import delta_spark_config as delta_spark_config
+from spark_jobs.writing.layout import TableLayout as TableLayout
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
 from stream_assets.catalogs import HiveMetastore as HiveMetastore, UnityCatalog as UnityCatalog
 from stream_assets.checks import (
@@ -21,7 +22,6 @@ from stream_assets.checks import (
     build_dead_letter_ratio_check as build_dead_letter_ratio_check,
     build_freshness_check as build_freshness_check,
     build_lag_check as build_lag_check,
-    build_schema_change_check as build_schema_change_check,
 )
 from stream_assets.component import StreamIngestionComponent as StreamIngestionComponent
 from stream_assets.config import (
@@ -35,18 +35,20 @@ from stream_assets.connections import (
     RedisServer as RedisServer,
     StreamFile as StreamFile,
 )
-from stream_assets.delta_lake import DeltaLake as DeltaLake
+from stream_assets.dead_letter_sensor import NewDeadLetters as NewDeadLetters
+from stream_assets.dead_letter_sensor import build_dead_letter_sensor as build_dead_letter_sensor
+from stream_assets.delta_lake import DeltaLake as DeltaLake, LakeTable as LakeTable
 from stream_assets.definitions_builder import (
     build_ingest_job as build_ingest_job,
     build_sensor as build_sensor,
     stream_definitions as stream_definitions,
 )
+from stream_assets.jobs import build_redrive_job as build_redrive_job
+from stream_assets.jobs import build_replay_job as build_replay_job
 from stream_assets.operations import (
-    build_dead_letter_sensor as build_dead_letter_sensor,
     build_maintenance as build_maintenance,
 )
-from stream_assets.redrive_job import build_redrive_job as build_redrive_job
-from stream_assets.replay_job import build_replay_job as build_replay_job
+from stream_assets.options import OpOptions as OpOptions, RunLimits as RunLimits
 from stream_assets.resources import SparkSessionResource as SparkSessionResource
 from stream_assets.stream_run import StreamRun as StreamRun
 from stream_assets.stream_to_table import (
@@ -56,3 +58,4 @@ from stream_assets.stream_to_table import (
 )
 from stream_assets.testing import Kill as Kill, KillSwitch as KillSwitch
 from stream_assets.translator import StreamTranslator as StreamTranslator, StreamTranslatorData as StreamTranslatorData
+from stream_consumers.options import ErrorPolicy as ErrorPolicy

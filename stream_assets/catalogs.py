@@ -18,6 +18,8 @@ import dagster as dg
 from pydantic import ConfigDict, Field
 
 from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
+from stream_consumers.addresses import check_address
+from stream_consumers.client_config import check_header_value
 from stream_consumers.errors import (
     AccessDeniedError,
     CatalogUnavailableError,
@@ -34,6 +36,8 @@ _MAKE_IT = "Make it there, with CREATE TABLE … USING DELTA LOCATION '…'; the
 class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # the class is generic only inside Dagster
     """What knows where tables are by their names."""
 
+    example: ClassVar[str]
+    """A name, with as many parts as each has."""
     model_config = ConfigDict(extra="forbid")
 
     def table(self, name: str, *, storage_options: Mapping[str, str] | None = None) -> CatalogTable:
@@ -48,13 +52,17 @@ class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # t
         """
         return CatalogTable(self, name, storage_options or {})
 
-    @abstractmethod
     def check(self, name: str) -> None:
         """Whether a table may have the name.
 
         Raises:
             InvalidOptionError: it may not.
         """
+        dots = self.example.count(".")
+        if not isinstance(name, str) or not re.fullmatch(rf"{_PART}(\.{_PART}){{{dots}}}", name):
+            raise InvalidOptionError(
+                f"table {name!r} is no name in this catalog", remedy=f"Write it like {self.example}."
+            )
 
     @abstractmethod
     def location(self, name: str) -> str:
@@ -67,6 +75,13 @@ class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # t
             InvalidOptionError: there is no such table, or none of Delta.
             AccessDeniedError: the catalog does not let us look.
             CatalogUnavailableError: it does not answer.
+        """
+
+    def check_address(self) -> None:
+        """Whether what is known of the address is one, and has no credentials in it: it is shown.
+
+        Raises:
+            InvalidOptionError: it is not, or has some.
         """
 
     @property
@@ -92,6 +107,7 @@ class CatalogTable:
     is_of_key: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        self.catalog.check_address()
         if not is_deferred(self.name):
             self.catalog.check(self.name)
 
@@ -140,6 +156,7 @@ class UnityCatalog(TableCatalog):
         '{UNITY}/main.sales.orders'
     """
 
+    example: ClassVar[str] = "main.sales.orders"
     url: str = Field(description="Of the server, like https://unity:8443; without /api.")
     token: str | None = Field(default=None, description="Of this client; use an EnvVar.", repr=False)
 
@@ -148,9 +165,10 @@ class UnityCatalog(TableCatalog):
         """The URL."""
         return shown_text(self.url).rstrip("/")
 
-    def check(self, name: str) -> None:
-        """See :meth:`TableCatalog.check`."""
-        _check_parts(name, 3, "main.sales.orders")
+    def check_address(self) -> None:
+        """See :meth:`TableCatalog.check_address`."""
+        if not is_deferred(self.url):
+            _checked_url(self.url)
 
     def location(self, name: str) -> str:
         """See :meth:`TableCatalog.location`."""
@@ -161,27 +179,22 @@ class UnityCatalog(TableCatalog):
         return place
 
     def _get(self, path: str, *, what: str) -> Mapping[str, Any]:
-        url = resolved_text("url", self.url).rstrip("/")
-        if not re.match(r"https?://[^/\s]", url):
-            raise InvalidOptionError(f"url={self.shown!r} is no address of a server", remedy="Write https://host:port.")
+        url = _checked_url(resolved_text("url", self.url))
         request = urllib.request.Request(f"{url}/api/2.1/unity-catalog/{path}")  # noqa: S310 - the scheme is checked
         if self.token is not None:
-            # A secret in a file ends with a newline.
-            token = resolved_text("token", self.token).strip()
-            if not (token.isascii() and token.isprintable()):
-                raise InvalidOptionError("the token has characters that no header may have", remedy="Correct it.")
+            token = check_header_value(resolved_text("token", self.token), "token")
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             with _DIRECT.open(request, timeout=ANSWER_SECONDS) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error.code, what) from error
+                raise self._refused(error.code, what) from None
         except (OSError, HTTPException) as error:
             raise CatalogUnavailableError(
                 f"the catalog at {self.shown} does not answer: {getattr(error, 'reason', error)}",
                 remedy="Check the address, and that it runs.",
-            ) from error
+            ) from None
         try:
             found = json.loads(text)
         except ValueError:
@@ -221,6 +234,7 @@ class HiveMetastore(TableCatalog):
         'thrift://hive:9083/sales.orders'
     """
 
+    example: ClassVar[str] = "sales.orders"
     uri: str = Field(description="As hive.metastore.uris: thrift://host:9083; several are tried in turn.")
 
     @property
@@ -228,9 +242,10 @@ class HiveMetastore(TableCatalog):
         """The addresses."""
         return shown_text(self.uri).rstrip("/")
 
-    def check(self, name: str) -> None:
-        """See :meth:`TableCatalog.check`."""
-        _check_parts(name, 2, "sales.orders")
+    def check_address(self) -> None:
+        """See :meth:`TableCatalog.check_address`."""
+        if not is_deferred(self.uri):
+            _servers(self.uri)
 
     def location(self, name: str) -> str:
         """See :meth:`TableCatalog.location`."""
@@ -249,35 +264,35 @@ class HiveMetastore(TableCatalog):
         """What the first server that answers knows of it; ``None`` if it knows nothing."""
         try:
             # It is an extra, and takes a second to import.
-            from stream_assets.hive_metastore import MetastoreError, table_at  # noqa: PLC0415
+            from pymetastore.hive_metastore.ThriftHiveMetastore import Client  # type: ignore[import-untyped] # noqa: PLC0415
+            from pymetastore.hive_metastore.ttypes import NoSuchObjectException  # type: ignore[import-untyped] # noqa: PLC0415
+            from thrift.protocol.TBinaryProtocol import TBinaryProtocol  # type: ignore[import-untyped] # noqa: PLC0415
+            from thrift.Thrift import TException  # type: ignore[import-untyped] # noqa: PLC0415
+            from thrift.transport.TSocket import TSocket  # type: ignore[import-untyped] # noqa: PLC0415
+            from thrift.transport.TTransport import TBufferedTransport  # type: ignore[import-untyped] # noqa: PLC0415
         except ImportError as error:
             raise MissingDependencyError(
                 f"a Hive metastore is asked with pymetastore, which cannot be imported: {error}",
                 remedy="Install it: pip install 'stream-assets[hive]'.",
             ) from error
-        servers = [self._server(address.strip()) for address in resolved_text("uri", self.uri).split(",")]
         reasons = []
-        for host, port in servers:
+        for host, port in _servers(resolved_text("uri", self.uri)):
+            socket = TSocket(host, port)
+            socket.setTimeout(ANSWER_SECONDS * 1000)
+            transport = TBufferedTransport(socket)
             try:
-                return table_at(host, port, schema, name, answer_seconds=ANSWER_SECONDS)
-            except MetastoreError as error:
-                reasons.append(str(error))
+                transport.open()
+                return Client(TBinaryProtocol(transport)).get_table(schema, name)
+            except NoSuchObjectException:
+                return None
+            except (TException, OSError, EOFError) as error:
+                reasons.append(f"{host}:{port}: {getattr(error, 'message', None) or error}")
+            finally:
+                transport.close()
         raise CatalogUnavailableError(
             f"the catalog at {self.shown} does not answer: {'; '.join(reasons)}",
             remedy="Check the address, and that it runs.",
         )
-
-    def _server(self, address: str) -> tuple[str, int]:
-        try:
-            server = urlsplit(address)
-            host, port = server.hostname, server.port
-        except ValueError:
-            host, port = None, None
-        if not address.startswith("thrift://") or not host or not port:
-            raise InvalidOptionError(
-                f"uri={self.shown!r} is no address of a metastore", remedy="Write thrift://host:9083."
-            )
-        return host, port
 
 
 class _Direct(urllib.request.HTTPRedirectHandler):
@@ -290,9 +305,25 @@ class _Direct(urllib.request.HTTPRedirectHandler):
 _DIRECT = urllib.request.build_opener(_Direct)
 
 
-def _check_parts(name: str, count: int, example: str) -> None:
-    if not isinstance(name, str) or not re.fullmatch(rf"{_PART}(\.{_PART}){{{count - 1}}}", name):
-        raise InvalidOptionError(f"table {name!r} is no name in this catalog", remedy=f"Write it like {example}.")
+def _checked_url(url: str) -> str:
+    check_address(
+        "url", url, remedy="Write it like https://host:port, and give the token as token=, best as an EnvVar."
+    )
+    if not url.startswith(("http://", "https://")):
+        raise InvalidOptionError(f"url={url!r} is no address of a server", remedy="Write https://host:port.")
+    return url.rstrip("/")
+
+
+def _servers(uri: str) -> list[tuple[str, int]]:
+    """The hosts and ports of the addresses of a metastore."""
+    servers = []
+    for address in map(str.strip, uri.split(",")):
+        check_address("uri", address, remedy="Write thrift://host:9083.")
+        server = urlsplit(address)
+        if server.scheme != "thrift" or not server.hostname or not server.port:
+            raise InvalidOptionError(f"uri={uri!r} is no address of a metastore", remedy="Write thrift://host:9083.")
+        servers.append((server.hostname, server.port))
+    return servers
 
 
 def _no_delta(name: str, catalog: str, found: str) -> InvalidOptionError:

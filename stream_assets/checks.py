@@ -23,8 +23,6 @@ from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, within
 from stream_assets.dead_letter_metadata import DEAD_LETTER_COMMANDS, letter_commands, letter_reasons
-from stream_assets.materializations import materializations
-from stream_assets.metadata import COLUMN_SCHEMA
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
 from stream_consumers.errors import (
     InvalidOptionError,
@@ -33,11 +31,8 @@ from stream_consumers.errors import (
     StreamAssetsError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import check_count, check_range, choice
+from stream_consumers.options import check_count, check_range
 from stream_consumers.wording import counted
-
-_MOST_COMPARED = 1000
-_PAGE = 25
 
 
 def build_lag_check(
@@ -66,17 +61,15 @@ def build_lag_check(
         >>> build_lag_check(max_messages=100_000).description
         'The group is at most 100000 messages behind, and nothing is gone that it has not read.'
     """
-    level = choice(dg.AssetCheckSeverity, severity, option="severity")
     check_count("max_messages", max_messages, at_least=0)
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         found = _measured(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
-            return dg.AssetCheckResult(passed=False, severity=level, description=found)
+            return dg.AssetCheckResult(passed=False, description=found)
         lost = [f"{shard} {part.start} to {part.end}" for shard, part in sorted(found.lost.items())]
         return dg.AssetCheckResult(
             passed=found.total <= max_messages and not lost,
-            severity=level,
             description=found.describe(),
             metadata={
                 "stream/lag": found.total,
@@ -88,7 +81,7 @@ def build_lag_check(
     description = (
         f"The group is at most {counted(max_messages, 'message')} behind, and nothing is gone that it has not read."
     )
-    return StreamCheck(name, description, evaluate, blocking)
+    return StreamCheck(name, description, evaluate, blocking, severity)
 
 
 def build_freshness_check(
@@ -121,13 +114,12 @@ def build_freshness_check(
         >>> build_freshness_check(max_seconds=900).description
         'No message waits while nothing was written for 900 seconds.'
     """
-    level = choice(dg.AssetCheckSeverity, severity, option="severity")
     check_range("max_seconds", max_seconds)
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         found = _measured(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
-            return dg.AssetCheckResult(passed=False, severity=level, description=found)
+            return dg.AssetCheckResult(passed=False, description=found)
         newest = next(filter(_is_ingested, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else max(0.0, time.time() - written_ms / 1000)
@@ -136,7 +128,6 @@ def build_freshness_check(
             written = f"the last batch was written {age:.0f} s ago"
         return dg.AssetCheckResult(
             passed=not found.total or (age is not None and age <= max_seconds),
-            severity=level,
             description=f"{written}; {found.describe()}",
             metadata={
                 "stream/lag": found.total,
@@ -145,9 +136,8 @@ def build_freshness_check(
             },
         )
 
-    return StreamCheck(
-        name, f"No message waits while nothing was written for {max_seconds:g} seconds.", evaluate, blocking
-    )
+    description = f"No message waits while nothing was written for {max_seconds:g} seconds."
+    return StreamCheck(name, description, evaluate, blocking, severity)
 
 
 def build_dead_letter_ratio_check(
@@ -177,7 +167,6 @@ def build_dead_letter_ratio_check(
         >>> build_dead_letter_ratio_check(max_ratio=0.05).description
         'At most 5 % of the messages of the newest 20 batches are dead letters.'
     """
-    level = choice(dg.AssetCheckSeverity, severity, option="severity")
     check_range("max_ratio", max_ratio)
     check_count("batches", batches)
     if max_ratio > 1:
@@ -190,7 +179,6 @@ def build_dead_letter_ratio_check(
         nothing = _nothing_written(context, context.state)
         return dg.AssetCheckResult(
             passed=ratio <= max_ratio and not nothing,
-            severity=level,
             description=nothing
             or f"{dead} of {counted(messages, 'message')} in the newest "
             f"{counted(len(newest.entries), 'batch', 'batches')}",
@@ -204,7 +192,7 @@ def build_dead_letter_ratio_check(
         )
 
     description = f"At most {100 * max_ratio:g} % of the messages of the newest {batches} batches are dead letters."
-    return StreamCheck(name, description, evaluate, blocking)
+    return StreamCheck(name, description, evaluate, blocking, severity)
 
 
 def build_continuity_check(
@@ -227,7 +215,6 @@ def build_continuity_check(
         >>> build_continuity_check(blocking=True).name
         'no_gaps'
     """
-    level = choice(dg.AssetCheckSeverity, severity, option="severity")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         shards = context.state.shards
@@ -235,74 +222,16 @@ def build_continuity_check(
         nothing = _nothing_written(context, context.state)
         return dg.AssetCheckResult(
             passed=not broken and not nothing,
-            severity=level,
             description=nothing,
             metadata={"stream/shards": len(shards), "stream/gaps": dg.MetadataValue.json(broken)},
         )
 
-    return StreamCheck(name, "Each shard is covered without a hole.", evaluate, blocking)
-
-
-def build_schema_change_check(
-    *,
-    name: str = "schema_change",
-    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
-    blocking: bool = False,
-) -> StreamCheck:
-    """A check that the columns of the table are those that it saw the last time. It reads only what Dagster was told.
-
-    It compares the columns in the newest materialization with those in the newest one that it was evaluated after, so
-    that a change is told once: by the run that has made it, or if that run ended before its checks, by the next one.
-    The first time it compares two runs.
-
-    Args:
-        name: of the check.
-        severity: of a failure.
-        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
-
-    Raises:
-        InvalidOptionError: the severity is none.
-
-    Example:
-        >>> build_schema_change_check(blocking=True).name
-        'schema_change'
-    """
-    level = choice(dg.AssetCheckSeverity, severity, option="severity")
-
-    def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        if nothing := _nothing_written(context, context.state):
-            return dg.AssetCheckResult(passed=False, severity=level, description=nothing)
-        of_runs = _columns_of_runs(context)
-        newest, before = next(of_runs, None), next(of_runs, None)
-        evaluated = _last_evaluated(context, name)
-        if evaluated is not None:
-            before = next(_columns_of_runs(context, before=evaluated), None)
-        if newest is None or before is None:
-            return dg.AssetCheckResult(
-                passed=True, severity=level, description="There is no materialization before it to compare with."
-            )
-        return dg.AssetCheckResult(
-            passed=newest == before,
-            severity=level,
-            metadata={
-                "stream/added_columns": dg.MetadataValue.json(sorted(newest.keys() - before.keys())),
-                "stream/removed_columns": dg.MetadataValue.json(sorted(before.keys() - newest.keys())),
-                "stream/changed_columns": dg.MetadataValue.json(
-                    {
-                        column: f"{before[column]} to {newest[column]}"
-                        for column in sorted(newest.keys() & before.keys())
-                        if newest[column] != before[column]
-                    }
-                ),
-            },
-        )
-
-    return StreamCheck(name, "The columns are those that the last check has seen.", evaluate, blocking)
+    return StreamCheck(name, "Each shard is covered without a hole.", evaluate, blocking, severity)
 
 
 def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
     dead_letters = context.stream.ingestion.dead_letters()
-    totals = context.ledger.totals(context.state)
+    totals = context.state.totals
     dead = totals.dead
     if totals.replaced:
         # Some of them may be in ranges that were replaced since, so that they count no more, or be dismissed.
@@ -321,13 +250,12 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
     }
     if dead or lost:
         ingestion, stream = context.stream.ingestion, context.stream
-        reasons = letter_reasons(ingestion, payloads=stream.dead_letter_payloads)
+        reasons = letter_reasons(ingestion, payloads=stream.errors.dead_letter_payloads)
         metadata |= {"stream/dead_letter_reasons": reasons} if reasons else {}
         job = None if stream.is_claimed else stream.redrive_job_name
         metadata[DEAD_LETTER_COMMANDS] = letter_commands(ingestion.table, ingestion.group, redrive_job=job)
     return dg.AssetCheckResult(
         passed=dead == 0 and not lost and not nothing,
-        severity=dg.AssetCheckSeverity.WARN,
         description=nothing or "; ".join(told) or None,
         metadata=metadata,
     )
@@ -381,7 +309,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
 
 def _still_dead(context: StreamCheckContext, newest: _NewestMessages) -> int:
     """How many of these messages are dead letters that count: those that were redriven or replayed do no more."""
-    if not context.ledger.totals(context.state).replaced:
+    if not context.state.totals.replaced:
         return sum(entry.dead for entry in newest.entries)
     letters, ledger = context.stream.ingestion.dead_letters(), context.ledger
     batches = pa.array([entry.bid for entry in newest.entries], pa.string())
@@ -412,34 +340,6 @@ def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds
     return _nothing_written(context, found.state) or found
 
 
-def _columns_of_runs(context: StreamCheckContext, *, before: float | None = None) -> Iterator[Mapping[str, str]]:
-    """The columns with their types, as the materializations of each run tell them, the newest run first.
-
-    Args:
-        context: of the check.
-        before: only materializations from before this time, in seconds since 1970.
-    """
-    last_run = None
-    for run, made in materializations(context.instance, context.key, most=_MOST_COMPARED, before=before):
-        told = made.metadata.get(COLUMN_SCHEMA)
-        if isinstance(told, dg.TableSchemaMetadataValue) and run != last_run:
-            last_run = run
-            yield {column.name: column.type for column in told.schema.columns}
-
-
-def _last_evaluated(context: StreamCheckContext, name: str) -> float | None:
-    """When a check of the asset was evaluated the last time, in seconds since 1970; ``None`` if it never was."""
-    key = dg.AssetCheckKey(context.key, name)
-    storage, oldest = context.instance.event_log_storage, None
-    while page := storage.get_asset_check_execution_history(key, limit=_PAGE, cursor=oldest):
-        # Runs that end before their checks, and the one that this check is in, have records without an evaluation.
-        evaluated = (record for record in page if isinstance(record.evaluation, dg.AssetCheckEvaluation))
-        if times := [record.event.timestamp for record in evaluated if record.event]:
-            return max(times)
-        oldest = page[-1].id
-    return None
-
-
 def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | None:
     """What is told of a table without a commit of the group; ``None`` if there is one."""
     if state.newest is not None:
@@ -449,7 +349,12 @@ def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | N
     return f"{what}: there is nothing to check. Materialize the asset, or correct its table and group."
 
 
-NO_DEAD_LETTERS = StreamCheck("no_dead_letters", "No message was unusable or gone.", _check_dead_letters)
+NO_DEAD_LETTERS = StreamCheck(
+    "no_dead_letters",
+    "No message was unusable or gone.",
+    _check_dead_letters,
+    severity=dg.AssetCheckSeverity.WARN,
+)
 NO_GAPS = build_continuity_check()
-DEFAULT_CHECKS = (NO_DEAD_LETTERS, NO_GAPS, build_dead_letter_ratio_check(), build_schema_change_check())
+DEFAULT_CHECKS = (NO_DEAD_LETTERS, NO_GAPS, build_dead_letter_ratio_check())
 """Those that ask no broker."""

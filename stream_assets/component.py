@@ -3,9 +3,9 @@
 # No annotations from the future: Dagster reads those of the classes that it makes a schema of.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any
 
 import dagster as dg
@@ -15,10 +15,12 @@ from pydantic import BaseModel
 from spark_jobs.decoding.decoders import Decoder
 from stream_assets import component_attributes as attributes
 from stream_assets.asset import StreamAsset, stream_asset
-from stream_assets.catalogs import TableCatalog
+from stream_assets.catalogs import CatalogTable, TableCatalog
 from stream_assets.connections import StreamConnection
 from stream_assets.definitions_builder import stream_definitions
-from stream_assets.delta_lake import DeltaLake
+from stream_assets.delta_lake import DeltaLake, LakeTable
+from stream_assets.resources import SparkSessionResource
+from stream_assets.stream_to_table import OPTIONS
 from stream_assets.translator import StreamTranslator, StreamTranslatorData
 from stream_consumers.capabilities import MeasurableConsumer
 from stream_consumers.create import create_consumer
@@ -32,13 +34,23 @@ def _about(description: str, *, examples: list[Any] | None = None) -> dg.Resolve
     return resolver
 
 
-def _text(description: str) -> dg.Resolver:
+def _attribute(resolve: Any, kind: Any, description: str, *, examples: list[Any] | None = None) -> dg.Resolver:
     return dg.Resolver(
-        attributes.deferred_text,
-        model_field_type=str | None,
+        resolve,
+        model_field_type=kind,
         inject_before_resolve=False,
-        description=f"{description} {{{{ env.NAME }}}} is looked up when it is used.",
+        description=description,
+        examples=examples,
     )
+
+
+def _text(description: str) -> dg.Resolver:
+    return _attribute(attributes.resolved, str | None, description)
+
+
+def _options(name: str) -> dg.Resolver:
+    model = attributes.attributes_of(OPTIONS[name])
+    return _attribute(attributes.resolve_options, model | None, str(model.__doc__))
 
 
 _translation = TranslationFnResolver[StreamTranslatorData](
@@ -50,27 +62,6 @@ _translation.description = (
 
 
 @dataclass(kw_only=True)
-class OpOptions(dg.Resolvable):
-    """What runs in Dagster."""
-
-    pool: Annotated[str | None, _about("Its limit says how many runs write at the same time.")] = None
-    tags: Annotated[Mapping[str, Any] | None, _about("Of the op.")] = None
-    max_retries: Annotated[int | None, _about("How often a run that failed is tried again.")] = None
-    retry_delay_seconds: Annotated[float | None, _about("How long it waits before.")] = None
-    run_tags: Annotated[Mapping[str, Any] | None, _about("Of the runs of its jobs, like dagster-k8s/config.")] = None
-
-    def beside(self, defaults: "OpOptions | None") -> "OpOptions":
-        """With what the defaults have where this says nothing."""
-        own = {field.name: getattr(self, field.name) for field in fields(OpOptions)}
-        return replace(defaults or self, **{name: value for name, value in own.items() if value is not None})
-
-    def as_arguments(self) -> dict[str, Any]:
-        """The arguments of ``stream_asset``."""
-        retry = dg.RetryPolicy(self.max_retries, delay=self.retry_delay_seconds) if self.max_retries else None
-        return {"pool": self.pool, "op_tags": self.tags, "run_tags": self.run_tags, "retry_policy": retry}
-
-
-@dataclass(kw_only=True)
 class StreamOptions(dg.Resolvable):
     """How a stream is ingested; what is left out is as in ``stream_asset``."""
 
@@ -79,70 +70,31 @@ class StreamOptions(dg.Resolvable):
     )
     decode: Annotated[
         Decoder | None,
-        dg.Resolver(
+        _attribute(
             attributes.resolve_decoder,
-            model_field_type=attributes.DECODER_TYPE,
-            description="How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}, "
+            attributes.DECODER_TYPE | None,
+            "How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}, "
             "{type: avro, registry: {url: 'https://registry:8081'}, subject: orders-value}, protobuf and json_schema "
             "like it; or a reference to a decoder.",
         ),
     ] = None
     transform: Annotated[
         Any,
-        dg.Resolver(
+        _attribute(
             attributes.resolve_transform,
-            model_field_type=str | None,
-            description="A reference to the function that takes the decoded rows and returns those to write, like "
+            str | None,
+            "A reference to the function that takes the decoded rows and returns those to write, like "
             ".transforms.orders for one in a module beside the defs.yaml; or to the body of the asset.",
             examples=[".transforms.orders"],
         ),
     ] = None
     mode: Annotated[str | None, _about("resumable, load_balanced or real_time.")] = None
     start: Annotated[str | None, _about("Where a group without a position starts: earliest or latest.")] = None
-    on_data_loss: Annotated[str | None, _about("error, or record: write down what is gone, and go on.")] = None
-    on_bad_rows: Annotated[
-        str | None,
-        _about(
-            "Rows that break a constraint, or that the transform fails for: fail, or dead_letter for their messages."
-        ),
-    ] = None
-    members: Annotated[int | None, _about("In mode load_balanced, how many runs there are at the same time.")] = None
-    max_records: Annotated[int | None, _about("The most messages in one micro-batch.")] = None
-    max_bytes: Annotated[int | None, _about("The most payload bytes in one micro-batch.")] = None
-    retry_seconds: Annotated[float | None, _about("How long a run tries again what may be over soon.")] = None
-    linger_seconds: Annotated[float | None, _about("How long a run stays and waits for new messages.")] = None
-    materialize_seconds: Annotated[float | None, _about("The least time between two materializations.")] = None
-    min_lag: Annotated[int | None, _about("The sensor waits for so many messages,")] = None
-    max_wait_seconds: Annotated[float | None, _about("but no longer than this.")] = None
-    sensor_seconds: Annotated[int | None, _about("The least time between two ticks of the sensor.")] = None
-    sensor_status: Annotated[str | None, _about("RUNNING for a sensor that is on; STOPPED by default.")] = None
-    schema_changes: Annotated[
-        str | None, _about("fail, add_columns or rescue: what becomes of columns that the table does not have.")
-    ] = None
-    partition_by: Annotated[
-        Sequence[str] | None, _about("Columns with few values; each has folders of its own in a new table.")
-    ] = None
-    cluster_by: Annotated[Sequence[str] | None, _about("Columns that a new table is clustered by.")] = None
-    table_properties: Annotated[Mapping[str, str] | None, _about("Properties of a new table.")] = None
-    catalog_table: Annotated[str | None, _text("A name that Spark's catalog gets for the table.")] = None
-    generated_columns: Annotated[
-        Mapping[str, str] | None,
-        _about("Columns of a new table that Delta computes: {day: 'CAST(_timestamp AS DATE)'}."),
-    ] = None
-    table_comment: Annotated[str | None, _about("What a new table is, in the table itself.")] = None
-    dead_letter_payloads: Annotated[
-        bool | None, _about("Give Dagster the beginning of payloads of dead letters, and the whole text of errors.")
-    ] = None
-    single_writer: Annotated[bool | None, _about("No two runs write the table at the same time.")] = None
-    partitions: Annotated[
-        dg.TimeWindowPartitionsDefinition | None,
-        dg.Resolver.default(
-            model_field_type=str | None,
-            description="Days or hours of the time of the messages: "
-            "{{ dg.DailyPartitionsDefinition(start_date='2026-01-01', end_offset=1) }}.",
-        ),
-    ] = None
-    op: Annotated[OpOptions | None, _about("What runs in Dagster: pool, tags, retries.")] = None
+    errors: Annotated[Mapping[str, Any] | None, _options("errors")] = None
+    limits: Annotated[Mapping[str, Any] | None, _options("limits")] = None
+    layout: Annotated[Mapping[str, Any] | None, _options("layout")] = None
+    sensor: Annotated[Mapping[str, Any] | None, _options("sensor")] = None
+    op: Annotated[Mapping[str, Any] | None, _options("op")] = None
     translation: Annotated[TranslationFn[StreamTranslatorData] | None, _translation] = None
 
     def given(self) -> dict[str, Any]:
@@ -235,18 +187,17 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     """Writes streams into Delta tables exactly once: for each an asset with its checks, its job and its lag sensor.
 
     It does what ``@stream_asset`` and ``stream_definitions`` do in Python. In the connection, the lake, a group or a
-    table, ``{{ env.NAME }}`` alone is looked up when it is used, and its value is shown nowhere.
+    table, ``{{ EnvVar('NAME') }}`` is looked up when it is used, and its value is shown nowhere.
     """
 
     connection: Annotated[
         StreamConnection | StreamUrl,
-        dg.Resolver(
+        _attribute(
             attributes.resolve_connection,
-            model_field_type=attributes.CONNECTION_TYPE,
-            inject_before_resolve=False,
-            description="Where the streams are: {type: kafka, bootstrap_servers: …}, {type: redis, address: …}, "
+            attributes.one_of(attributes.CONNECTIONS),
+            "Where the streams are: {type: kafka, bootstrap_servers: …}, {type: redis, address: …}, "
             "{type: file, path: …}; or a URL, like kafka://broker:9092.",
-            examples=[{"type": "kafka", "bootstrap_servers": "{{ env.KAFKA }}"}],
+            examples=[{"type": "kafka", "bootstrap_servers": "{{ EnvVar('KAFKA') }}"}],
         ),
     ]
     streams: Annotated[
@@ -255,40 +206,37 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     ]
     lake: Annotated[
         DeltaLake | None,
-        dg.Resolver(
+        _attribute(
             attributes.resolve_lake,
-            model_field_type=attributes.LAKE_TYPE | None,
-            inject_before_resolve=False,
-            description="Where the tables are: <root>/<schema>/<name of the asset>.",
-            examples=[{"root": "{{ env.LAKE }}"}],
+            attributes.attributes_of(DeltaLake) | None,
+            "Where the tables are: <root>/<schema>/<name of the asset>.",
+            examples=[{"root": "{{ EnvVar('LAKE') }}"}],
         ),
     ] = None
     catalog: Annotated[
         TableCatalog | None,
-        dg.Resolver(
-            attributes.resolve_catalog,
-            model_field_type=attributes.CATALOG_TYPE | None,
-            inject_before_resolve=False,
-            description="What knows where the table of an entry is, by its name: {type: unity, url: …} or {type: hive, "
-            "uri: …}.",
+        _attribute(
+            partial(attributes.made, kinds=attributes.CATALOGS),
+            attributes.one_of(attributes.CATALOGS) | None,
+            "What knows where the table of an entry is, by its name: {type: unity, url: …} or {type: hive, uri: …}.",
         ),
     ] = None
     defaults: Annotated[StreamOptions | None, _about("What the entries of streams have unless they say else.")] = None
     spark: Annotated[
         Any,
-        dg.Resolver(
-            attributes.resolve_spark,
-            model_field_type=attributes.SPARK_TYPE | None,
-            description="The Spark session: {master: 'local[4]'} or {remote: 'sc://host:port'}; or the key of "
-            "a resource that has one. By default a local Spark that outlives the runs.",
+        _attribute(
+            partial(attributes.made, kinds={"": SparkSessionResource}),
+            attributes.attributes_of(SparkSessionResource) | None,
+            "The Spark session: {master: 'local[4]'} or {remote: 'sc://host:port'}; or the key of a resource that has "
+            "one. By default a local Spark that outlives the runs.",
         ),
     ] = None
     translator: Annotated[
         StreamTranslator | None,
-        dg.Resolver(
+        _attribute(
             attributes.resolve_translator,
-            model_field_type=str | None,
-            description="A reference to a StreamTranslator, which decides the keys of tables and streams.",
+            str | None,
+            "A reference to a StreamTranslator, which decides the keys of tables and streams.",
         ),
     ] = None
 
@@ -330,27 +278,33 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
         defaults = self.defaults or StreamOptions()
         options = {**defaults.given(), **entry.given()}
-        # Of these two an entry may say a part, and have the rest of the defaults.
-        op = (entry.op or OpOptions()).beside(defaults.op)
+        # An entry may have some fields of an object of options, and the defaults the others.
+        for name, kind in OPTIONS.items():
+            parts = [part for part in (getattr(defaults, name), getattr(entry, name)) if part]
+            if parts:
+                options[name] = _made(kind, {key: value for part in parts for key, value in part.items()})
+        options.pop("translation", None)
         translator = self.translator or StreamTranslator()
         for change in filter(None, (defaults.translation, entry.translation)):
             translator = _Translated(translator, change)
-        for merged in ("op", "translation"):
-            options.pop(merged, None)
         transform = options.pop("transform", _as_it_is)
-        named = self.catalog.table(entry.table) if self.catalog and entry.table else None
-        table = named or entry.table or self.lake
+        storage_options = self.lake.storage_options if self.lake else {}
+        table: DeltaLake | LakeTable | CatalogTable | None = self.lake
+        if entry.table and self.catalog:
+            table = self.catalog.table(entry.table, storage_options=storage_options)
+        elif entry.table:
+            table = LakeTable(entry.table, (), storage_options)
         if table is None:
             raise InvalidOptionError("there is no table", remedy="Add lake: {root: …}, or table: to the entry.")
         declare = stream_asset(
             source=self._source(names),
             table=table,
-            storage_options=self.lake.storage_options if self.lake else None,
-            name=entry.name or re.sub(r"\W+", "_", names[0]).strip("_"),
-            description=getattr(transform, "__doc__", None) or f"Of the stream {', '.join(names)}.",
+            spec=dg.AssetSpec(
+                entry.name or re.sub(r"\W+", "_", names[0]).strip("_"),
+                description=getattr(transform, "__doc__", None) or f"Of the stream {', '.join(names)}.",
+            ),
             spark=self.spark,
             translator=translator,
-            **op.as_arguments(),
             **options,
         )
         return declare(transform)
@@ -390,6 +344,11 @@ def _with_named_errors(model: type[BaseModel]) -> type[BaseModel]:
             return found
 
     return Attributes
+
+
+def _made(kind: type[Any], given: Mapping[str, Any]) -> Any:
+    """The object of options; an attribute that is null stays at its default."""
+    return kind(**{name: value for name, value in given.items() if value is not None})
 
 
 class _Translated(StreamTranslator):

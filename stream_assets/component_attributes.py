@@ -1,38 +1,32 @@
-"""How the attributes of a ``defs.yaml`` become what ``stream_asset`` takes: connections, decoders, references."""
+"""How the attributes of a ``defs.yaml`` become what ``stream_asset`` takes: connections, decoders, references.
+
+The attributes are made from the declarations of the objects that they describe, with the descriptions there.
+"""
 
 # No annotations from the future: Dagster reads those of the classes that it makes a schema of.
+import inspect
 import os
 import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
 from pydantic import BaseModel, Field, create_model
 
-from spark_jobs.decoding.avro import Avro
-from spark_jobs.decoding.decoders import Decoder, Raw, Text
-from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_schema import JsonSchema
-from spark_jobs.decoding.protobuf import Protobuf
+from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.schema_registry import SchemaRegistry
-from stream_assets.catalogs import HiveMetastore, TableCatalog, UnityCatalog
+from stream_assets.catalogs import HiveMetastore, UnityCatalog
 from stream_assets.connections import KafkaCluster, RedisServer, StreamConnection, StreamFile
 from stream_assets.delta_lake import DeltaLake
-from stream_assets.resources import SparkSessionResource
+from stream_assets.formats import FORMATS
 from stream_assets.translator import StreamTranslator
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.urls import StreamUrl
 
-CONNECTIONS: dict[str, type[StreamConnection]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
-_DECODERS: dict[str, Any] = {
-    "json": Json,
-    "variant": Json,
-    "text": Text,
-    "raw": Raw,
-    "avro": Avro,
-    "protobuf": Protobuf,
-    "json_schema": JsonSchema,
-}
+CONNECTIONS: dict[str, type[Any]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
+CATALOGS: dict[str, type[Any]] = {"unity": UnityCatalog, "hive": HiveMetastore}
 
 
 def with_named_errors(schema: Any) -> Any:
@@ -78,181 +72,82 @@ def _has_attributes(schema: dict[str, Any]) -> bool:
     return not {"$ref", "allOf"}.isdisjoint(schema) or "$ref" in items
 
 
-def _attributes_of(resource: type[BaseModel], **more: Any) -> type[BaseModel]:
-    """The attributes of a resource, each with its description."""
-    own: dict[str, Any] = {name: (field.annotation, field) for name, field in resource.model_fields.items()}
-    # The text after it is for Python.
-    summary = (resource.__doc__ or "").partition("\n")[0]
-    return create_model(f"{resource.__name__}Attributes", __base__=dg.Model, __doc__=summary, **more, **own)
+def attributes_of(
+    kind: type[Any], *, type_name: str | None = None, names: Collection[str] | None = None, **types: Any
+) -> type[BaseModel]:
+    """The attributes of an object: its fields, with their descriptions; each may be a template.
 
+    The values are checked by the object that is made of them. One whose type YAML cannot express is a template, like
+    ``{{ RetryPolicy(max_retries=3) }}``.
 
-_Kafka = _attributes_of(KafkaCluster, type=(Literal["kafka"], ...))
-_Redis = _attributes_of(RedisServer, type=(Literal["redis"], ...))
-_File = _attributes_of(StreamFile, type=(Literal["file"], ...))
-CONNECTION_TYPE: Any = Annotated[_Kafka | _Redis | _File, Field(discriminator="type")]
-_CATALOGS: dict[str, type[TableCatalog]] = {"unity": UnityCatalog, "hive": HiveMetastore}
-_Unity = _attributes_of(UnityCatalog, type=(Literal["unity"], ...))
-_Hive = _attributes_of(HiveMetastore, type=(Literal["hive"], ...))
-CATALOG_TYPE: Any = Annotated[_Unity | _Hive, Field(discriminator="type")]
-LAKE_TYPE: Any = _attributes_of(DeltaLake)
-SPARK_TYPE: Any = _attributes_of(SparkSessionResource)
-
-
-class JsonFields(dg.Model):
-    """Payloads are JSON objects."""
-
-    type: Literal["json"]
-    schema_: str = Field(alias="schema", description="Spark DDL: 'id BIGINT, amount DECIMAL(10,2)'.")
-    mode: Literal["lenient", "strict"] = Field(
-        default="lenient",
-        description="Take values that are written in another way than their types, or refuse them.",
-    )
-
-
-class VariantFields(dg.Model):
-    """Payloads are JSON without a schema."""
-
-    type: Literal["variant"]
-    column: str = Field(default="payload", description="The column of the VARIANT.")
-
-
-class TextFields(dg.Model):
-    """Payloads are UTF-8 text."""
-
-    type: Literal["text"]
-    column: str = Field(default="payload", description="The column of the text.")
-
-
-class RawFields(dg.Model):
-    """Payloads stay as they are."""
-
-    type: Literal["raw"]
-    column: str = Field(default="payload", description="The column of the bytes.")
-
-
-class RegistryAttributes(dg.Model):
-    """A schema registry."""
-
-    url: str = Field(description="Like https://registry:8081.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Of its client, like basic.auth.user.info: '{{ env.REGISTRY_USER }}'."
-    )
-
-
-class _StoredFields(dg.Model):
-    """Where a schema is."""
-
-    registry: RegistryAttributes | None = Field(default=None, description="Payloads begin with schema ids then.")
-    subject: str | None = Field(default=None, description="Whose schema has the columns, like orders-value.")
-    version: int | None = Field(default=None, description="Of the subject; the newest by default.")
-    schema_file: str | None = Field(
-        default=None, description="Instead of a subject, the path of a file with the schema, from this folder."
-    )
-    framed: bool | None = Field(default=None, description="Whether payloads begin with schema ids.")
-
-
-class AvroFields(_StoredFields):
-    """Payloads are Avro values."""
-
-    type: Literal["avro"]
-    column: str | None = Field(default=None, description="One column for all; null for a column a field.")
-
-
-class ProtobufFields(_StoredFields):
-    """Payloads are Protobuf messages."""
-
-    type: Literal["protobuf"]
-    message: str | None = Field(default=None, description="The full name; the first one of the schema by default.")
-    column: str | None = Field(default=None, description="One column for all; null for a column a field.")
-
-
-class JsonSchemaFields(_StoredFields):
-    """Payloads are JSON objects with a JSON Schema."""
-
-    type: Literal["json_schema"]
-    validate_: bool = Field(default=False, alias="validate", description="Refuse what the schema does not allow.")
-
-
-_KEY_TYPE: Any = Annotated[
-    JsonFields | TextFields | RawFields | AvroFields | ProtobufFields | JsonSchemaFields, Field(discriminator="type")
-]
-
-
-class _Columns(dg.Model):
-    """Columns for what comes with a payload."""
-
-    key: str | _KEY_TYPE | None = Field(
-        default=None, description="A column for the message key, BINARY, or a decoder of it; null leaves it out."
-    )
-    headers: str | dict[str, str] | None = Field(
-        default=None, description="A column for the headers, or for columns the names of headers; null leaves them out."
-    )
-
-
-class JsonAttributes(_Columns, JsonFields):
-    """Payloads are JSON objects."""
-
-
-class VariantAttributes(_Columns, VariantFields):
-    """Payloads are JSON without a schema."""
-
-
-class TextAttributes(_Columns, TextFields):
-    """Payloads are UTF-8 text."""
-
-
-class RawAttributes(_Columns, RawFields):
-    """Payloads stay as they are."""
-
-
-class AvroAttributes(_Columns, AvroFields):
-    """Payloads are Avro values."""
-
-
-class ProtobufAttributes(_Columns, ProtobufFields):
-    """Payloads are Protobuf messages."""
-
-
-class JsonSchemaAttributes(_Columns, JsonSchemaFields):
-    """Payloads are JSON objects with a JSON Schema."""
-
-
-DECODER_TYPE: Any = Annotated[
-    JsonAttributes
-    | VariantAttributes
-    | TextAttributes
-    | RawAttributes
-    | AvroAttributes
-    | ProtobufAttributes
-    | JsonSchemaAttributes,
-    Field(discriminator="type"),
-]
-
-
-class _Variable:
-    """``{{ env.NAME }}`` as a whole text: its value is looked up when it is used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def deferred(self) -> dg.EnvVar:
-        return dg.EnvVar(self._name)
-
-    def __str__(self) -> str:
-        raise InvalidOptionError(
-            f"{{{{ env.{self._name} }}}} is a part of a text, but it is looked up when it is used, so that its value "
-            "is shown nowhere",
-            remedy=f"Put the whole text into the variable, and write {{{{ env.{self._name} }}}} alone; or write "
-            f"{{{{ env('{self._name}') }}}} for a value that may be looked up when the code is loaded, and be shown.",
+    Args:
+        kind: of the object, a model or a dataclass that describes its fields in its docstring.
+        type_name: the value of the attribute ``type`` that stands for it, where it is one of several.
+        names: of the fields that are attributes; all by default.
+        types: of fields whose own types do not say what YAML has.
+    """
+    declared: dict[str, tuple[Any, bool, str | None]] = {}
+    # Without what is annotated beside the types, which is for the object.
+    hints = get_type_hints(kind, localns={"Decoder": Decoder, "Mapping": Mapping})
+    if issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            declared[name] = (hints[name], field.is_required(), field.description)
+    else:
+        texts = _described(kind)
+        for one in (field for field in fields(kind) if field.init):
+            is_required = one.default is MISSING and one.default_factory is MISSING
+            declared[one.name] = (hints[one.name], is_required, texts[one.name])
+    own: dict[str, Any] = {} if type_name is None else {"type": (Literal[type_name], ...)}
+    for name in declared if names is None else names:
+        hint, is_required, text = declared[name]
+        default = ... if is_required or (type_name, name) == ("json", "schema") else None
+        # Some names are taken by Pydantic.
+        taken = hasattr(BaseModel, name)
+        own[f"{name}_" if taken else name] = (
+            types.get(name, _yaml_type(hint)),
+            Field(default=default, description=text, alias=name if taken else None),
         )
+    # The text after it is for Python.
+    summary = (kind.__doc__ or "").partition("\n")[0]
+    return create_model(f"{(type_name or '').title()}{kind.__name__}", __base__=dg.Model, __doc__=summary, **own)
 
-    def __bool__(self) -> bool:
-        # As in "env.A or 'b'".
-        return bool(str(self))
+
+def one_of(kinds: Mapping[str, type[Any]]) -> Any:
+    """The attributes of an object whose ``type`` says which one it is."""
+    models = tuple(attributes_of(kind, type_name=name) for name, kind in kinds.items())
+    return Annotated[Union[models], Field(discriminator="type")]  # noqa: UP007 - made of a tuple
+
+
+def _described(kind: type[Any]) -> dict[str, str]:
+    """What the docstring of a dataclass says of each field."""
+    _, _, about = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
+    about = about.partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", about, re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", f"{text[0].upper()}{text[1:]}") for name, text in found}
+
+
+def _yaml_type(hint: Any) -> Any:
+    parts = {part for part in get_args(hint) or (hint,) if part is not type(None)}
+    if get_origin(hint) in (tuple, Mapping, dict) or parts <= {bool, int, float, str}:
+        # Pydantic checks the text of a template against each of several types.
+        return (list[str] if get_origin(hint) is tuple else hint) | str | None
+    return str | None
+
+
+def _decoders(**types: Any) -> Any:
+    stored = attributes_of(SchemaRegistry, options=dict[str, Any]) | str | None
+    models = tuple(
+        attributes_of(kind, type_name=name, names=(*names, *types), registry=stored, **types)
+        for name, (kind, names) in FORMATS.items()
+    )
+    return Annotated[Union[models], Field(discriminator="type")]  # noqa: UP007 - made of a tuple
+
+
+DECODER_TYPE: Any = _decoders(key=str | _decoders() | None, headers=str | dict[str, str] | None)
 
 
 class Variables:
-    """The ``env`` of templates in attributes whose values are looked up when the code is loaded.
+    """The ``env`` of templates, whose values are looked up when the code is loaded.
 
     That of Dagster gives nothing for a variable that is not set, which would be an attribute that was left out.
     """
@@ -278,54 +173,40 @@ class Variables:
         return value
 
 
-class _Known:
-    """``{{ env('NAME') }}``, as Dagster looks it up: text, whatever it looks like."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-
-class _Environment:
-    """The ``env`` of templates in attributes whose values are looked up when they are used."""
-
-    def __init__(self, usual: Any) -> None:
-        self._usual = usual
-
-    def __getattr__(self, name: str) -> _Variable:
-        # Jinja looks for what is its own.
-        if name.startswith(("jinja", "_")):
-            raise AttributeError(name)
-        return _Variable(name)
-
-    def __call__(self, name: str, *default: str) -> _Known:
-        return _Known(str(self._usual(name, *default)))
-
-
-def deferred_text(context: dg.ResolutionContext, value: Any) -> Any:
-    """The value, or values, of an attribute; ``{{ env.NAME }}`` becomes ``EnvVar("NAME")``.
+def resolved(context: dg.ResolutionContext, value: Any) -> Any:
+    """The value, or values, of an attribute; its templates know also ``EnvVar`` and ``RetryPolicy`` of Dagster.
 
     Raises:
         dagster.components.resolved.errors.ResolutionException: a template that cannot be evaluated.
     """
-    scope = {"env": _Environment(context.scope.get("env"))}
-    return _resolved(context.with_scope(**scope), value)
-
-
-def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _resolved(context.at_path(name), one) for name, one in value.items()}
+        return {name: resolved(context.at_path(name), one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_resolved(context.at_path(place), one) for place, one in enumerate(value)]
+        return [resolved(context.at_path(place), one) for place, one in enumerate(value)]
     # Dagster takes text that looks like a number for one, where there is no template, too.
     if not isinstance(value, str) or not re.search(r"{[{%]", value):
         return value
-    found = context.resolve_value(value, as_type=object)
-    if isinstance(found, _Variable):
-        return found.deferred()
-    return str(found) if isinstance(found, _Known) else found
+    scope = {"EnvVar": dg.EnvVar, "RetryPolicy": dg.RetryPolicy}
+    return context.with_scope(**scope).resolve_value(value, as_type=object)
+
+
+def made(context: dg.ResolutionContext, value: Any, kinds: Mapping[str, type[Any]]) -> Any:
+    """The object that attributes describe, of the class that their ``type`` names; any other value as it is resolved.
+
+    Args:
+        context: of the attribute.
+        value: the attributes, a template, or ``None``.
+        kinds: the classes; of one class without a ``type`` the name is empty.
+    """
+    if not isinstance(value, BaseModel):
+        return resolved(context, value)
+    given = resolved(context, value.model_dump(exclude_unset=True))
+    return kinds[given.pop("type", "")](**given)
+
+
+def resolve_options(context: dg.ResolutionContext, value: Any) -> Any:
+    """The attributes of an object of options that are given, by their names."""
+    return resolved(context, value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value)
 
 
 def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConnection | StreamUrl:
@@ -335,106 +216,81 @@ def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConne
         InvalidOptionError: a URL in a variable.
         InvalidUrlError: no URL.
     """
-    if isinstance(value, BaseModel):
-        given = deferred_text(context, value.model_dump(exclude_unset=True))
-        return CONNECTIONS[given.pop("type")](**given)
-    url = deferred_text(context, value)
+    url = made(context, value, CONNECTIONS)
     if isinstance(url, StreamConnection):
         return url
     if isinstance(url, dg.EnvVar):
         raise InvalidOptionError(
             f"the connection is a URL in the variable {url.env_var_name}, to which the names of streams cannot be "
             "added before it is used",
-            remedy="Write it like {type: kafka, bootstrap_servers: '{{ env.KAFKA }}'}; or write "
-            f"{{{{ env('{url.env_var_name}') }}}} for a URL that may be shown.",
+            remedy="Write it like {type: kafka, bootstrap_servers: '{{ EnvVar(\"KAFKA\") }}'}; or write "
+            f"{{{{ env.{url.env_var_name} }}}} for a URL that may be shown.",
         )
     return StreamUrl.parse(f"{str(url).rstrip('/')}/" if "://" in str(url) else str(url))
 
 
 def resolve_lake(context: dg.ResolutionContext, value: Any) -> DeltaLake | None:
     """The place of the tables."""
-    if isinstance(value, BaseModel):
-        return DeltaLake(**deferred_text(context, value.model_dump(exclude_unset=True)))
-    found = None if value is None else deferred_text(context, value)
-    if isinstance(found, str):
-        return DeltaLake(root=found)
-    return found
-
-
-def resolve_catalog(context: dg.ResolutionContext, value: Any) -> TableCatalog | None:
-    """The catalog that names the tables."""
-    if not isinstance(value, BaseModel):
-        return value  # type: ignore[no-any-return]
-    given = deferred_text(context, value.model_dump(exclude_unset=True))
-    return _CATALOGS[given.pop("type")](**given)
-
-
-def resolve_spark(context: dg.ResolutionContext, value: Any) -> Any:
-    """The resource with a session, or the key of one."""
-    if isinstance(value, BaseModel):
-        return SparkSessionResource(**deferred_text(context, value.model_dump(exclude_unset=True)))
-    return value
+    found = made(context, value, {"": DeltaLake})
+    return DeltaLake(root=found) if isinstance(found, str) else found
 
 
 def resolve_decoder(context: dg.ResolutionContext, value: Any) -> Decoder | None:
-    """The decoder, or the one that is referred to.
-
-    Raises:
-        InvalidOptionError: what is referred to is none.
-    """
+    """The decoder, or the one that is referred to."""
     if isinstance(value, BaseModel):
-        return _made_decoder(context, value.model_dump(exclude_unset=True, by_alias=True))
-    if not isinstance(value, str):
-        return value  # type: ignore[no-any-return]
-    found: Any = referred(context, value, option="decode")
-    if isinstance(found, type) or not callable(getattr(found, "decode", None)):
-        raise InvalidOptionError(
-            f"decode={value!r} is a {type(found).__name__}, and no decoder",
-            remedy="Refer to an object that can decode(payloads, schema), like Json('id BIGINT').",
-        )
-    return found  # type: ignore[no-any-return]
+        return _made_decoder(context, resolved(context, value.model_dump(exclude_unset=True, by_alias=True)))
+
+    def is_decoder(found: Any) -> bool:
+        return not isinstance(found, type) and callable(getattr(found, "decode", None))
+
+    remedy = "Refer to an object that can decode(payloads, schema), like Json('id BIGINT')."
+    decoder: Decoder | None = _referred(context, value, "decode", is_decoder, remedy)
+    return decoder
 
 
 def _made_decoder(context: dg.ResolutionContext, given: dict[str, Any]) -> Decoder:
     if given.get("registry") is not None:
-        given["registry"] = SchemaRegistry(**deferred_text(context, given["registry"]))
+        given["registry"] = SchemaRegistry(**given["registry"])
     if given.get("schema_file") is not None:
         here = dg.ComponentLoadContext.from_resolution_context(context).path
         given["schema_file"] = here / given["schema_file"]
     if isinstance(given.get("key"), dict):
         given["key"] = _made_decoder(context, given["key"])
-    decoder: Decoder = _DECODERS[given.pop("type")](**given)
+    kind, _ = FORMATS[given.pop("type")]
+    decoder: Decoder = kind(**given)
     return decoder
 
 
 def resolve_transform(context: dg.ResolutionContext, value: Any) -> Any:
-    """The function that is referred to.
-
-    Raises:
-        InvalidOptionError: what is referred to is none.
-    """
-    found = referred(context, value, option="transform") if isinstance(value, str) else value
-    if found is not None and not callable(found):
-        raise InvalidOptionError(
-            f"transform={value!r} is a {type(found).__name__}, and cannot be called",
-            remedy="Refer to a function that takes the rows and returns them.",
-        )
-    return found
+    """The function that is referred to."""
+    remedy = "Refer to a function that takes the rows and returns them."
+    return _referred(context, value, "transform", callable, remedy)
 
 
 def resolve_translator(context: dg.ResolutionContext, value: Any) -> StreamTranslator | None:
-    """The translator that is referred to, or one of the class.
+    """The translator that is referred to, or one of the class."""
+
+    def is_translator(found: Any) -> bool:
+        return isinstance(found, StreamTranslator) or (isinstance(found, type) and issubclass(found, StreamTranslator))
+
+    remedy = "Refer to a class that inherits from StreamTranslator, or to an object of one."
+    found = _referred(context, value, "translator", is_translator, remedy)
+    translator: StreamTranslator | None = found() if isinstance(found, type) else found
+    return translator
+
+
+def _referred(
+    context: dg.ResolutionContext, value: Any, option: str, is_right: Callable[[Any], bool], remedy: str
+) -> Any:
+    """What an attribute refers to, if it is what the option takes.
 
     Raises:
-        InvalidOptionError: what is referred to is none.
+        InvalidOptionError: it is something else, or it is not there.
     """
-    found = referred(context, value, option="translator") if isinstance(value, str) else value
-    found = found() if isinstance(found, type) else found
-    if found is not None and not isinstance(found, StreamTranslator):
-        raise InvalidOptionError(
-            f"translator={value!r} is a {type(found).__name__}",
-            remedy="Refer to a class that inherits from StreamTranslator, or to an object of one.",
-        )
+    given = resolved(context, value)
+    found = referred(context, given, option=option) if isinstance(given, str) else given
+    if found is not None and not is_right(found):
+        raise InvalidOptionError(f"{option}={value!r} is a {type(found).__name__}", remedy=remedy)
     return found
 
 

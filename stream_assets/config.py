@@ -2,18 +2,16 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import OnReplay, Replay
+from stream_assets.options import BatchLimits, RunLimits
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import OnBadRows
 
 
 class ReplayMode(enum.Enum):
@@ -73,33 +71,8 @@ class PlaceConfig(dg.Config):
         return bound
 
 
-class LimitsConfig(dg.Config):
-    """How much one run does, and how long it tries. Everything is optional; Dagster explains a wrong key.
-
-    Example:
-        >>> LimitsConfig(max_records=1000).configured(Ingestion("lakehouse", "lake/orders")).limits.max_records
-        1000
-    """
-
-    max_records: int | None = Field(default=None, gt=0, description="The most messages in one micro-batch.")
-    max_bytes: int | None = Field(default=None, gt=0, description="The most payload bytes in one micro-batch.")
-    retry_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="How long to try again, with growing pauses, what failed for a reason that may be gone soon, "
-        "like a broker that does not answer; 0 for not at all.",
-    )
-
-    def configured(self, default: Ingestion) -> Ingestion:
-        """The ingestion with what is set here."""
-        retry_seconds = default.retry_seconds if self.retry_seconds is None else self.retry_seconds
-        limits = default.limits.override(self.max_records, self.max_bytes)
-        return replace(default, limits=limits, retry_seconds=retry_seconds)
-
-
-class WriterConfig(LimitsConfig):
-    """How much one run does, how long it tries, what becomes of bad rows, and whether it writes alone."""
+class WriterConfig(BatchLimits):
+    """How much one run does, how long it retries, and what becomes of bad rows. Dagster explains a wrong key."""
 
     on_bad_rows: BadRows | None = Field(
         default=None,
@@ -107,24 +80,11 @@ class WriterConfig(LimitsConfig):
         "the run, or make dead letters of their messages. By default as the asset says.",
     )
 
-    single_writer: bool = Field(
-        default=False,
-        description="No other driver writes the table at the same time; needed where its storage could lose commits.",
-    )
-
-    def configured(self, default: Ingestion) -> Ingestion:
-        """The ingestion with what is set here."""
-        return replace(
-            super().configured(default),
-            single_writer=default.single_writer or self.single_writer,
-            on_bad_rows=default.on_bad_rows if self.on_bad_rows is None else OnBadRows(self.on_bad_rows.value),
-        )
-
     def check(self) -> None:
-        """Refuse what is no place, and what does not go together.
+        """Refuse values that make no sense, or that contradict each other.
 
         Raises:
-            InvalidOptionError: naming it.
+            InvalidOptionError: naming them.
         """
 
 
@@ -178,7 +138,7 @@ class RedriveConfig(WriterConfig):
             raise InvalidOptionError("reason is only for dismiss", remedy="Leave it out, or give a note as dismiss.")
 
 
-class StreamConfig(ReplayConfig):
+class StreamConfig(ReplayConfig, RunLimits):
     """The run config of a stream asset. Without ``start`` the run ingests from the group's position on.
 
     With ``start`` it replays: from there to ``stop``, or to the group's position; no position moves. With
@@ -208,20 +168,6 @@ class StreamConfig(ReplayConfig):
         default=None,
         gt=0,
         description="Stop after this many micro-batches; without it the run drains to its end. Not for a replay.",
-    )
-
-    linger_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="How long the run has: until then it looks for new messages when it has written all that there "
-        "were; 0 for a run that ends then.",
-    )
-    materialize_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="The least time between two materializations of the run; 0 for one a batch.",
     )
 
     def check(self) -> None:
@@ -276,15 +222,10 @@ def checked(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:
     def check(given: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             kind(**given).check()
-        except ValidationError as error:
-            found = "; ".join(
-                f"{'.'.join(map(str, one['loc']))}={one['input']!r}: {one['msg']}" for one in error.errors()
-            )
         except InvalidOptionError as error:
-            found = str(error)
-        else:
-            return given
-        # Dagster wraps any other error, so that the reason is below its own.
-        raise dg.DagsterInvalidConfigError(f"the run config of {op.name} is refused: {found}", [], given)  # type: ignore[no-untyped-call]
+            # Dagster wraps any other error, so that the reason is below its own.
+            reason = f"the run config of {op.name} is refused: {error}"
+            raise dg.DagsterInvalidConfigError(reason, [], given) from error  # type: ignore[no-untyped-call]
+        return given
 
     return op.configured(check, op.name, op.config_schema.config_type)

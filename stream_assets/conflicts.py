@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
+from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_assets.stream_to_table import StreamToTable
 from stream_assets.translator import cluster_name
@@ -28,8 +29,8 @@ def check_conflicts(declared: Sequence[StreamToTable]) -> None:
     of_table = defaultdict(list)
     for one in declared:
         of_table[_location(one)].append(one)
-        if one.origin.mode is ConsumerMode.LOAD_BALANCED:
-            of_group[one.template.group].append(one)
+        if one.mode is ConsumerMode.LOAD_BALANCED:
+            of_group[one.shown_group].append(one)
     for one, other in _pairs(of_group.values()):
         _check_group(one, other)
     for one, other in _pairs(of_table.values()):
@@ -52,7 +53,7 @@ def _check_group(one: StreamToTable, other: StreamToTable) -> None:
     shared = _shared_streams(one, other)
     if shared and _is_one_place(one, other) and _location(one) != _location(other):
         raise InvalidOptionError(
-            f"the assets {_name(one)} and {_name(other)} share group {one.template.group!r} of {', '.join(shared)}, so "
+            f"the assets {_name(one)} and {_name(other)} share group {one.shown_group!r} of {', '.join(shared)}, so "
             "that each of their tables would get a part of the stream",
             remedy="Give each table a group of its own.",
         )
@@ -67,10 +68,10 @@ def _check_table(one: StreamToTable, other: StreamToTable) -> None:
             f"{other.origin} into one table, {one.table}, which tells streams apart by their keys only",
             remedy="Give each of them a table of its own.",
         )
-    if shared and one.template.group == other.template.group:
+    if shared and one.shown_group == other.shown_group:
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} write {', '.join(shared)} into one table, {one.table}, for "
-            f"group {one.template.group!r}: each message would be in one of them, by chance",
+            f"group {one.shown_group!r}: each message would be in one of them, by chance",
             remedy="Declare one asset, or give each a table and a group of its own.",
         )
     if one.table.is_of_key and other.table.is_of_key:
@@ -98,7 +99,7 @@ def _place(url: StreamUrl | None) -> tuple[str, str] | None:
 
 
 def _location(stream: StreamToTable) -> str:
-    return (str(stream.table) if stream.table.is_deferred else stream.template.table).rstrip("/")
+    return (str(stream.table) if stream.table.is_deferred else check_location(stream.table.path)).rstrip("/")
 
 
 def _name(stream: StreamToTable) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import dagster as dg
 from pydantic import ConfigDict, Field
 
-from stream_assets.deferred import is_deferred, resolved_text, shown_text, variable
-from stream_consumers.client_config import ClientConfig
-from stream_consumers.create import StreamSource
-from stream_consumers.options import ConsumerMode, check_name, choose_fields
+from stream_assets.deferred import is_deferred, resolved_text, shown_text
+from stream_consumers.client_config import ClientConfig, variable
+from stream_consumers.options import check_name
 from stream_consumers.urls import StreamUrl
-
-Text = Callable[[str, str], str]
 
 
 class StreamConnection(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
@@ -38,13 +33,16 @@ class StreamConnection(dg.ConfigurableResource):  # type: ignore[type-arg]  # th
             check_name("stream", name)
         return StreamLocation(self, names)
 
-    @abstractmethod
-    def servers(self, text: Text) -> tuple[str, str]:
-        """The protocol and the nodes of the URL.
+    address_option: ClassVar[str]
+    """The option that says where the servers are, or the file is."""
 
-        Args:
-            text: what to make of the text of an option.
-        """
+    scheme: ClassVar[str]
+    """The protocol of the URL."""
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the URL of this one."""
+        return self.scheme
 
     def client(self) -> ClientConfig:
         """Configuration of the broker's client, with values that are deferred."""
@@ -60,16 +58,14 @@ class KafkaCluster(StreamConnection):
         'kafka://{KAFKA}/orders,payments'
     """
 
+    scheme: ClassVar[str] = "kafka"
+    address_option: ClassVar[str] = "bootstrap_servers"
     bootstrap_servers: str = Field(description="Servers with their ports, separated by commas: kafka-1:9092.")
     security_protocol: str | None = Field(default=None, description="Like SASL_SSL; PLAINTEXT by default.")
     sasl_mechanism: str | None = Field(default=None, description="Like SCRAM-SHA-512.")
     sasl_username: str | None = Field(default=None, description="Of this client.")
     sasl_password: str | None = Field(default=None, description="Of this client; use an EnvVar.", repr=False)
     options: dict[str, str] = Field(default_factory=dict, description="More options of librdkafka.", repr=False)
-
-    def servers(self, text: Text) -> tuple[str, str]:
-        """The protocol and the nodes of the URL."""
-        return "kafka", text("bootstrap_servers", self.bootstrap_servers)
 
     def client(self) -> ClientConfig:
         """Configuration of librdkafka."""
@@ -91,6 +87,8 @@ class RedisServer(StreamConnection):
         'rediss://localhost:6379/orders'
     """
 
+    scheme: ClassVar[str] = "redis"
+    address_option: ClassVar[str] = "address"
     address: str = Field(description="The server with its port: redis:6379.")
     tls: bool = Field(default=False, description="Encrypt the connection.")
     username: str | None = Field(default=None, description="Of this client.")
@@ -99,9 +97,10 @@ class RedisServer(StreamConnection):
         default_factory=dict, description="More arguments of redis.Redis, and ours, like min_idle_seconds.", repr=False
     )
 
-    def servers(self, text: Text) -> tuple[str, str]:
-        """The protocol and the nodes of the URL."""
-        return "rediss" if self.tls else "redis", text("address", self.address)
+    @property
+    def protocol(self) -> str:
+        """The protocol of the URL."""
+        return "rediss" if self.tls else "redis"
 
     def client(self) -> ClientConfig:
         """Arguments of the client."""
@@ -117,65 +116,22 @@ class StreamFile(StreamConnection):
         'file://orders.ss/orders'
     """
 
+    scheme: ClassVar[str] = "file"
+    address_option: ClassVar[str] = "path"
     path: str = Field(description="Of the file, like /data/orders.ss.")
-
-    def servers(self, text: Text) -> tuple[str, str]:
-        """The protocol and the nodes of the URL."""
-        return "file", text("path", self.path)
 
 
 @dataclass(frozen=True)
 class StreamLocation:
-    """Streams at a connection.
+    """Where the messages of an asset come from: streams at a connection, or a URL; it is looked up when it is used.
 
     Args:
-        connection: where they are.
-        names: the stream keys.
+        source: the connection; or a URL, or an ``EnvVar`` that holds one.
+        names: the stream keys at a connection.
     """
 
-    connection: StreamConnection
-    names: tuple[str, ...]
-
-    @property
-    def shown(self) -> StreamUrl:
-        """The URL for people, with the names of variables in braces."""
-        return self._url(lambda _, value: shown_text(value))
-
-    @property
-    def url(self) -> StreamUrl:
-        """The URL.
-
-        Raises:
-            InvalidOptionError: a variable is not set.
-        """
-        return self._url(resolved_text)
-
-    @property
-    def client(self) -> ClientConfig:
-        """Configuration of the broker's client, with values that are deferred."""
-        return self.connection.client()
-
-    def _url(self, text: Text) -> StreamUrl:
-        protocol, nodes = self.connection.servers(text)
-        return StreamUrl.parse(f"{protocol}://{nodes}/").with_streams(self.names)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the messages of an asset come from; it is looked up when it is used.
-
-    Args:
-        source: a URL, an ``EnvVar`` that holds one, or streams at a connection.
-        mode: how the group shares and remembers.
-        client: more configuration of the broker's client.
-    """
-
-    source: str | StreamUrl | StreamLocation
-    mode: ConsumerMode
-    client: ClientConfig = field(repr=False)
-
-    def __post_init__(self) -> None:
-        choose_fields(self, mode=ConsumerMode)
+    source: StreamConnection | str
+    names: tuple[str, ...] = ()
 
     @property
     def is_deferred(self) -> bool:
@@ -184,38 +140,32 @@ class Origin:
 
     @property
     def shown(self) -> StreamUrl | None:
-        """The URL for people; ``None`` if it is in a variable."""
-        if isinstance(self.source, StreamLocation):
-            return self.source.shown
+        """The URL for people, with the names of variables in braces; ``None`` if a variable holds the whole URL."""
+        if isinstance(self.source, StreamConnection):
+            return self._at(self.source, shown_text(getattr(self.source, self.source.address_option)))
         return None if self.is_deferred else StreamUrl.parse(self.source)
 
-    def __str__(self) -> str:
-        shown = self.shown
-        return f"{{{variable(self.source)}}}" if shown is None else str(shown)
-
-    def check(self) -> None:
-        """Refuse what can be seen to be wrong before it is used.
-
-        Raises:
-            InvalidUrlError, InvalidOptionError: naming it.
-        """
-        shown = self.shown
-        if shown is not None:
-            StreamSource(shown, self.mode, self._client)
-
-    def stream(self) -> StreamSource:
-        """The stream.
+    @property
+    def url(self) -> StreamUrl:
+        """The URL.
 
         Raises:
             InvalidOptionError: a variable is not set.
             InvalidUrlError: it holds no URL.
         """
-        if isinstance(self.source, StreamLocation):
-            return StreamSource(self.source.url, self.mode, self._client)
-        url = resolved_text("source", self.source) if isinstance(self.source, str) else self.source
-        return StreamSource(url, self.mode, self._client)
+        if isinstance(self.source, StreamConnection):
+            option = self.source.address_option
+            return self._at(self.source, resolved_text(option, getattr(self.source, option)))
+        return StreamUrl.parse(resolved_text("source", self.source))
 
     @property
-    def _client(self) -> ClientConfig:
-        own = self.source.client if isinstance(self.source, StreamLocation) else {}
-        return {**own, **self.client}
+    def client(self) -> ClientConfig:
+        """Configuration of the broker's client, with values that are deferred."""
+        return self.source.client() if isinstance(self.source, StreamConnection) else {}
+
+    def _at(self, connection: StreamConnection, nodes: str) -> StreamUrl:
+        return StreamUrl.parse(f"{connection.protocol}://{nodes}/").with_streams(self.names)
+
+    def __str__(self) -> str:
+        shown = self.shown
+        return f"{{{variable(self.source)}}}" if shown is None else str(shown)

@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 import dagster as dg
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.dead_letters import DeadLetters, LetterFilter, LetterKind
+from spark_jobs.dead_letters import DeadLetters, LetterKind
+from spark_jobs.writing.letters import LetterFilter
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.readable import shortened
 from stream_consumers.wording import counted

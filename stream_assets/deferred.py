@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stream_consumers.client_config import Deferred
+from stream_consumers.client_config import Deferred, look_up, variable
 from stream_consumers.errors import InvalidOptionError
-
-_REMEDY = "Set it where this process runs: the daemon's code server and the runs."
 
 
 def is_deferred(value: object) -> bool:
@@ -27,11 +25,6 @@ def shown_text(value: str) -> str:
     return f"{{{variable(value)}}}" if is_deferred(value) else value
 
 
-def variable(value: object) -> str:
-    """The name of the variable that a text comes from."""
-    return str(getattr(value, "env_var_name", None) or getattr(value, "name", "environment"))
-
-
 def resolved_text(option: str, value: str) -> str:
     """The text, looked up now if it is deferred.
 
@@ -42,11 +35,14 @@ def resolved_text(option: str, value: str) -> str:
     Raises:
         InvalidOptionError: the variable is not set, or there is nothing in it.
     """
-    found = _looked_up(option, value)
+    if not isinstance(value, Deferred):
+        return value
+    found = str(look_up(value, option))
     # Nothing would be taken for a default: the root folder, a broker on this machine.
-    if isinstance(value, Deferred) and not found.strip():
+    if not found.strip():
         raise InvalidOptionError(
-            f"{option} comes from the environment variable {variable(value)}, which is empty", remedy=_REMEDY
+            f"{option} comes from the environment variable {variable(value)}, which is empty",
+            remedy="Set it where this process runs: the daemon's code server and the runs.",
         )
     return found
 
@@ -58,15 +54,7 @@ def resolved_options(option: str, options: Mapping[str, str]) -> dict[str, str]:
         InvalidOptionError: a variable is not set.
     """
     # An option may be empty, as a session token is that somebody does not need.
-    return {name: _looked_up(f"{option}[{name!r}]", value) for name, value in options.items()}
-
-
-def _looked_up(option: str, value: str) -> str:
-    if not isinstance(value, Deferred):
-        return value
-    found = value.get_value()
-    if found is None:
-        raise InvalidOptionError(
-            f"{option} comes from the environment variable {variable(value)}, which is not set", remedy=_REMEDY
-        )
-    return str(found)
+    return {
+        name: str(look_up(value, f"{option}[{name!r}]")) if isinstance(value, Deferred) else value
+        for name, value in options.items()
+    }

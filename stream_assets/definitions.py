@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 from pyspark.sql import DataFrame
 
-from stream_assets import Json, SparkSessionResource, stream_asset, stream_definitions
+from stream_assets import Json, LagPolicy, RunLimits, SparkSessionResource, stream_asset, stream_definitions
 from stream_assets.testing import KillSwitch
 
 HOME = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo").absolute()
@@ -22,9 +22,8 @@ QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.stre
     group="demo",
     table=TABLE,
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
-    max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000")),
-    sensor_seconds=5,
-    sensor_status=dg.DefaultSensorStatus.RUNNING,
+    limits=RunLimits(max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000"))),
+    sensor=LagPolicy(interval_seconds=5, status=dg.DefaultSensorStatus.RUNNING),
     spark=SparkSessionResource(master="local[2]", spark_config=QUICK),
     observer=KillSwitch.from_environment(table=TABLE, memory=HOME / "faults"),
 )

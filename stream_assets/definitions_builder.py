@@ -10,8 +10,7 @@ import dagster as dg
 from sensors.lag_sensor import Watched, build_lag_sensor
 from stream_assets.asset import StreamAsset
 from stream_assets.conflicts import check_conflicts
-from stream_assets.redrive_job import build_redrive_job
-from stream_assets.replay_job import build_replay_job
+from stream_assets.jobs import DAILY, build_redrive_job, build_replay_job
 from stream_assets.translator import STREAM_URL
 from stream_consumers.errors import InvalidOptionError
 
@@ -22,7 +21,7 @@ def build_ingest_job(stream: StreamAsset) -> dg.UnresolvedAssetJobDefinition:
         stream.declared.job_name,
         selection=dg.AssetSelection.assets(stream.key),
         executor_def=dg.in_process_executor,
-        run_tags=dict(stream.run_tags),
+        run_tags=dict(stream.declared.op.run_tags),
         description=f"Drain {stream.declared.origin} into {stream.declared.table}.",
     )
 
@@ -39,8 +38,6 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
         policy=declared.policy,
         is_partitioned=declared.partitions is not None,
         replay_jobs=(declared.replay_job_name, declared.redrive_job_name),
-        minimum_interval_seconds=declared.sensor_seconds,
-        default_status=declared.sensor_status,
     )
 
 
@@ -48,6 +45,7 @@ def stream_definitions(
     streams: Sequence[StreamAsset | dg.AssetSpec],
     *,
     resources: Mapping[str, Any] | None = None,
+    replay_partitions: dg.TimeWindowPartitionsDefinition = DAILY,
     redrive_jobs: bool = False,
 ) -> dg.Definitions:
     """Definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
@@ -59,6 +57,8 @@ def stream_definitions(
         streams: what ``@stream_asset`` made; and ``AssetSpec`` of streams that you describe yourself, which take the
             places of ours.
         resources: those that the assets ask for by their keys; no other is needed.
+        replay_partitions: of the jobs that replay the messages of a day or an hour, one for each asset that has no
+            partitions of its own and does not claim entries; daily in UTC by default.
         redrive_jobs: also a job for each asset that decodes its dead letters again, see :func:`build_redrive_job`; not
             for those that claim entries.
 
@@ -66,8 +66,7 @@ def stream_definitions(
         InvalidOptionError: something else among ``streams``, like an asset that Dagster has made of a stream asset; two
             assets whose names differ only by characters that Dagster folds into one, or whose tables share a group of
             mode ``load_balanced``; that write streams of one key at two places into one table, or one table of a
-            ``DeltaLake`` by accident, or where dead letters of the other go; two streams that would be one asset; or an
-            asset with a single writer and without a pool, which would get a replay job or a redrive job.
+            ``DeltaLake`` by accident, or where dead letters of the other go; or two streams that would be one asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -97,13 +96,13 @@ def stream_definitions(
             )
     check_conflicts([stream.declared for stream in assets])
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
-    replayed = [(stream, stream.declared.replay_partitions) for stream in assets]
+    replayed = [stream for stream in assets if stream.declared.has_replay_job]
     redriven = [stream for stream in assets if redrive_jobs and not stream.declared.is_claimed]
     return dg.Definitions(
         assets=[*assets, *_upstream(assets, own)],
         jobs=[
             *jobs.values(),
-            *(build_replay_job(stream, days) for stream, days in replayed if days),
+            *(build_replay_job(stream, replay_partitions) for stream in replayed),
             *map(build_redrive_job, redriven),
         ],
         sensors=[build_sensor(stream, jobs[name]) for name, stream in names.items()],

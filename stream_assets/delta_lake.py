@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import dagster as dg
 from pydantic import ConfigDict, Field
 
+from spark_jobs.table_location import LOCAL, check_table_uri, scheme
 from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
 from stream_consumers.options import check_name
 
@@ -60,12 +61,20 @@ class LakeTable:
         parts: what follows it.
         storage_options: for reading the log; shown nowhere.
         is_of_key: whether the key of an asset says which one it is.
+
+    Raises:
+        InvalidOptionError: a URI with credentials or parameters in it.
     """
 
     root: str
-    parts: Sequence[str]
-    storage_options: Mapping[str, str] = field(repr=False)
+    parts: Sequence[str] = ()
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     is_of_key: bool = False
+
+    def __post_init__(self) -> None:
+        # It is shown even where the rest is still in the environment.
+        if not is_deferred(self.root) and scheme(check_name("table", self.root)) != LOCAL:
+            check_table_uri("table", self.root)
 
     @property
     def is_deferred(self) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.batches.ingestion import BatchReport, Continues, Event, Ingestion, Waiting
 from spark_jobs.batches.replay import replay_commits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.storage import read_table
@@ -25,56 +24,86 @@ from stream_assets.metadata import (
     BatchSum,
     batch_metadata,
     ingest_metadata,
-    lineage_of_columns,
+    made_of,
     replay_metadata,
     table_metadata,
 )
 from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions, touched_by, touched_since
+from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.batches import Range
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
 from stream_consumers.wording import counted
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
-_PAGE = 100
 _MOST_NAMED = 7
 _MOST_BATCHES = 100
 """Of so many batches of a run, the newest, the reasons of dead letters are told."""
 
 
-class Told(ABC):
-    """Tells Dagster of the batches of a run.
+@dataclass(frozen=True)
+class RunScope:
+    """What one run works with: what the asset was declared with and the run config, all of it looked up once.
 
     Args:
         context: of the run.
-        key: of the asset.
-        ingestion: what went where.
+        key: of the asset in Dagster.
+        declared: the stream, the table, and how.
+        source: the stream.
+        ingestion: what goes where.
         spark: the session.
     """
 
-    def __init__(self, context: Context, key: dg.AssetKey, ingestion: Ingestion, spark: SparkSession) -> None:
-        self._context = context
-        self._key = key
-        self._ingestion = ingestion
-        self._table = ingestion.table
-        self._ledger = ingestion.ledger()
-        self._spark = spark
-        self._sum: BatchSum | None = None
+    context: Context
+    key: dg.AssetKey
+    declared: StreamToTable
+    source: StreamSource
+    ingestion: Ingestion
+    spark: SparkSession
 
-    def tell(self, reports: Iterable[BatchReport]) -> dg.AssetMaterialization | None:
+    @classmethod
+    def of(cls, context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession) -> RunScope:
+        """Look up what is deferred."""
+        return cls(context, key, declared, declared.stream, declared.ingestion, spark)
+
+    @property
+    def log(self) -> dg.DagsterLogManager:
+        """The log of the run."""
+        return self.context.log
+
+
+class Told(ABC):
+    """Tells Dagster of the batches of a run."""
+
+    def __init__(self, run: RunScope) -> None:
+        self._run = run
+        self._ledger = run.ingestion.ledger()
+        self._partitions = run.declared.partitions
+        self._sum: BatchSum | None = None
+        # Spark may be what an error comes from: it is asked for nothing any more.
+        self._has_failed = False
+
+    def tell(self, events: Iterable[Event]) -> dg.AssetMaterialization | None:
         """Tell of all batches of the run as they come.
 
         Args:
-            reports: each when the batch is in the table.
+            events: of the run; why it waits goes to its log.
 
         Returns:
             The last materialization of the run, or the only one; ``None`` if there is nothing left to tell.
         """
         try:
-            for report in reports:
-                self.add(report)
+            for event in events:
+                if isinstance(event, BatchReport):
+                    self.add(event)
+                elif isinstance(event, Continues):
+                    self.tell_if_due()
+                else:
+                    self._run.log.warning(event.why if isinstance(event, Waiting) else event.what)
         except BaseException:
+            self._has_failed = True
             self.tell_rest()
             raise
         return self.result()
@@ -85,9 +114,12 @@ class Told(ABC):
             self._sum = BatchSum(report)
         self._sum.add(report)
 
+    def tell_if_due(self) -> None:  # noqa: B027 - most kinds tell at the end only
+        """What was added is not the last of the run."""
+
     @abstractmethod
     def tell_rest(self) -> None:
-        """The run ends with an error. Spark is not asked for anything any more."""
+        """The run ends with an error."""
 
     def _try_to_tell(self, tell: Callable[[], None]) -> None:
         """Tell of what was written, if anything was, and let nothing hide the error that ends the run."""
@@ -97,7 +129,7 @@ class Told(ABC):
         try:
             tell()
         except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
-            self._context.log.warning(f"Dagster could not be told of {counted(batches, 'batch', 'batches')}: {error}")
+            self._run.log.warning(f"Dagster could not be told of {counted(batches, 'batch', 'batches')}: {error}")
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
@@ -110,31 +142,26 @@ class Told(ABC):
         try:
             rows = rows_in_partitions(self._ledger, partitions, keys)
         except (LedgerUnreadableError, TableUnreadableError) as error:
-            self._context.log.warning(f"the rows of the partitions are not counted: {error}")
+            self._run.log.warning(f"the rows of the partitions are not counted: {error}")
             return {}
         return {key: {PARTITION_ROW_COUNT: dg.MetadataValue.int(count)} for key, count in rows.items()}
 
     def _log_what_is_left_out(self, touched: Touched) -> None:
         if touched.unknown:
-            self._context.log.warning(
-                f"which partitions were touched by versions {', '.join(map(str, touched.unknown))} of {self._table} "
-                "cannot be told any more, since VACUUM has removed their files; replay those that they may have touched"
+            self._run.log.warning(
+                f"which partitions were touched by versions {', '.join(map(str, touched.unknown))} of "
+                f"{self._run.ingestion.table} is unknown, because VACUUM has removed their files; replay those that "
+                "they may have touched"
             )
         if touched.outside:
-            self._context.log.info(f"no partition has the time of {counted(touched.outside, 'row')}")
+            self._run.log.info(f"no partition has the time of {counted(touched.outside, 'row')}")
 
-    def _made(
-        self, metadata: Mapping[str, dg.MetadataValue], version: int, *, is_spark_asked: bool = True
-    ) -> dg.AssetMaterialization:
+    def _made(self, metadata: Mapping[str, dg.MetadataValue], version: int) -> dg.AssetMaterialization:
         log = self._ledger.log
-        columns = read_table(self._spark, log).schema.fields if is_spark_asked else None
-        table = table_metadata(self._table, version=version, total_rows=log.row_count(), columns=columns)
-        lineage: dict[str, dg.MetadataValue] = {}
-        if isinstance(self._context, dg.AssetExecutionContext):
-            lineage = lineage_of_columns(self._context.assets_def.get_asset_spec(self._key).metadata, columns)
-        return dg.AssetMaterialization(
-            self._key, metadata={**metadata, **table, **lineage}, tags={_DATA_VERSION: f"delta:{version}"}
-        )
+        columns = None if self._has_failed else read_table(self._run.spark, log).schema.fields
+        table = table_metadata(self._run.ingestion.table, version=version, total_rows=log.row_count(), columns=columns)
+        tags = {_DATA_VERSION: f"delta:{version}"}
+        return dg.AssetMaterialization(self._run.key, metadata={**metadata, **table}, tags=tags)
 
 
 class IngestMaterializations(Told):
@@ -146,33 +173,17 @@ class IngestMaterializations(Told):
     not asked for partitions, and without a result what is downstream in it would be skipped.
 
     Args:
-        context: of the run.
-        key: of the asset.
-        ingestion: what went where.
-        spark: the session.
+        run: what it works with.
         every_seconds: materialize before the end, too, but no sooner than so long after the last time; 0 for each
             batch, ``None`` for the end only.
-        partitions: those of the asset.
-        shows_payloads: whether the beginnings of payloads are told with the reasons of dead letters.
         clock: the time in seconds; for tests.
     """
 
     def __init__(
-        self,
-        context: Context,
-        key: dg.AssetKey,
-        ingestion: Ingestion,
-        spark: SparkSession,
-        *,
-        every_seconds: float | None = None,
-        partitions: dg.TimeWindowPartitionsDefinition | None = None,
-        shows_payloads: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, run: RunScope, *, every_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(context, key, ingestion, spark)
+        super().__init__(run)
         self._every_seconds = every_seconds
-        self._partitions = partitions
-        self._shows_payloads = shows_payloads
         self._clock = clock
         self._due_at = clock()
         self._whole: dg.AssetMaterialization | None = None
@@ -180,7 +191,7 @@ class IngestMaterializations(Told):
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: it is a point in the plots of the asset."""
         super().add(report)
-        self._context.log_event(dg.AssetObservation(self._key, metadata=batch_metadata(report)))
+        self._run.context.log_event(dg.AssetObservation(self._run.key, metadata=batch_metadata(report)))
 
     def tell_if_due(self) -> None:
         """What was added is not the last of the run: materialize, unless the last time was just now."""
@@ -190,7 +201,7 @@ class IngestMaterializations(Told):
 
     def tell_rest(self) -> None:
         """The run ends with an error: what was written is in the table, whatever comes now."""
-        self._try_to_tell(partial(self._tell, is_spark_asked=False))
+        self._try_to_tell(self._tell)
 
     def result(self) -> dg.AssetMaterialization | None:
         """What is left to tell, of this run or of one that was killed; ``None`` if Dagster knows of all batches.
@@ -200,21 +211,21 @@ class IngestMaterializations(Told):
         if self._partitions is not None:
             self._tell()
             return self._whole
-        return next(self._untold(is_spark_asked=True), None)
+        return next(self._untold(), None)
 
-    def _tell(self, *, is_spark_asked: bool = True) -> None:
-        for made in self._untold(is_spark_asked=is_spark_asked):
-            self._context.log_event(made)
+    def _tell(self) -> None:
+        for made in self._untold():
+            self._run.context.log_event(made)
         # Only now: if Dagster could not be told, the next one, or that at the end, tells of it.
         self._sum = None
 
-    def _untold(self, *, is_spark_asked: bool) -> Iterator[dg.AssetMaterialization]:
+    def _untold(self) -> Iterator[dg.AssetMaterialization]:
         if self._partitions is not None:
-            yield from self._untold_partitions(self._partitions, is_spark_asked=is_spark_asked)
+            yield from self._untold_partitions(self._partitions)
             return
         version = self._newest_untold() if self._sum is None else self._sum.last.version
         if version is not None:
-            made = self._made(self._metadata(), version, is_spark_asked=is_spark_asked)
+            made = self._made(self._metadata(), version)
             yield _with_metadata(made, {TOLD: dg.MetadataValue.int(version)})
 
     def _metadata(self) -> dict[str, dg.MetadataValue]:
@@ -222,13 +233,14 @@ class IngestMaterializations(Told):
         metadata = ingest_metadata(self._sum)
         batches = self._sum.dead_batches[-_MOST_BATCHES:] if self._sum is not None else ()
         if batches:
-            reasons = letter_reasons(self._ingestion, batches=batches, payloads=self._shows_payloads)
+            payloads = self._run.declared.errors.dead_letter_payloads
+            reasons = letter_reasons(self._run.ingestion, batches=batches, payloads=payloads)
             metadata |= {"ingest/dead_letter_reasons": reasons} if reasons else {}
         return metadata
 
     def _newest_untold(self) -> int | None:
         """The version of the newest batch of the group, if Dagster was not told of it."""
-        known = told_version(self._context.instance, self._key)
+        known = told_version(self._run.context.instance, self._run.key)
         for commit in self._ledger.surviving():
             if known is not None and commit.version <= known:
                 break
@@ -236,10 +248,8 @@ class IngestMaterializations(Told):
                 return commit.version
         return None
 
-    def _untold_partitions(
-        self, partitions: dg.TimeWindowPartitionsDefinition, *, is_spark_asked: bool
-    ) -> Iterator[dg.AssetMaterialization]:
-        known = told_version(self._context.instance, self._key, of_partitions=True)
+    def _untold_partitions(self, partitions: dg.TimeWindowPartitionsDefinition) -> Iterator[dg.AssetMaterialization]:
+        known = told_version(self._run.context.instance, self._run.key, of_partitions=True)
         if known is not None and self._sum is not None:
             # A table that was dropped and made again has lower versions than Dagster was told of.
             known = min(known, self._sum.first_version - 1)
@@ -251,7 +261,7 @@ class IngestMaterializations(Told):
         # Rows may be of no partition, and a batch may have none: what this run wrote is told all the same.
         if not touched.rows and self._sum is None:
             return
-        made = self._made(self._metadata(), version, is_spark_asked=is_spark_asked)
+        made = self._made(self._metadata(), version)
         counts = self._row_counts(partitions, touched.rows)
         last = max(touched.rows, default=None)
         for partition, rows in touched.rows.items():
@@ -268,30 +278,15 @@ class ReplayMaterialization(Told):
     """A replay is materialized when it is whole: until then the table has a part of the rows it is to have.
 
     Args:
-        context: of the run.
-        key: of the asset.
-        ingestion: what went where.
-        spark: the session.
+        run: what it works with.
         replay_id: of the replay: what runs that were killed have written of it is told, too.
         what: what is replayed.
-        partitions: those of the asset: the ones that were touched are materialized.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        key: dg.AssetKey,
-        ingestion: Ingestion,
-        spark: SparkSession,
-        *,
-        replay_id: str,
-        what: Mapping[str, str],
-        partitions: dg.TimeWindowPartitionsDefinition | None = None,
-    ) -> None:
-        super().__init__(context, key, ingestion, spark)
+    def __init__(self, run: RunScope, *, replay_id: str, what: Mapping[str, str]) -> None:
+        super().__init__(run)
         self._replay_id = replay_id
         self._what = what
-        self._partitions = partitions
         self._last_copies: Mapping[Shard, Range] = {}
         self._messages = 0
         self._left: int | None = None
@@ -300,7 +295,7 @@ class ReplayMaterialization(Told):
         """These rows of the time of the replay cannot be made again."""
         self._last_copies = last_copies
         if last_copies:
-            self._context.log.warning(
+            self._run.log.warning(
                 f"the stream does not hold the messages of {describe_ranges(last_copies)} any more: their rows of this "
                 "time are the last copy, and stay as they are"
             )
@@ -311,12 +306,12 @@ class ReplayMaterialization(Told):
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
         share = 100 * self._messages // max(1, self._messages + self._left)
-        self._context.log.info(f"replayed {counted(self._messages, 'message')}, {share} %; {self._left} left")
+        self._run.log.info(f"replayed {counted(self._messages, 'message')}, {share} %; {self._left} left")
 
     def tell_rest(self) -> None:
         """The run ends with an error: the rows are not yet those of the replay."""
         if self._left:
-            self._context.log.warning(
+            self._run.log.warning(
                 f"the replay is not whole: {self._left} messages are left, and no materialization tells of the others; "
                 "a retry of this run continues it"
             )
@@ -339,7 +334,7 @@ class ReplayMaterialization(Told):
     ) -> None:
         counts = self._row_counts(partitions, keys)
         for partition in keys:
-            self._context.log_event(_of_partition(made, counts.get(partition, {}), partition=partition))
+            self._run.context.log_event(_of_partition(made, counts.get(partition, {}), partition=partition))
 
     def _replay_made(self) -> dg.AssetMaterialization:
         version = self._sum.last.version if self._sum else self._ledger.read().version
@@ -355,30 +350,21 @@ class PartitionMaterialization(ReplayMaterialization):
     """A replay of partitions of the asset: all of them are materialized when it is whole, also those without messages.
 
     Args:
+        run: what it works with.
         context: of the run, which was asked for partitions.
-        key: of the asset.
-        ingestion: what went where.
-        spark: the session.
-        replay_id: of the replay.
-        streams: the keys of those that are replayed.
         partitions: those of the asset.
+        replay_id: of the replay.
     """
 
     def __init__(
         self,
+        run: RunScope,
         context: dg.AssetExecutionContext,
-        key: dg.AssetKey,
-        ingestion: Ingestion,
-        spark: SparkSession,
-        *,
-        replay_id: str,
-        streams: Collection[str],
         partitions: dg.TimeWindowPartitionsDefinition,
+        replay_id: str,
     ) -> None:
-        what = {"partitions": describe_partitions(context)}
-        super().__init__(context, key, ingestion, spark, replay_id=replay_id, what=what)
+        super().__init__(run, replay_id=replay_id, what={"partitions": describe_partitions(context)})
         self._of_partitions = context
-        self._streams = streams
         self._windows = partitions
 
     def result(self) -> dg.AssetMaterialization:
@@ -386,10 +372,11 @@ class PartitionMaterialization(ReplayMaterialization):
         context = self._of_partitions
         commits = replay_commits(self._ledger, self._replay_id)
         for partition, count in self._row_counts(self._windows, context.partition_keys).items():
-            context.add_asset_metadata(count, asset_key=self._key, partition_key=partition)
+            context.add_asset_metadata(count, asset_key=self._run.key, partition_key=partition)
         told = _joined(_goal(commits), self._last_copies)
         try:
-            late = rows_elsewhere(self._ledger, context.partition_time_window, told, streams=self._streams)
+            streams = self._run.source.url.required_streams()
+            late = rows_elsewhere(self._ledger, context.partition_time_window, told, streams=streams)
         except (LedgerUnreadableError, TableUnreadableError) as error:
             context.log.warning(f"the rows that came late are not counted: {error}")
         else:
@@ -414,37 +401,12 @@ def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partition
         key: of the asset.
         of_partitions: whether it was told which partitions they have touched.
     """
-    for _, made in materializations(instance, key):
+    for _, made in made_of(instance, key):
         # Replays write to the same table, and tell nothing of what ingestion has done meanwhile.
         told = made.metadata.get(TOLD) if made.partition or not of_partitions else None
         if told is not None and isinstance(told.value, int):
             return told.value
     return None
-
-
-def materializations(
-    instance: dg.DagsterInstance, key: dg.AssetKey, *, most: int | None = None, before: float | None = None
-) -> Iterator[tuple[str, dg.AssetMaterialization]]:
-    """The materializations of an asset with the runs that made them, the newest first.
-
-    Args:
-        instance: where they are.
-        key: of the asset.
-        most: so many at most; ``None`` for all.
-        before: only those from before this time, in seconds since 1970.
-    """
-    records = _records(instance, dg.AssetRecordsFilter(asset_key=key, before_timestamp=before))
-    for record in records if most is None else islice(records, most):
-        if record.asset_materialization is not None:
-            yield record.run_id, record.asset_materialization
-
-
-def _records(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> Iterator[dg.EventLogRecord]:
-    cursor, has_more = None, True
-    while has_more:
-        page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
-        yield from page.records
-        cursor, has_more = page.cursor, page.has_more
 
 
 def describe_partitions(context: Context) -> str:

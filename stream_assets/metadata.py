@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import dagster as dg
 from pyspark.sql.types import StructField
 
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.redrive import Outcome
-from spark_jobs.decoding.decoders import Decoder, header_columns, is_resolved, key_columns
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.table_times import COLUMNS
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -29,15 +23,13 @@ PARTITION_ROW_COUNT = "dagster/partition_row_count"
 TABLE_NAME = "dagster/table_name"
 TABLE_URI = "dagster/uri"
 COLUMN_SCHEMA = "dagster/column_schema"
-COLUMN_LINEAGE = "dagster/column_lineage"
-CODE_REFERENCES = "dagster/code_references"
+PAGE = 100
+"""How many materializations are asked for at once."""
 OF_PARTITIONS = (
-    *(KIND, VERSION, TABLE_URI, COLUMN_SCHEMA, COLUMN_LINEAGE),
+    *(KIND, VERSION, TABLE_URI, COLUMN_SCHEMA),
     *("replay/start", "replay/stop", "replay/partitions"),
 )
 """What of the metadata of a run is true of each partition that it has touched; the rest are sums of the run."""
-_NESTED = re.compile(r"<[^<>]*>|\([^()]*\)|'[^']*'|\"[^\"]*\"")
-_FIRST_WORD = re.compile(r"(?:^|,)\s*(`[0-9]+`|[^\s:,`]+)")
 
 
 @dataclass(slots=True)
@@ -72,7 +64,7 @@ class BatchSum:
 
     def add(self, report: BatchReport) -> None:
         """Let it stand for one more."""
-        entry = report.batch.entry
+        entry = report.entry
         self.first_version = self.first_version if self.batches else report.version
         self.last = report
         self.batches += 1
@@ -92,22 +84,22 @@ class BatchSum:
         self.seconds += report.seconds
 
 
-def definition_metadata(
-    function: Callable[..., Any], *, table: str, decoder: Decoder, streams: Iterable[dg.AssetKey]
-) -> dict[str, dg.MetadataValue]:
-    """What is known of a table when its asset is declared: its name, where its columns come from, where its code is.
+def made_of(
+    instance: dg.DagsterInstance, wanted: dg.AssetKey | dg.AssetRecordsFilter
+) -> Iterator[tuple[str, dg.AssetMaterialization]]:
+    """The materializations of an asset with the ids of the runs that made them, the newest first.
 
     Args:
-        function: what was decorated.
-        table: the path or URI of the table.
-        decoder: of the payloads.
-        streams: the assets that stand for the streams.
+        instance: where they are.
+        wanted: the asset, or which of its materializations.
     """
-    return {
-        TABLE_NAME: dg.MetadataValue.text(table_name(table)),
-        COLUMN_LINEAGE: dg.MetadataValue.column_lineage(column_lineage(decoder, streams)),
-        **code_references(function),
-    }
+    cursor, has_more = None, True
+    while has_more:
+        page = instance.fetch_materializations(wanted, limit=PAGE, cursor=cursor)
+        for record in page.records:
+            if record.asset_materialization is not None:
+                yield record.run_id, record.asset_materialization
+        cursor, has_more = page.cursor, page.has_more
 
 
 def table_name(table: str) -> str:
@@ -121,83 +113,6 @@ def table_name(table: str) -> str:
     return ".".join([part for part in parts.split("/") if part][-2:])
 
 
-def column_lineage(decoder: Decoder, streams: Iterable[dg.AssetKey]) -> dg.TableColumnLineage:
-    """Which columns come from which fields of the messages, by their names.
-
-    Args:
-        decoder: of the payloads.
-        streams: the assets that stand for the streams.
-
-    Example:
-        >>> from stream_assets import Json
-        >>> lineage = column_lineage(Json("id BIGINT, tags ARRAY<STRING>", key="k"), [dg.AssetKey("orders")])
-        >>> {name: deps[0].column_name for name, deps in lineage.deps_by_column.items()}
-        {'id': 'id', 'tags': 'tags', 'k': 'key', '_stream': '_stream', '_shard': '_shard', '_sequence': '_sequence', \
-'_timestamp': '_timestamp'}
-    """
-    # Those that a registry knows are asked for by a run.
-    fields = {name: name for name in _names(decoder.ddl())} if is_resolved(decoder) else {}
-    fields |= dict.fromkeys(key_columns(decoder), "key") | dict.fromkeys(header_columns(decoder), "headers")
-    fields |= {name: name for name in COLUMNS}
-    keys = list(streams)
-    return dg.TableColumnLineage({c: [dg.TableColumnDep(key, name) for key in keys] for c, name in fields.items()})
-
-
-def lineage_of_columns(
-    declared: Mapping[str, Any], columns: Iterable[StructField] | None
-) -> dict[str, dg.MetadataValue]:
-    """The lineage of the columns that a table has, for a materialization; nothing where they are not known.
-
-    Args:
-        declared: the metadata of the asset.
-        columns: of the table.
-    """
-    known = declared.get(COLUMN_LINEAGE)
-    if columns is None or not isinstance(known, dg.TableColumnLineageMetadataValue):
-        return {}
-    deps = known.column_lineage.deps_by_column
-    found = {column.name: deps[column.name] for column in columns if column.name in deps}
-    return {COLUMN_LINEAGE: dg.MetadataValue.column_lineage(dg.TableColumnLineage(found))}
-
-
-def code_references(function: Callable[..., Any]) -> dict[str, dg.MetadataValue]:
-    """Where a function is written, so that the UI links to it; nothing for one that is not of a file.
-
-    ``dagster.link_code_references_to_git`` makes links to a repository of it.
-
-    Args:
-        function: what was decorated.
-    """
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    file = inspect.getsourcefile(code) if code else None
-    if code is None or file is None:
-        return {}
-    with warnings.catch_warnings():
-        # Who declares an asset has not asked for it, and can do nothing about it.
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        place = dg.LocalFileCodeReference(file_path=file, line_number=code.co_firstlineno)
-        return {CODE_REFERENCES: dg.CodeReferencesMetadataValue(code_references=[place])}
-
-
-def _names(ddl: str) -> list[str]:
-    """The names of the columns.
-
-    Example:
-        >>> _names("id BIGINT, `a,b` STRUCT<x: INT, y: ARRAY<INT>>, amount DECIMAL(10,2) COMMENT 'in euros, net'")
-        ['id', 'a,b', 'amount']
-    """
-    quoted: list[str] = []
-
-    def keep(found: re.Match[str]) -> str:
-        quoted.append(found[0][1:-1].replace("``", "`"))
-        return f"`{len(quoted) - 1}`"
-
-    flat = re.sub(r"`(?:[^`]|``)+`", keep, ddl)
-    while (shorter := _NESTED.sub("", flat)) != flat:
-        flat = shorter
-    return [quoted[int(name[1:-1])] if name.startswith("`") else name for name in _FIRST_WORD.findall(flat)]
-
-
 def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
     """The metadata of the observation that a micro-batch is, the points of the asset's plots."""
     one = BatchSum(report)
@@ -205,8 +120,8 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
     metadata: dict[str, dg.MetadataValue] = {
         **_sums(one, "stream"),
         "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
-        "stream/batch": dg.MetadataValue.text(report.batch.entry.bid),
-        "delta/transaction": dg.MetadataValue.int(report.batch.number),
+        "stream/batch": dg.MetadataValue.text(report.entry.bid),
+        "delta/transaction": dg.MetadataValue.int(report.entry.number),
         VERSION: dg.MetadataValue.int(report.version),
     }
     return metadata
@@ -271,18 +186,11 @@ def outcome_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
 
 
 def _refused_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    reasons = [
-        dg.TableRecord({"reason": reason, "dead letters": refusal.count, "example": refusal.first})
-        for reason, refusal in outcome.refused.items()
-    ]
-    columns = [
-        dg.TableColumn("reason", "string"),
-        dg.TableColumn("dead letters", "int"),
-        dg.TableColumn("example", "string"),
-    ]
+    columns = {"reason": "string", "dead letters": "int", "example": "string"}
+    reasons = [(reason, refusal.count, refusal.first) for reason, refusal in outcome.refused.items()]
     return {
         "redrive/still_dead": dg.MetadataValue.int(outcome.dead),
-        "redrive/reasons": dg.MetadataValue.table(reasons, schema=dg.TableSchema(columns=columns)),
+        "redrive/reasons": _table(columns, reasons),
     }
 
 
@@ -341,22 +249,17 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
 
 
 def _ranges(told: BatchSum) -> dg.MetadataValue:
-    records = [
-        dg.TableRecord(
-            {
-                "shard": str(shard),
-                "start": start,
-                "end": end,
-                "messages": told.messages.get(shard, 0),
-                "lag after": told.last.lag.get(shard, 0),
-            }
-        )
+    columns = {"shard": "string", **dict.fromkeys(("start", "end", "messages", "lag after"), "int")}
+    lag = told.last.lag
+    ranges = [
+        (str(shard), start, end, told.messages.get(shard, 0), lag.get(shard, 0))
         for shard, (start, end) in sorted(told.ranges.items())
     ]
-    return dg.MetadataValue.table(records, schema=_integers("shard", "start", "end", "messages", "lag after"))
+    return _table(columns, ranges)
 
 
-def _integers(name: str, *numbers: str) -> dg.TableSchema:
-    return dg.TableSchema(
-        columns=[dg.TableColumn(name, "string"), *(dg.TableColumn(number, "int") for number in numbers)]
-    )
+def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str | int | None]]) -> dg.MetadataValue:
+    """Rows as Dagster shows them, in columns of these types."""
+    records = [dg.TableRecord(dict(zip(columns, row, strict=True))) for row in rows]
+    schema = dg.TableSchema(columns=[dg.TableColumn(name, kind) for name, kind in columns.items()])
+    return dg.MetadataValue.table(records, schema=schema)

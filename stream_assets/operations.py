@@ -1,15 +1,15 @@
-"""What operators add to a stream asset: maintenance of its table, and a sensor for its dead letters."""
+"""What operators add to a stream asset: the maintenance of its table."""
 
 from typing import Any
 
 import dagster as dg
 
-from sensors.dead_letter_sensor import Tell, make_dead_letter_sensor
 from spark_jobs.maintenance import TableMaintenance, maintain
 from stream_assets.asset import StreamAsset
 from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
 from stream_assets.stream_run import failures
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import choice
 from stream_consumers.wording import counted
 
@@ -40,7 +40,7 @@ def build_maintenance(
         group_name: Dagster's group of the asset.
 
     Raises:
-        InvalidOptionError: the table has a single writer, and nothing keeps maintenance and ingestion apart.
+        InvalidOptionError: the table has a single writer, and ``pool`` is not the pool of the asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -51,9 +51,14 @@ def build_maintenance(
         ['maintain_orders']
     """
     status = choice(dg.DefaultScheduleStatus, schedule_status, option="schedule_status")
-    pool = stream.pool_beside("maintenance", pool)
+    own_pool = stream.declared.pool
+    if own_pool and pool not in (None, own_pool):
+        raise InvalidOptionError(
+            f"pool={pool!r} lets maintenance write beside {stream.key.to_user_string()}, which has a single writer",
+            remedy=f"Leave it out: the default is {own_pool!r}.",
+        )
     spark = stream.declared.spark
-    name = f"{stream.name}_maintenance"
+    name = f"{stream.declared.name}_maintenance"
 
     @dg.asset(
         name=f"{stream.key.path[-1]}_maintenance",
@@ -63,12 +68,12 @@ def build_maintenance(
         kinds={"spark", "deltalake"},
         description=f"Small files of {stream.key.to_user_string()} are joined, files that nobody needs are deleted.",
         required_resource_keys={spark} if isinstance(spark, str) else set(),
-        pool=pool,
+        pool=pool or own_pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        with failures(shows_values=stream.declared.dead_letter_payloads):
+        with failures(shows_values=stream.declared.errors.dead_letter_payloads):
             declared = stream.declared.located(
-                context.instance, retry_seconds=stream.declared.template.retry_seconds, on_wait=context.log.warning
+                context.instance, retry_seconds=stream.declared.retry_seconds, on_wait=context.log.warning
             )
             with run_session(context, spark, declared.table) as session:
                 done = maintain(session, declared.ingestion)
@@ -77,10 +82,10 @@ def build_maintenance(
         return dg.MaterializeResult(metadata=_metadata(done))
 
     job = dg.define_asset_job(
-        f"maintain_{stream.name}",
+        f"maintain_{stream.declared.name}",
         selection=dg.AssetSelection.assets(maintenance),
         executor_def=dg.in_process_executor,
-        run_tags=dict(stream.run_tags),
+        run_tags=dict(stream.declared.op.run_tags),
         description=f"Maintain the table of {stream.key.to_user_string()}.",
     )
     schedule = dg.ScheduleDefinition(
@@ -91,50 +96,6 @@ def build_maintenance(
         default_status=status,
     )
     return dg.Definitions(assets=[maintenance], jobs=[job], schedules=[schedule])
-
-
-def build_dead_letter_sensor(
-    stream: StreamAsset,
-    *,
-    job: Any = None,
-    tell: Tell | None = None,
-    least: int = 1,
-    sensor_seconds: int = 60,
-    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-) -> dg.SensorDefinition:
-    """A sensor that notices when dead letters of a stream asset come, and tells of them or starts a job.
-
-    Each time, an observation of the asset has the numbers: what is new, and how many there are. It reads the ledger in
-    the Delta log, without Spark. Without ``job`` and ``tell`` the observation, and a warning in the log of the tick,
-    are all.
-
-    Args:
-        stream: the asset.
-        job: a job to run for them, one at a time.
-        tell: called with the context of the tick and what came (:class:`stream_assets.NewDeadLetters`), to send it
-            somewhere. When it raises, the tick fails, and the next one tells again.
-        least: wait for so many.
-        sensor_seconds: the least time between two ticks.
-        sensor_status: whether the sensor runs without being turned on.
-
-    Example:
-        >>> from stream_assets import stream_asset
-        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
-        ... def orders(batch):
-        ...     return batch
-        >>> build_dead_letter_sensor(orders, tell=lambda context, found: print(found.describe())).name
-        'orders_dead_letters'
-    """
-    return make_dead_letter_sensor(
-        name=f"{stream.name}_dead_letters",
-        watched=lambda instance: stream.declared.located(instance).ingestion,
-        asset_key=stream.key,
-        job=job,
-        tell=tell,
-        least=least,
-        minimum_interval_seconds=sensor_seconds,
-        default_status=sensor_status,
-    )
 
 
 def _describe(done: TableMaintenance) -> str:

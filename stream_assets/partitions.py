@@ -14,8 +14,18 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import OnReplay, Replay
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import PLACE, in_ranges, names_in_files, scan, sequences_of
-from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, in_time, times_in_table
+from spark_jobs.ledger.table_rows import (
+    PLACE,
+    ROW_MOMENT,
+    Sequences,
+    changed_times,
+    in_ranges,
+    in_time,
+    names_in_files,
+    scan,
+    sequences_of,
+    times_in_table,
+)
 from stream_assets.config import ReplayConfig, StreamConfig
 from stream_consumers.batches import Range
 from stream_consumers.epochs import split_epoch
@@ -71,7 +81,7 @@ def check_current_partition(partitions: dg.TimeWindowPartitionsDefinition) -> No
 
 
 def count_by_partition(
-    times: Iterable[Times], partitions: dg.TimeWindowPartitionsDefinition, *, now: float | None = None
+    times: Iterable[Sequences], partitions: dg.TimeWindowPartitionsDefinition, *, now: float | None = None
 ) -> Touched:
     """How many of these times lie in each partition, also in the one that is not over yet.
 
@@ -169,7 +179,7 @@ def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, co
     Raises:
         TableUnreadableError: the table lacks one of our columns.
     """
-    names = names_in_files(ledger.log, COLUMNS)
+    names = names_in_files(ledger.log, ROW_MOMENT)
     found = {commit.version: changed_times(ledger.log, commit, names=names) for commit in commits}
     known = [times for times in found.values() if times is not None]
     written = count_by_partition((times.written for times in known), partitions)

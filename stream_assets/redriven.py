@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dagster as dg
-from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import BatchReport
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.ingestion import BatchReport, Waiting
+from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
-from spark_jobs.dead_letters import LetterFilter
-from spark_jobs.dismissal import Dismissal, dismiss
+from spark_jobs.dismissal import Dismissal, DismissJob
+from spark_jobs.writing.letters import LetterFilter
 from stream_assets.config import RedriveConfig
-from stream_assets.materializations import Context, Told
+from stream_assets.materializations import Context, RunScope, Told
 from stream_assets.metadata import outcome_metadata, redrive_metadata
-from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.wording import counted
 
 
@@ -21,91 +19,85 @@ class RedriveMaterialization(Told):
     """What a redrive has made of dead letters is one materialization, also if it ends with an error.
 
     Args:
-        context: of the run.
-        declared: the asset.
-        spark: the session.
+        run: what it works with.
         outcome: what has become of the dead letters so far.
     """
 
-    def __init__(self, context: Context, declared: StreamToTable, spark: SparkSession, outcome: Outcome) -> None:
-        super().__init__(context, declared.key, declared.ingestion, spark)
+    def __init__(self, run: RunScope, outcome: Outcome) -> None:
+        super().__init__(run)
         self._outcome = outcome
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: say how far the redrive is."""
         super().add(report)
         left = sum(report.lag.values())
-        self._context.log.info(
-            f"version {report.version} of {self._table} has rows of "
+        self._run.log.info(
+            f"version {report.version} of {self._run.ingestion.table} has rows of "
             f"{counted(sum(report.messages.values()), 'dead letter')}; {left} are left to try"
         )
 
     def tell_rest(self) -> None:
         """The run ends with an error: each batch that was written is right by itself."""
-        self._try_to_tell(lambda: self._context.log_event(self._materialization(is_spark_asked=False)))
+        self._try_to_tell(lambda: self._run.context.log_event(self._materialization()))
 
     def result(self) -> dg.AssetMaterialization | None:
         """What became of them; ``None`` if no row was made."""
         return None if self._sum is None else self._materialization()
 
-    def _materialization(self, *, is_spark_asked: bool = True) -> dg.AssetMaterialization:
+    def _materialization(self) -> dg.AssetMaterialization:
         assert self._sum is not None
-        metadata = redrive_metadata(self._sum, self._outcome)
-        return self._made(metadata, self._sum.last.version, is_spark_asked=is_spark_asked)
+        return self._made(redrive_metadata(self._sum, self._outcome), self._sum.last.version)
 
 
-def redriven(
-    context: Context, declared: StreamToTable, spark: SparkSession, wanted: Redrive, config: RedriveConfig
-) -> dg.AssetMaterialization | None:
+def redriven(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.AssetMaterialization | None:
     """Decode dead letters again, and write those that can be.
 
     Args:
-        context: of the run.
-        declared: the asset; its decoder and its transform make the rows.
-        spark: the session.
+        run: what it works with; the decoder and the transform of the asset make the rows.
         wanted: which dead letters.
         config: of the run.
 
     Returns:
-        What Dagster is told; ``None`` if no row was made.
+        The materialization; ``None`` if no row was made.
     """
     if config.dismiss:
-        _dismiss(context, declared, spark, wanted, config)
+        _dismiss(run, wanted, config)
         return None
     job = RedriveJob(
-        spark,
-        config.configured(declared.ingestion),
+        run.spark,
+        run.ingestion,
         wanted,
-        url=declared.source,
-        observer=declared.observer,
-        on_wait=context.log.warning,
+        url=run.source.url,
+        observer=run.declared.observer,
     )
     if config.dry_run:
-        _tell_outcome(context, job.preview(), become="would become rows")
+        _tell_outcome(run.context, job.preview(), become="would become rows")
         return None
-    told = RedriveMaterialization(context, declared, spark, job.outcome)
-    made = told.tell(drain_batches(job, max_batches=config.max_batches))
-    _tell_outcome(context, job.outcome, become="became rows")
+    told = RedriveMaterialization(run, job.outcome)
+    made = told.tell(batch_events(job, max_batches=config.max_batches))
+    _tell_outcome(run.context, job.outcome, become="became rows")
     return made
 
 
-def _dismiss(
-    context: Context, declared: StreamToTable, spark: SparkSession, wanted: Redrive, config: RedriveConfig
-) -> None:
+def _dismiss(run: RunScope, wanted: Redrive, config: RedriveConfig) -> None:
     """Dismiss dead letters in place of decoding them; the page of the run says how many."""
-    meant = LetterFilter(declared.source.required_streams(), wanted.span(), config.reason)
-    dismissed = dismiss(
-        spark,
-        config.configured(declared.ingestion),
+    meant = LetterFilter(run.source.url.required_streams(), wanted.span(), config.reason)
+    job = DismissJob(
+        run.spark,
+        run.ingestion,
         meant,
-        Dismissal(f"run {context.run_id}", config.dismiss),
+        Dismissal(f"run {run.context.run_id}", config.dismiss),
         limit=wanted.limit,
-        observer=declared.observer,
-        on_wait=context.log.warning,
+        observer=run.declared.observer,
     )
-    count = sum(dismissed)
-    context.add_output_metadata({"redrive/dismissed": count})
-    context.log.info(f"dismissed {counted(count, 'dead letter')}: {config.dismiss}")
+    count = 0
+    for event in batch_events(job):
+        if isinstance(event, BatchReport):
+            count += event.dead
+        elif isinstance(event, Waiting):
+            run.log.warning(event.why)
+    run.context.add_output_metadata({"redrive/dismissed": count})
+    run.context.log.info(f"dismissed {counted(count, 'dead letter')}: {config.dismiss}")
 
 
 def _tell_outcome(context: Context, outcome: Outcome, *, become: str) -> None:

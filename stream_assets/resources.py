@@ -30,7 +30,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
     model_config = ConfigDict(extra="forbid")
 
     master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
-    remote: str | None = Field(default=None, description="A Spark Connect address, sc://host:port.")
+    remote: str | None = Field(default=None, repr=False, description="A Spark Connect address, sc://host:port.")
     in_process: bool = Field(default=False, description="Start a local Spark for each run, in its process.")
     spark_config: dict[str, str] = Field(default_factory=dict, repr=False, description="More Spark settings.")
 

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
-from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import BatchReport, Ingestion, Transform
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.ingestion import BatchReport, Event, Ingestion, Transform
+from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.ledger_recovery import has_begun
 from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.retries import result_of
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.decoding.isolation import prepare
-from spark_jobs.run_ingestion import drain
+from spark_jobs.run_ingestion import run_events
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.materializations import (
     Context,
     IngestMaterializations,
     PartitionMaterialization,
     ReplayMaterialization,
+    RunScope,
     as_result,
     describe_partitions,
     describe_ranges,
 )
+from stream_assets.options import RunLimits
 from stream_assets.partitions import is_of_partitions, partition_replay
 from stream_assets.redriven import redriven
 from stream_assets.resources import run_session
@@ -80,20 +82,19 @@ class StreamRun:
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
-        with failures(shows_values=self.declared.dead_letter_payloads):
+        with failures(shows_values=self.declared.errors.dead_letter_payloads):
             if self.wanted is None and not isinstance(context, dg.AssetExecutionContext):
                 raise InvalidOptionError(
                     f"run({context!r}) has no context of an asset",
                     remedy="Give the body a parameter context, and hand it on: yield from stream.run(context).",
                 )
-            declared = self.declared.with_transform(transform).located(
-                context.instance,
-                retry_seconds=self.config.configured(self.declared.template).retry_seconds,
-                on_wait=context.log.warning,
+            declared = self.declared.configured(self.config, transform)
+            declared = declared.located(
+                context.instance, retry_seconds=declared.retry_seconds, on_wait=context.log.warning
             )
             if self.wanted is not None:
                 with run_session(context, declared.spark, declared.table) as spark:
-                    made = self._made_by_job(context, declared, spark, self.wanted)
+                    made = self._made_by_job(RunScope.of(context, declared.key, declared, spark), self.wanted)
                 if made is not None:
                     yield made
                 checked = StreamCheckContext(declared.key, declared, context.instance)
@@ -105,157 +106,102 @@ class StreamRun:
             prepare()
             for key in context.selected_asset_keys:
                 with run_session(context, declared.spark, declared.table) as spark:
-                    made = _made(context, key, declared, spark, self.config)
+                    made = _made(context, RunScope.of(context, key, declared, spark), self.config)
                 if made is not None:
                     yield as_result(made)
             of_key = {key: StreamCheckContext(key, declared, context.instance) for key in asked.values()}
             yield from (c.result(of_key[asked[c.name]]) for c in declared.checks if c.name in asked)
 
-    def _made_by_job(
-        self, context: Context, declared: StreamToTable, spark: SparkSession, wanted: Replay | Redrive
-    ) -> dg.AssetMaterialization | None:
+    def _made_by_job(self, run: RunScope, wanted: Replay | Redrive) -> dg.AssetMaterialization | None:
         if isinstance(wanted, Redrive):
             assert isinstance(self.config, RedriveConfig)
-            return redriven(context, declared, spark, wanted, self.config)
-        assert isinstance(self.config, ReplayConfig)
-        partitions = describe_partitions(context)
-        told = _replay_told(context, declared.key, declared, spark, wanted, partitions=partitions)
-        return _replayed(context, declared, spark, wanted, self.config, told=told)
+            return redriven(run, wanted, self.config)
+        return _replayed(run, wanted, _replay_told(run, wanted, partitions=describe_partitions(run.context)))
 
 
-def _made(
-    context: dg.AssetExecutionContext,
-    key: dg.AssetKey,
-    declared: StreamToTable,
-    spark: SparkSession,
-    config: StreamConfig,
-) -> dg.AssetMaterialization | None:
-    if declared.partitions is not None and is_of_partitions(context):
-        wanted = partition_replay(context.partition_time_window, config, replay_id(context, key))
-        of_partitions = PartitionMaterialization(
-            context,
-            key,
-            declared.ingestion,
-            spark,
-            replay_id=wanted.id,
-            streams=declared.source.required_streams(),
-            partitions=declared.partitions,
-        )
-        return _replayed(context, declared, spark, wanted, config, told=of_partitions)
+def _made(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig) -> dg.AssetMaterialization | None:
+    if run.declared.partitions is not None and is_of_partitions(context):
+        wanted = partition_replay(context.partition_time_window, config, replay_id(context, run.key))
+        return _replayed(run, wanted, PartitionMaterialization(run, context, run.declared.partitions, wanted.id))
     config.check()
-    _accept(context, declared, spark, config)
+    _accept(run, config)
     if config.start.bound() is not None and not config.move_group:
-        wanted = config.replay(replay_id(context, key))
-        told = _replay_told(context, key, declared, spark, wanted)
-        return _replayed(context, declared, spark, wanted, config, told=told)
-    linger_seconds, every_seconds = staying(declared, config)
-    ingested = IngestMaterializations(
-        context,
-        key,
-        declared.ingestion,
-        spark,
-        every_seconds=every_seconds,
-        partitions=declared.partitions,
-        shows_payloads=declared.dead_letter_payloads,
-    )
-    reports = _drained(context, declared, spark, config, linger_seconds=linger_seconds, on_next=ingested.tell_if_due)
-    return ingested.tell(reports)
+        wanted = config.replay(replay_id(context, run.key))
+        return _replayed(run, wanted, _replay_told(run, wanted))
+    linger_seconds, every_seconds = staying(run.declared.limits, config)
+    ingested = IngestMaterializations(run, every_seconds=every_seconds)
+    return ingested.tell(_run_events(run, config, linger_seconds=linger_seconds))
 
 
-def _accept(context: Context, declared: StreamToTable, spark: SparkSession, config: StreamConfig) -> None:
+def _accept(run: RunScope, config: StreamConfig) -> None:
     if not config.accept:
         return
-    stream, ingestion = declared.stream, config.configured(declared.ingestion)
-    with ExitStack() as stack:
-        opened = stack.enter_context(stream.open())
-        names = ingestion.epochs(stream.url.required_streams())
-        claimed = stream.claims(ingestion.group, names) if stream.is_claimed else None
-        claims = stack.enter_context(claimed) if claimed else None
-        found = accept(spark, opened, ingestion, epochs=config.accept, claims=claims)
+    stream, ingestion = run.source, run.ingestion
+    names = ingestion.epochs(stream.url.required_streams())
+    with (
+        stream.open() as opened,
+        stream.claims(ingestion.group, names) if stream.is_claimed else nullcontext() as claims,
+    ):
+        found = accept(run.spark, opened, ingestion, epochs=config.accept, claims=claims)
     for one in found:
-        context.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
+        run.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
 
 
-def _replay_told(
-    context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession, wanted: Replay, **what: str
-) -> ReplayMaterialization:
+def _replay_told(run: RunScope, wanted: Replay, **what: str) -> ReplayMaterialization:
     what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
-    return ReplayMaterialization(
-        context, key, declared.ingestion, spark, replay_id=wanted.id, what=what, partitions=declared.partitions
-    )
+    return ReplayMaterialization(run, replay_id=wanted.id, what=what)
 
 
-def staying(declared: StreamToTable, config: StreamConfig) -> tuple[float, float | None]:
+def staying(limits: RunLimits, config: StreamConfig) -> tuple[float, float | None]:
     """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
-    linger = declared.linger_seconds if config.linger_seconds is None else config.linger_seconds
     # A run that is to stop somewhere has nothing to stay for.
-    linger = 0.0 if config.stop.bound() else linger
-    every = declared.materialize_seconds if config.materialize_seconds is None else config.materialize_seconds
+    linger = 0.0 if config.stop.bound() else limits.linger_seconds or 0.0
+    every = limits.materialize_seconds
     if every is None:
         every = MATERIALIZE_SECONDS if linger else None
     return linger, every
 
 
-def _drained(
-    context: dg.AssetExecutionContext,
-    declared: StreamToTable,
-    spark: SparkSession,
-    config: StreamConfig,
-    *,
-    linger_seconds: float,
-    on_next: Callable[[], object],
-) -> Iterator[BatchReport]:
-    tagged = context.run.tags.get(MEMBER_TAG, declared.ingestion.member)
-    member = tagged if declared.stream.is_claimed else declared.ingestion.member
-    ingestion = replace(config.configured(declared.ingestion), member=member)
+def _run_events(run: RunScope, config: StreamConfig, *, linger_seconds: float) -> Iterator[Event]:
+    ingestion = run.ingestion
+    if run.source.is_claimed:
+        ingestion = replace(ingestion, member=run.context.run.tags.get(MEMBER_TAG, ingestion.member))
     to = config.start.bound()
     if to is not None and has_begun(ingestion):
-        _move(context, declared, spark, ingestion, to)
+        _move(run, ingestion, to)
     is_empty = True
-    for report in drain(
-        spark,
-        declared.stream,
+    for event in run_events(
+        run.spark,
+        run.source,
         ingestion,
-        observer=declared.observer,
+        observer=run.declared.observer,
         max_batches=config.max_batches,
-        on_tail=context.log.warning,
         origin=to,
         stop=config.stop.bound(),
         linger_seconds=linger_seconds,
-        on_next=on_next,
-        on_wait=context.log.warning,
     ):
-        is_empty = False
-        yield report
+        is_empty = is_empty and not isinstance(event, BatchReport)
+        yield event
     if is_empty:
-        context.log.info(f"nothing to read: group {ingestion.group} is at the end of {declared.source}")
+        run.log.info(f"nothing to read: group {ingestion.group} is at the end of {run.source.url}")
 
 
-def _move(context: Context, declared: StreamToTable, spark: SparkSession, ingestion: Ingestion, to: Bound) -> None:
-    with declared.stream.open() as opened:
-        own_id = replay_id(context, declared.key)
-        moves = rewind(spark, opened, ingestion, to, replay_id=own_id, on_wait=context.log.warning)
-        for move in moves:
-            context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
+def _move(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
+    with run.source.open() as opened:
+        own_id = replay_id(run.context, run.declared.key)
+        for move in rewind(run.spark, opened, ingestion, to, replay_id=own_id, on_wait=run.log.warning):
+            run.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
 
 
-def _replayed(
-    context: Context,
-    declared: StreamToTable,
-    spark: SparkSession,
-    wanted: Replay,
-    config: ReplayConfig,
-    *,
-    told: ReplayMaterialization,
-) -> dg.AssetMaterialization | None:
-    ingestion = config.configured(declared.ingestion)
-    with declared.stream.open() as opened:
-        job = ReplayJob(spark, opened, ingestion, wanted, observer=declared.observer, on_wait=context.log.warning)
+def _replayed(run: RunScope, wanted: Replay, told: ReplayMaterialization) -> dg.AssetMaterialization | None:
+    with run.source.open() as opened:
+        job = ReplayJob(run.spark, opened, run.ingestion, wanted, observer=run.declared.observer)
         start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
-        ranges = describe_ranges(job.goal()) or "nothing"
-        context.log.info(f"replaying from {start} to {stop}: {ranges}")
-        told.leave(job.last_copies())
-        return told.tell(drain_batches(job))
+        plan = result_of(job.retries.call(job.resolve), run.log.warning)
+        ranges = describe_ranges(plan.progress.goal) or "nothing"
+        run.log.info(f"replaying from {start} to {stop}: {ranges}")
+        told.leave(plan.last_copies)
+        return told.tell(batch_events(job))
 
 
 def replay_id(context: Context, key: dg.AssetKey) -> str:

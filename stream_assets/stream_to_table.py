@@ -7,27 +7,46 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
-from spark_jobs.batches.ingestion import Ingestion, Observer, Transform, ignore_steps
-from spark_jobs.batches.retries import Retries
+from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.batches.retries import Retries, result_of
+from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import S3, check_location, scheme
+from spark_jobs.writing.layout import TableLayout
 from stream_assets.catalogs import CatalogTable
-from stream_assets.connections import Origin
-from stream_assets.deferred import resolved_text
+from stream_assets.config import WriterConfig
+from stream_assets.connections import StreamLocation
+from stream_assets.deferred import resolved_text, shown_text
 from stream_assets.delta_lake import LakeTable
-from stream_assets.metadata import TABLE_URI
+from stream_assets.metadata import PAGE, TABLE_URI, made_of
+from stream_assets.options import OpOptions, RunLimits
 from stream_assets.partitions import check_current_partition, check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import check_count, check_range, check_switch, choose_fields
+from stream_consumers.options import (
+    AutoStreamReset,
+    ConsumerMode,
+    ErrorPolicy,
+    Limits,
+    check_switch,
+    choose_fields,
+)
 from stream_consumers.urls import StreamUrl
 
-_PAGE = 100
+OPTIONS: dict[str, type[Any]] = {
+    "errors": ErrorPolicy,
+    "limits": RunLimits,
+    "layout": TableLayout,
+    "sensor": LagPolicy,
+    "op": OpOptions,
+}
+"""The objects of options of a stream asset."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,27 +84,33 @@ class StreamCheck:
         description: what holds if it passes.
         evaluate: looks whether that holds; of its result the name and the key are filled in.
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        severity: of a failure; ``None`` for that of the result.
     """
 
     name: str
     description: str
     evaluate: Callable[[StreamCheckContext], dg.AssetCheckResult]
     blocking: bool = False
+    severity: dg.AssetCheckSeverity | None = None
 
     def __post_init__(self) -> None:
         check_switch("blocking", self.blocking)
+        if self.severity is not None:
+            choose_fields(self, severity=dg.AssetCheckSeverity)
 
     def spec(self, key: dg.AssetKey) -> dg.AssetCheckSpec:
         """Dagster's description of the check of an asset."""
         return dg.AssetCheckSpec(self.name, asset=key, description=self.description, blocking=self.blocking)
 
     def result(self, context: StreamCheckContext) -> dg.AssetCheckResult:
-        """What Dagster is told."""
-        return self.evaluate(context)._replace(asset_key=context.key, check_name=self.name)
+        """The result for the run that makes the asset."""
+        found = self.evaluate(context)
+        severity = found.severity if self.severity is None else self.severity
+        return found._replace(asset_key=context.key, check_name=self.name, severity=severity)
 
     def evaluation(self, context: StreamCheckContext) -> dg.AssetCheckEvaluation:
-        """What Dagster is told by an op that makes the asset without being its own."""
-        found = self.evaluate(context)
+        """The result as an event, for an op that makes the asset without being its own."""
+        found = self.result(context)
         return dg.AssetCheckEvaluation(
             asset_key=context.key,
             check_name=self.name,
@@ -98,44 +123,44 @@ class StreamCheck:
 
 @dataclass(frozen=True)
 class StreamToTable:
-    """What ``@stream_asset`` was told, as a value.
+    """What ``@stream_asset`` was given, as a value; see there for what has no line here.
 
     Args:
-        key: the asset key of the table.
+        spec: Dagster's description of the asset, as the translator made it.
         origin: where the messages come from; it is looked up when it is used.
         group: the consumer group, or an ``EnvVar``; ``None`` for the default of the mode.
         table: where the table is; it is looked up when it is used.
-        template: the ingestion but for its group, its table and its storage options.
-        policy: when the sensor asks for a run.
-        sensor_seconds: the least time between two ticks.
-        sensor_status: whether the sensor runs without being turned on.
-        spark: a resource with a ``spark_session``, or the key of one; ``None`` for a local Spark.
-        checks: what is checked after each run.
-        observer: told of each step of each batch; for tests.
-        partitions: those of the asset itself; ``None`` for an asset without.
-        replay_partitions: of the replay job; ``None`` for no such job.
-        linger_seconds, materialize_seconds, dead_letter_payloads: see :func:`stream_assets.stream_asset`.
+        transform: from the decoded rows of a batch to the rows to write.
     """
 
-    key: dg.AssetKey
-    origin: Origin
-    group: str | None
+    spec: dg.AssetSpec
+    origin: StreamLocation
     table: LakeTable | CatalogTable
-    template: Ingestion
-    policy: LagPolicy = field(default_factory=LagPolicy)
-    sensor_seconds: int = 30
-    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
-    spark: Any = None
+    group: str | None = None
+    decode: Decoder = field(default_factory=Raw)
+    mode: ConsumerMode = ConsumerMode.RESUMABLE
+    start: AutoStreamReset | None = None
+    errors: ErrorPolicy = field(default_factory=ErrorPolicy)
+    limits: RunLimits = field(default_factory=RunLimits)
+    layout: TableLayout = field(default_factory=TableLayout)
+    sensor: LagPolicy = field(default_factory=LagPolicy)
+    op: OpOptions = field(default_factory=OpOptions)
     checks: Sequence[StreamCheck] = ()
+    spark: Any = None
     observer: Observer = ignore_steps
-    partitions: dg.TimeWindowPartitionsDefinition | None = None
-    replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
-    linger_seconds: float = 0.0
-    materialize_seconds: float | None = None
-    dead_letter_payloads: bool = False
+    transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        choose_fields(self, sensor_status=dg.DefaultSensorStatus)
+        choose_fields(self, mode=ConsumerMode)
+        if self.start is not None:
+            choose_fields(self, start=AutoStreamReset)
+        kinds: dict[str, type[Any]] = {"spec": dg.AssetSpec, **OPTIONS}
+        for option, kind in kinds.items():
+            value = getattr(self, option)
+            if not isinstance(value, kind):
+                raise InvalidOptionError(
+                    f"{option}={value!r} is a {type(value).__name__}", remedy=f"Give {kind.__name__}(…)."
+                )
         if not isinstance(self.checks, Sequence) or not all(isinstance(check, StreamCheck) for check in self.checks):
             raise InvalidOptionError(
                 f"checks={self.checks!r} are no checks of a stream asset",
@@ -145,20 +170,59 @@ class StreamToTable:
             raise InvalidOptionError(
                 f"spark={self.spark!r} is a class, and no resource", remedy=f"Write {self.spark.__name__}()."
             )
-        check_count("sensor_seconds", self.sensor_seconds)
-        check_switch("dead_letter_payloads", self.dead_letter_payloads)
-        for option in ("partitions", "replay_partitions"):
-            check_partitions(getattr(self, option), option=option)
+        if self.sensor.max_runs > 1 and self.op.single_writer:
+            raise InvalidOptionError(
+                f"max_runs={self.sensor.max_runs} lets several runs write the table, but single_writer=True allows one",
+                remedy="Leave max_runs out; or use a log store that puts a commit only if it is absent, without "
+                "single_writer.",
+            )
+        check_partitions(self.spec.partitions_def, option="partitions_def")
         if self.partitions is not None:
             check_current_partition(self.partitions)
         if self.partitions is not None and self.is_claimed:
             raise InvalidOptionError(
-                f"the members of group {self.template.group!r} claim entries one by one, so that there are no ranges "
-                f"that a run of partitions={self.partitions!r} could replay",
+                f"the members of group {self.shown_group!r} claim entries one by one, so that there are no ranges "
+                f"that a run of partitions_def={self.partitions!r} could replay",
                 remedy="Use mode 'resumable', or leave the partitions out.",
             )
-        if self.materialize_seconds is not None:
-            check_range("materialize_seconds", self.materialize_seconds)
+        self.policy.__post_init__()
+        # Refuses what can be seen to be wrong while the code is loaded.
+        self._ingest(self.shown_group, "deferred" if self.table.is_deferred else self.table.path)
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """The asset key of the table."""
+        return self.spec.key
+
+    @property
+    def partitions(self) -> dg.TimeWindowPartitionsDefinition | None:
+        """Those of the asset itself; ``None`` for an asset without."""
+        found = self.spec.partitions_def
+        return found if isinstance(found, dg.TimeWindowPartitionsDefinition) else None
+
+    @property
+    def policy(self) -> LagPolicy:
+        """When the sensor asks for a run."""
+        return self.sensor.for_runs(self.limits.linger_seconds or 0.0)
+
+    @property
+    def pool(self) -> str | None:
+        """The pool of other ops that write the table, where only one of them may run at a time."""
+        return self.op.pool if self.op.single_writer else None
+
+    @property
+    def retry_seconds(self) -> float:
+        """How long a run retries after an error that may be temporary."""
+        return RETRY_SECONDS if self.limits.retry_seconds is None else self.limits.retry_seconds
+
+    @property
+    def shown_group(self) -> str:
+        """The group for people; that of an ``EnvVar`` is its name in braces."""
+        shown = shown_text(self.group) if isinstance(self.group, str) else self.group
+        url = self.origin.shown
+        return (shown if url is None else StreamSource(url, self.mode, self.origin.client).group(shown)) or (
+            self.mode.value
+        )
 
     @property
     def stream(self) -> StreamSource:
@@ -167,7 +231,7 @@ class StreamToTable:
         Raises:
             InvalidOptionError: a variable is not set.
         """
-        return self.origin.stream()
+        return StreamSource(self.origin.url, self.mode, self.origin.client)
 
     @property
     def ingestion(self) -> Ingestion:
@@ -177,14 +241,32 @@ class StreamToTable:
             InvalidOptionError: a variable is not set.
         """
         stream = self.stream
-        group = None if self.group is None else resolved_text("group", self.group)
-        return replace(
-            self.template,
-            group=stream.group(group),
-            table=self.table.path,
-            claims=stream.is_claimed,
-            storage_options=self.table.options(),
+        group = stream.group(None if self.group is None else resolved_text("group", self.group))
+        return self._ingest(group, self.table.path, claims=stream.is_claimed, storage_options=self.table.options())
+
+    def _ingest(self, group: str, table: str, **resolved: Any) -> Ingestion:
+        is_real_time = self.mode is ConsumerMode.REAL_TIME
+        return Ingestion(
+            group=group,
+            table=table,
+            decoder=self.decode,
+            transform=self.transform,
+            sharing=self.mode,
+            start=self.start or (AutoStreamReset.LATEST if is_real_time else AutoStreamReset.EARLIEST),
+            errors=self.errors,
+            limits=Limits().override(self.limits.max_records, self.limits.max_bytes),
+            retry_seconds=self.retry_seconds,
+            layout=self.layout,
+            single_writer=self.op.single_writer,
+            **resolved,
         )
+
+    def configured(self, config: WriterConfig, transform: Transform | None) -> StreamToTable:
+        """As a run config and a transform have it."""
+        errors = self.errors
+        if config.on_bad_rows is not None:
+            errors = replace(errors, on_bad_rows=config.on_bad_rows.value)
+        return replace(self, limits=self.limits.overridden(config), errors=errors, transform=transform)
 
     def located(
         self,
@@ -200,7 +282,7 @@ class StreamToTable:
         Args:
             instance: where the materializations of the asset are.
             retry_seconds: how long to ask again while the catalog does not answer.
-            on_wait: told of each try.
+            on_wait: gets the reason of each wait.
 
         Raises:
             InvalidOptionError: the name is of another place now than at the last materialization; or there is none.
@@ -209,7 +291,7 @@ class StreamToTable:
         table = self.table
         if isinstance(table, LakeTable):
             return self
-        path = check_location(Retries(retry_seconds, on_wait=on_wait).call(lambda: table.path))
+        path = check_location(result_of(Retries(retry_seconds).call(lambda: table.path), on_wait))
         known = self._last_location(instance)
         if known is not None and _comparable(known) != _comparable(path):
             raise InvalidOptionError(
@@ -220,9 +302,8 @@ class StreamToTable:
         return replace(self, table=LakeTable(path, (), table.storage_options))
 
     def _last_location(self, instance: dg.DagsterInstance) -> str | None:
-        for record in instance.fetch_materializations(self.key, limit=_PAGE).records:
-            made = record.asset_materialization
-            told = made.metadata.get(TABLE_URI) if made else None
+        for _, made in islice(made_of(instance, self.key), PAGE):
+            told = made.metadata.get(TABLE_URI)
             if told is not None:
                 return check_location(str(told.value))
         return None
@@ -236,11 +317,7 @@ class StreamToTable:
     def is_claimed(self) -> bool:
         """Whether the members of the group claim entries one by one, as far as that is known before it is used."""
         shown = self.origin.shown
-        return shown is not None and StreamSource(shown, self.origin.mode).is_claimed
-
-    def with_transform(self, transform: Transform | None) -> StreamToTable:
-        """The same with another transform."""
-        return replace(self, template=replace(self.template, transform=transform))
+        return shown is not None and StreamSource(shown, self.mode, self.origin.client).is_claimed
 
     @property
     def name(self) -> str:
@@ -256,6 +333,11 @@ class StreamToTable:
     def replay_job_name(self) -> str:
         """The name of the job that replays partitions."""
         return f"replay_{self.name}"
+
+    @property
+    def has_replay_job(self) -> bool:
+        """Whether there is a replay job: not where runs of partitions replay, nor where there are no ranges."""
+        return self.partitions is None and not self.is_claimed
 
     @property
     def redrive_job_name(self) -> str:

@@ -1,41 +1,37 @@
 """How downstream assets load the table of a stream asset: as they ask for it, of the version that their run is about.
 
 An asset whose function has a parameter ``orders`` gets the table of the asset ``orders`` as its annotation says: a
-Spark DataFrame, an Arrow table or dataset, a Polars or pandas frame, or a ``deltalake.DeltaTable``. It is pinned to the
-version of the last materialization before the run was made, so that whatever the run makes is of one version. Where
-nothing was written for so long that this version was cleaned away, it is the newest one.
+Spark DataFrame, an Arrow table, a Polars or pandas frame, or a ``deltalake.DeltaTable``. It is pinned to the version of
+the last materialization before the run was made, so that whatever the run makes is of one version. Where this version
+was cleaned away because nothing was written for long, it is the newest one.
 
-Frames and Arrow tables are read by the scan of delta-rs, which knows column mapping and deletion vectors; an Arrow
-dataset opens the data files as they are, so that a table with either cannot be one.
+Frames and Arrow tables are read by the scan of delta-rs, which knows column mapping and deletion vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain, islice
 from typing import Any, cast
 from urllib.parse import unquote
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.fs
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, DeltaProtocolError
+from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.table_times import TIME
-from spark_jobs.table_location import reader_options, spark_location
-from stream_assets.metadata import VERSION
+from spark_jobs.ledger.table_rows import TIME
+from spark_jobs.table_location import spark_location
+from stream_assets.metadata import PAGE, VERSION, made_of
 from stream_assets.partitions import within_window
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamToTable
-from stream_consumers.errors import InvalidOptionError
-
-_PAGE = 100
-_COLUMN_MAPPING = "delta.columnMapping.mode"
+from stream_consumers.errors import InvalidOptionError, TableUnreadableError
 
 
 class TableLoader(dg.IOManager):
@@ -88,17 +84,17 @@ def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
 def _table(context: dg.InputContext, declared: StreamToTable) -> DeltaTable:
     """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
     path = declared.table.path
-    options = reader_options(path, declared.table.options())
+    log = DeltaLog(path, storage_options=declared.table.options())
     version = pinned_version(context)
-    newest = DeltaTable(path, storage_options=options)
+    newest = log.open()
     if version is None or version == newest.version():
         return newest
     try:
-        pinned = DeltaTable(path, version=version, storage_options=options)
-    except DeltaError:
+        pinned = log.open(version)
+    except (TableUnreadableError, TableNotFoundError):
         # It was cleaned from the log, or the table was dropped and has fewer versions now.
         pinned = None
-    if pinned is not None and _has_its_files(pinned, newest, DeltaLog(path, storage_options=options)):
+    if pinned is not None and _has_its_files(pinned, newest, log):
         return pinned
     context.log.warning(
         f"version {version} of {path}, which the last materialization tells of, is gone: it was cleaned away, or "
@@ -125,21 +121,12 @@ def pinned_version(context: dg.InputContext) -> int | None:
     run_id, instance, key = context.step_context.run_id, context.instance, context.asset_key
     record = instance.get_run_record_by_id(run_id)
     made = None if record is None else record.create_timestamp.timestamp()
-    own = dg.AssetRecordsFilter(asset_key=key, after_timestamp=made)
-    for event in instance.fetch_materializations(own, limit=_PAGE).records:
-        if event.run_id == run_id and (version := _version(event)) is not None:
-            return version
-    before = dg.AssetRecordsFilter(asset_key=key, before_timestamp=made)
-    for event in instance.fetch_materializations(before, limit=_PAGE).records:
-        if (version := _version(event)) is not None:
-            return version
-    return None
-
-
-def _version(event: dg.EventLogRecord) -> int | None:
-    made = event.asset_materialization
-    value = made.metadata[VERSION].value if made is not None and VERSION in made.metadata else None
-    return value if isinstance(value, int) else None
+    since = dg.AssetRecordsFilter(key, after_timestamp=made)
+    before = dg.AssetRecordsFilter(key, before_timestamp=made)
+    own = (one for by, one in islice(made_of(instance, since), PAGE) if by == run_id)
+    others = (one for _, one in islice(made_of(instance, before), PAGE))
+    versions = (one.metadata[VERSION].value for one in chain(own, others) if VERSION in one.metadata)
+    return next((version for version in versions if isinstance(version, int)), None)
 
 
 def _window(context: dg.InputContext) -> dg.TimeWindow | None:
@@ -173,8 +160,6 @@ def _paths(table: DeltaTable) -> set[str]:
 def _as(wanted: Any, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
     if wanted is DeltaTable:
         return table
-    if wanted is ds.Dataset:
-        return _dataset(table, window)
     module, name = getattr(wanted, "__module__", ""), getattr(wanted, "__name__", str(wanted))
     kind = f"{module.partition('.')[0]}.{name}"
     if wanted is pa.Table:
@@ -188,8 +173,8 @@ def _as(wanted: Any, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
         return frame.lazy() if name == "LazyFrame" else frame
     raise InvalidOptionError(
         f"a table cannot be loaded as {module}.{name}",
-        remedy="Annotate the parameter with a Spark, pandas or Polars DataFrame, pyarrow.Table, "
-        "pyarrow.dataset.Dataset or deltalake.DeltaTable.",
+        remedy="Annotate the parameter with a Spark, pandas or Polars DataFrame, pyarrow.Table or "
+        "deltalake.DeltaTable.",
     )
 
 
@@ -199,20 +184,3 @@ def _rows(table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
     schema: Any = table.schema().to_arrow()
     # The scan gives views of texts, which fewer readers know.
     return found.cast(pa.schema(schema))
-
-
-def _dataset(table: DeltaTable, window: dg.TimeWindow | None) -> ds.Dataset:
-    try:
-        if table.metadata().configuration.get(_COLUMN_MAPPING, "none") != "none":
-            raise DeltaProtocolError("the columns have other names in its files: it has column mapping")
-        dataset = table.to_pyarrow_dataset()
-    except DeltaProtocolError as error:
-        raise InvalidOptionError(
-            f"the table {table.table_uri} cannot be loaded as pyarrow.dataset.Dataset ({error})",
-            remedy="Annotate the parameter with a Spark, pandas or Polars DataFrame, pyarrow.Table or "
-            "deltalake.DeltaTable.",
-        ) from error
-    if window is None:
-        return dataset
-    time = ds.field(TIME)
-    return dataset.filter((time >= pa.scalar(window.start)) & (time < pa.scalar(window.end)))

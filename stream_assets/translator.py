@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import dagster as dg
 
-from stream_assets.connections import Origin
-from stream_assets.deferred import shown_text, variable
+from stream_assets.connections import StreamLocation
 from stream_assets.metadata import TABLE_URI
 from stream_consumers.backend import find_backend
-from stream_consumers.options import check_several
+from stream_consumers.client_config import variable
 from stream_consumers.urls import StreamUrl
 
 STREAM_URL = "stream/url"
@@ -27,44 +24,20 @@ _DEFAULT_PORTS = {"kafka": ":9092", "redis": ":6379", "rediss": ":6379"}
 
 
 @dataclass(frozen=True)
-class AssetOptions:
-    """What ``@stream_asset`` passes on to Dagster; each as in ``dagster.AssetSpec``."""
-
-    deps: Sequence[Any] = ()
-    description: str | None = None
-    group_name: str | None = None
-    stream_group_name: str | None = None
-    owners: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    kinds: AbstractSet[str] | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    code_version: str | None = None
-    automation_condition: dg.AutomationCondition[Any] | None = None
-    freshness_policy: dg.FreshnessPolicy | None = None
-
-    def __post_init__(self) -> None:
-        for option in ("deps", "owners", "kinds"):
-            if getattr(self, option) is not None:
-                check_several(option, getattr(self, option))
-
-
-@dataclass(frozen=True)
 class StreamTranslatorData:
     """What a translator knows of an asset.
 
     Args:
-        key: the key that its name and its prefix make.
+        spec: what the asset was declared with; its key is the name of the function where nothing else was given.
         origin: where its messages come from; ``str(origin)`` is for people.
-        group: the consumer group, or an ``EnvVar``.
+        group: the consumer group, for people.
         table: the table for people; ``None`` where the key says which one it is.
-        options: what was declared for Dagster.
     """
 
-    key: dg.AssetKey
-    origin: Origin
+    spec: dg.AssetSpec
+    origin: StreamLocation
     group: str
     table: str | None = None
-    options: AssetOptions = field(default_factory=AssetOptions)
 
     @property
     def kind(self) -> str | None:
@@ -103,27 +76,12 @@ class StreamTranslator:
         Args:
             data: of the asset.
         """
-        options = data.options
+        spec = data.spec
         known = {TABLE_URI: data.table} if data.table else {}
-        return dg.AssetSpec(
-            data.key,
-            deps=[*(self.get_stream_spec(data, stream).key for stream in data.streams), *options.deps],
-            description=options.description,
-            group_name=options.group_name,
-            owners=options.owners,
-            tags=options.tags,
-            kinds={"spark", "deltalake", *([data.kind] if data.kind else [])}
-            if options.kinds is None
-            else set(options.kinds),
-            code_version=options.code_version,
-            automation_condition=options.automation_condition,
-            freshness_policy=options.freshness_policy,
-            metadata={
-                **known,
-                "stream/source": str(data.origin),
-                "stream/group": shown_text(data.group),
-                **options.metadata,
-            },
+        return spec.replace_attributes(
+            deps=[*(self.get_stream_spec(data, stream).key for stream in data.streams), *spec.deps],
+            kinds=spec.kinds or {"spark", "deltalake", *([data.kind] if data.kind else [])},
+            metadata={**known, "stream/source": str(data.origin), "stream/group": data.group, **spec.metadata},
         )
 
     def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:
@@ -137,17 +95,12 @@ class StreamTranslator:
         """
         shown = data.origin.shown
         if shown is None:
-            return dg.AssetSpec(
-                ["stream", stream],
-                group_name=data.options.stream_group_name,
-                description=f"What the variable {stream} names.",
-            )
+            return dg.AssetSpec(["stream", stream], description=f"What the variable {stream} names.")
         cluster = cluster_name(shown)
         # Nothing else than what the key says: Dagster refuses two specs of one key that differ.
         place = shown if shown.protocol == "file" else replace(shown, nodes=(cluster,))
         return dg.AssetSpec(
             stream_asset_key(shown.protocol, cluster, stream),
-            group_name=data.options.stream_group_name,
             description=f"Stream {stream} of {place.with_streams([])}.",
             kinds={data.kind} if data.kind else None,
             metadata={STREAM_URL: str(place.with_streams([stream])), "stream/key": stream},

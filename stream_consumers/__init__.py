@@ -1,9 +1,49 @@
 """A stream-consumer library: one set of words over files, brokers and memory; no Dagster, no Spark.
 
-What users need is imported from here: ``from stream_consumers import connect, create_consumer, ConsumerMode``. The file
-``__init__.pyi`` beside this one lists the names.
+What most programs need is imported from here: ``from stream_consumers import connect, create_consumer, ConsumerMode``.
+Everything else is imported from its module: ``from stream_consumers.errors import DataLossError``.
 """
 
-from stream_consumers.front_door import front_door
+from stream_consumers.lazy_exports import lazy_exports
 
-__getattr__, __dir__ = front_door(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "stream_consumers.async_consumer": ("AsyncConsumer",),
+        "stream_consumers.backend": ("Backend",),
+        "stream_consumers.batches": ("BatchSource",),
+        "stream_consumers.client_config": ("EnvironmentVariable",),
+        "stream_consumers.consumer": ("Consumer", "Edge", "Producer"),
+        "stream_consumers.create": ("create_consumer", "create_producer", "open_batch_source"),
+        "stream_consumers.errors": (
+            "InvalidOptionError",
+            "StreamAssetsError",
+            "StreamEndedError",
+            "Terminal",
+            "Transient",
+        ),
+        "stream_consumers.messages": ("DeadLetter", "Message", "Receipt", "Shard"),
+        "stream_consumers.options": (
+            "AutoCommit",
+            "AutoStreamReset",
+            "ConsumerMode",
+            "FileCreation",
+            "FileProducerOptions",
+            "RedisGroupOptions",
+        ),
+        "stream_consumers.redis.async_entry_consumer": ("AsyncEntryConsumer",),
+        "stream_consumers.redis.entry_consumer": ("EntryConsumer", "GroupEntryConsumer", "create_entry_consumer"),
+        "stream_consumers.streamer.streamer": ("Streamer", "connect"),
+        "stream_consumers.subscription.backend": ("StreamBackend",),
+        "stream_consumers.subscription.config": ("AckMode", "RetryPolicy", "SubscriptionConfig"),
+        "stream_consumers.subscription.memory_backend": ("MemoryBackend",),
+        "stream_consumers.subscription.messages": ("EventMessage",),
+        "stream_consumers.subscription.received_message": ("ReceivedMessage",),
+        "stream_consumers.subscription.redis_backend": ("RedisBackend",),
+        "stream_consumers.subscription.subscription": ("Subscription",),
+        "stream_consumers.tracking.committers": ("create_committer",),
+        "stream_consumers.tracking.consumer": ("TrackedConsumer",),
+        "stream_consumers.tracking.options": ("TrackingCallbacks", "TrackingOptions"),
+        "stream_consumers.urls": ("StreamUrl",),
+    },
+)

@@ -8,12 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from stream_consumers.async_reader import AsyncReader
-from stream_consumers.capabilities import (
-    AcknowledgingConsumer,
-    EmptyingConsumer,
-    Positions,
-    positioned,
-)
+from stream_consumers.capabilities import EmptyingConsumer, Positions, positioned
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message, Shard
@@ -22,12 +17,12 @@ from stream_consumers.options import check_timeout
 Result = TypeVar("Result")
 
 
-class AsyncConsumer(AsyncReader[Message]):
+class AsyncConsumer(AsyncReader[Consumer, Message]):
     """A consumer whose :meth:`next` is awaited; an asynchronous iterator and context manager.
 
     Several tasks may wait at once: they get their messages in the order in which they asked. Cancelling a task loses no
     message: the next call returns the one that was meant for it, unless its shard was moved since. Nothing is read
-    ahead. Use it in one event loop at a time.
+    ahead. Use it in one event loop.
 
     Args:
         consumer: the consumer to read; it is closed with this one. Its other methods may be called
@@ -41,15 +36,6 @@ class AsyncConsumer(AsyncReader[Message]):
         >>> asyncio.run(read())
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        super().__init__()
-
-    @property
-    def consumer(self) -> Consumer:
-        """The consumer that is read, as it was given."""
-        return self._consumer
 
     async def next(self, timeout_seconds: float | None = None) -> Message | None:
         """The next message.
@@ -111,19 +97,19 @@ class AsyncConsumer(AsyncReader[Message]):
         """A message is done; returns what the consumer's own ``ack`` does. It waits for nobody.
 
         Raises:
-            InvalidOptionError: the consumer acknowledges nothing.
+            InvalidOptionError: the consumer has no group.
         """
-        return self._acknowledging().ack(message)
+        return self._consumer.ack(message)
 
     async def commit(self) -> object:
         """Commit what was acknowledged; returns what the consumer's own ``commit`` does.
 
         Raises:
-            InvalidOptionError: the consumer acknowledges nothing.
+            InvalidOptionError: the consumer has no group.
             StreamAssetsError: as the consumer says.
         """
         # Not in the reading thread, which may be busy.
-        return await asyncio.to_thread(self._acknowledging().commit)
+        return await asyncio.to_thread(self._consumer.commit)
 
     async def wait_empty(self, timeout_seconds: float | None = None) -> bool:
         """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.wait_empty`; other tasks go on meanwhile.
@@ -137,14 +123,6 @@ class AsyncConsumer(AsyncReader[Message]):
                 remedy="Give a TrackedConsumer to the AsyncConsumer.",
             )
         return await asyncio.to_thread(self._consumer.wait_empty, timeout_seconds)
-
-    def _acknowledging(self) -> AcknowledgingConsumer:
-        if not isinstance(self._consumer, AcknowledgingConsumer):
-            raise InvalidOptionError(
-                f"{type(self._consumer).__name__} acknowledges nothing",
-                remedy="Use a mode with a group, or give a TrackedConsumer to the AsyncConsumer.",
-            )
-        return self._consumer
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self._messages()
@@ -163,6 +141,3 @@ class AsyncConsumer(AsyncReader[Message]):
 
     def _shard_of(self, item: Message) -> Shard:
         return item.shard
-
-    def _close(self) -> None:
-        self._consumer.close()

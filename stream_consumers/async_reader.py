@@ -5,77 +5,76 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from stream_consumers.errors import StreamEndedError
 from stream_consumers.messages import Shard
+from stream_consumers.polling_lock import BRIEF_SECONDS
 
 READ_SECONDS = 0.1
+Reader = TypeVar("Reader", bound="ClosesReads")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Self = TypeVar("Self", bound="AsyncReader[object]")
+Self = TypeVar("Self", bound="AsyncReader[ClosesReads, object]")
 
 
-@dataclass(frozen=True, slots=True)
+class ClosesReads(Protocol):
+    """A consumer."""
+
+    def close(self) -> None:
+        """Close it; called by any thread, and a read that waits ends."""
+        ...
+
+
+@dataclass(slots=True)
 class _Read(Generic[Item]):
-    """An item, and how many moves there had been when it was read."""
+    """The outcome of one read, and whether its shard was moved after it."""
 
-    item: Item
-    moves: int
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter(Generic[Item]):
-    """A task that waits for an item.
-
-    Args:
-        answer: the future of the item; ``None`` if there was none in time.
-        deadline: when it gives up, in seconds of the event loop's clock.
-    """
-
-    answer: asyncio.Future[_Read[Item] | None]
-    deadline: float
+    item: Item | None
+    is_outdated: bool = False
 
 
-class AsyncReader(ABC, Generic[Item]):
+class AsyncReader(ABC, Generic[Reader, Item]):
     """Items that are awaited by any number of tasks; a context manager that closes.
 
     They get their items in the order in which they asked. Cancelling a task loses none: the next call returns the one
-    that was meant for it, unless its shard was moved since. Nothing is read ahead. Use it in one event loop at a time.
+    that was meant for it, unless its shard was moved since. Nothing is read ahead. Use it in one event loop.
+
+    Args:
+        consumer: what is read; it is closed with this one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, consumer: Reader) -> None:
+        self._consumer = consumer
         self._begin()
+
+    @property
+    def consumer(self) -> Reader:
+        """The consumer that is read, as it was given."""
+        return self._consumer
 
     def _begin(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="consumer")
-        self._waiters: deque[_Waiter[Item]] = deque()
-        self._returned: deque[_Read[Item]] = deque()
-        self._pump: asyncio.Task[None] | None = None
-        # A read continues when the task that started it is cancelled; the next call gets its item.
-        self._read: Future[_Read[Item] | None] | None = None
+        # Held by the task that reads.
+        self._turn = asyncio.Lock()
+        # A read continues when the task that started it is cancelled; the next task gets its item.
+        self._read: Future[_Read[Item]] | None = None
         self._is_waiting = self._is_closed = False
-        # What was read before a move is not delivered behind it. Only the reading thread counts, which moves, too.
-        self._moves = self._all_moved = 0
-        self._moved: dict[Shard, int] = {}
+        # Only the reading thread, which moves, too, has this.
+        self._last: _Read[Item] = _Read(None)
 
     # How the consumers differ.
 
     @abstractmethod
     def _read_item(self, seconds: float) -> Item | None:
-        """Read one, waiting at most so long; called by the reading thread."""
+        """Read one, waiting at most this long; called by the reading thread."""
 
     @abstractmethod
     def _shard_of(self, item: Item) -> Shard:
         """Where it is from."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what is read; called by any thread, and the last read ends."""
 
     # the rest
 
@@ -86,10 +85,8 @@ class AsyncReader(ABC, Generic[Item]):
         self._is_closed = True
         try:
             # Not in the reading thread, which may be busy.
-            await asyncio.to_thread(self._close)
+            await asyncio.to_thread(self._consumer.close)
         finally:
-            while self._waiters:
-                self._waiters.popleft().answer.set_exception(_closed())
             # The last read ends, since the consumer is closed.
             await asyncio.to_thread(self._thread.shutdown)
 
@@ -107,109 +104,75 @@ class AsyncReader(ABC, Generic[Item]):
         """
         if self._is_closed:
             raise _closed()
-        # An item is only returned while no task waits.
-        while self._returned:
-            returned = self._returned.popleft()
-            if self._is_current(returned):
-                return returned.item
-        if timeout_seconds == 0 and self._is_waiting and self._read is not None and not self._read.done():
-            # Whoever waits has looked, there was nothing, and what comes now is theirs.
-            return None
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop.create_future(), math.inf if timeout_seconds is None else loop.time() + timeout_seconds)
-        self._waiters.append(waiter)
-        if self._pump is None or self._pump.done():
-            self._pump = loop.create_task(self._serve())
+        timeout_seconds = None if timeout_seconds == math.inf else timeout_seconds
+        deadline = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
+        if timeout_seconds == 0 and not self._is_waiting:
+            # The task before this one does not wait either: it ends in a moment.
+            timeout_seconds = BRIEF_SECONDS
+        if not await self._take_turn(timeout_seconds):
+            return None
         try:
-            await asyncio.wait([waiter.answer])
+            return await self._read_until(deadline)
+        finally:
+            self._is_waiting = False
+            self._turn.release()
+
+    async def _take_turn(self, seconds: float | None) -> bool:
+        """Wait for the turn, at most this long."""
+        # Not with wait_for: up to Python 3.11 it may ignore that its task is cancelled.
+        taking = asyncio.ensure_future(self._turn.acquire())
+        try:
+            await asyncio.wait([taking], timeout=seconds)
         except asyncio.CancelledError:
-            self._forget(waiter)
+            if taking.done():
+                self._turn.release()
             raise
-        read = waiter.answer.result()
-        return None if read is None else read.item
+        finally:
+            taking.cancel()
+        return taking.done()
 
-    # The methods below run in the event loop only, so that they need no lock.
-
-    async def _serve(self) -> None:
-        """Read while a task waits: look first, and wait only if there is nothing."""
+    async def _read_until(self, deadline: float) -> Item | None:
+        """Look first, and wait only if there is nothing."""
         loop = asyncio.get_running_loop()
         seconds = 0.0
-        while self._waiters:
-            asked = list(self._waiters)
+        while True:
+            if self._is_closed:
+                raise _closed()
             is_own = self._read is None
             if self._read is None:
                 self._is_waiting = seconds > 0
                 self._read = self._thread.submit(self._read_one, seconds)
             answer = asyncio.wrap_future(self._read)
+            # Nothing is logged about an error that a cancelled task does not look at: the next task gets it.
+            answer.add_done_callback(lambda done: done.exception())
             await asyncio.wait([answer])
             self._read = None
-            # The exception is fetched from the loop's own future, which would otherwise log that nobody did.
-            error = answer.exception()
-            if error is not None:
-                if self._waiters:
-                    self._waiters.popleft().answer.set_exception(error)
-                continue
             read = answer.result()
-            seconds = 0.0
-            if read is not None:
-                self._give(read)
+            if read.item is not None:
+                if not read.is_outdated:
+                    return read.item
+                seconds = 0.0
             elif is_own:
-                self._expire(asked)
-                left = min((waiter.deadline for waiter in self._waiters), default=math.inf) - loop.time()
-                seconds = min(READ_SECONDS, max(0.0, left))
+                left = deadline - loop.time()
+                if left <= 0:
+                    return None
+                seconds = min(READ_SECONDS, left)
 
-    def _give(self, read: _Read[Item]) -> None:
-        if not self._is_current(read):
-            return
-        if self._waiters:
-            self._waiters.popleft().answer.set_result(read)
-        else:
-            self._returned.append(read)
-
-    def _expire(self, asked: list[_Waiter[Item]]) -> None:
-        """Answer ``None`` to the tasks that asked before the last read and have no time left."""
-        now = asyncio.get_running_loop().time()
-        for waiter in asked:
-            if waiter.deadline <= now and waiter in self._waiters:
-                self._waiters.remove(waiter)
-                waiter.answer.set_result(None)
-
-    def _forget(self, waiter: _Waiter[Item]) -> None:
-        """A task was cancelled; an item that it was given already is for the next one."""
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-        answer = waiter.answer
-        if not answer.done() or answer.cancelled() or answer.exception() is not None:
-            return
-        read = answer.result()
-        if read is None:
-            return
-        if self._waiters:
-            # No waiting task has been answered, and this item is older than any that will be read.
-            self._give(read)
-        else:
-            self._returned.appendleft(read)
-
-    def _is_current(self, read: _Read[Item]) -> bool:
-        """Whether its shard is where it was when it was read."""
-        return read.moves >= max(self._all_moved, self._moved.get(self._shard_of(read.item), 0))
-
-    async def _move(self, call: Callable[[], Result], shards: Iterable[Shard] | None = None) -> Result:
-        def move_and_count() -> Result:
+    async def _move(self, call: Callable[[], Result], shards: Container[Shard] | None = None) -> Result:
+        def move() -> Result:
             result = call()
             # Here, since a task that is cancelled does not learn whether the move happened.
-            self._moves += 1
-            if shards is None:
-                self._all_moved = self._moves
-            else:
-                self._moved.update(dict.fromkeys(shards, self._moves))
+            item = self._last.item
+            if item is not None and (shards is None or self._shard_of(item) in shards):
+                self._last.is_outdated = True
             return result
 
-        return await self._in_thread(move_and_count)
+        return await self._in_thread(move)
 
-    def _read_one(self, seconds: float) -> _Read[Item] | None:
-        item = self._read_item(seconds)
-        return None if item is None else _Read(item, self._moves)
+    def _read_one(self, seconds: float) -> _Read[Item]:
+        self._last = _Read(self._read_item(seconds))
+        return self._last
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         if self._is_closed:

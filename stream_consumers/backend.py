@@ -283,26 +283,18 @@ def find_backend(scheme: str) -> Backend:
 @cache
 def _loaded(entry: EntryPoint) -> Backend:
     try:
-        kind = entry.load()
+        backend = entry.load()()
     except Exception as error:
         raise BackendLoadError(
             f"the backend of {entry.name}:// cannot be loaded: {_place(entry)} raises {type(error).__name__}: {error}",
-            remedy="Install what it needs, or a version of it that fits.",
+            remedy="Install what it needs, and point it at a class that extends stream_consumers.Backend and is made "
+            "without arguments.",
         ) from error
-    unusable = f"the backend of {entry.name}:// cannot be used: {_place(entry)}"
-    remedy = "Point it at a class that extends stream_consumers.Backend, and is made without arguments."
-    if not callable(kind):
-        raise BackendLoadError(f"{unusable} is no class, but a {type(kind).__name__}", remedy=remedy)
-    try:
-        backend = kind()
-    except Exception as error:
-        raise BackendLoadError(f"{unusable} raises {type(error).__name__}: {error}", remedy=remedy) from error
-    if not isinstance(backend, Backend):
-        raise BackendLoadError(f"{unusable} makes a {type(backend).__name__}", remedy=remedy)
-    if not isinstance(getattr(backend, "consumer_modes", None), Modes):
+    if not isinstance(backend, Backend) or not isinstance(getattr(backend, "consumer_modes", None), Modes):
         raise BackendLoadError(
-            f"{unusable} does not say which modes its consumers have",
-            remedy="Set consumer_modes of the class to stream_consumers.Modes.",
+            f"the backend of {entry.name}:// cannot be used: {_place(entry)} makes a {type(backend).__name__}",
+            remedy="Extend stream_consumers.Backend, and set consumer_modes of the class to "
+            "stream_consumers.options.Modes.",
         )
     return backend
 

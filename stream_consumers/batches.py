@@ -76,6 +76,17 @@ class Extent(NamedTuple):
     blocked: int = 0
 
 
+def readable_gaps(gaps: Mapping[Shard, Range], extents: Mapping[Shard, Extent]) -> dict[Shard, Range]:
+    """The parts of gaps before the ends of their shards; without those that are empty, and shards without an extent.
+
+    Example:
+        >>> readable_gaps({Shard("orders", n): Range(4, 20) for n in range(3)}, {Shard("orders", 1): Extent(0, 9)})
+        {Shard(stream='orders', id=1): Range(start=4, end=9)}
+    """
+    within = {shard: gap.clamp(Range(0, extents[shard].end)) for shard, gap in gaps.items() if shard in extents}
+    return {shard: gap for shard, gap in sorted(within.items()) if gap.start < gap.end}
+
+
 class LastMessage(NamedTuple):
     """A message that was the last one of a range, remembered to recognise it when the stream is read again.
 
@@ -198,12 +209,16 @@ class BatchPlan:
         splits: disjoint parts that together hold every message of ``ranges`` once.
         records: messages in the batch as far as known now (an upper bound).
         hint: see :class:`Resume`.
+        lost: what was removed from the stream before it was read, by the same look at the stream as the plan. Where
+            only the number of lost messages is known it may reach beyond ``ranges``; the hint takes all of it as
+            recorded.
     """
 
     ranges: Mapping[Shard, Range]
     splits: Sequence[Split] = field(repr=False)
     records: int
     hint: Mapping[str, object] | None = None
+    lost: Mapping[Shard, Range] = field(default_factory=dict)
 
 
 class BatchSource(ClosesOnExit, ABC):
@@ -217,8 +232,9 @@ class BatchSource(ClosesOnExit, ABC):
     """
 
     def __init__(self, url: str | StreamUrl) -> None:
-        url = StreamUrl.parse(url)
-        self.url = url
+        self.url = StreamUrl.parse(url)
+        self.is_exact = True
+        """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""
 
     @abstractmethod
     def identities(self) -> Mapping[str, str]:
@@ -249,9 +265,16 @@ class BatchSource(ClosesOnExit, ABC):
         timestamps do not grow with sequences.
         """
 
-    @abstractmethod
-    def first(self, shard: Shard) -> int:
-        """Where a shard begins that appeared after its stream was read for the first time."""
+    def first(self, shard: Shard, extent: Extent) -> int:
+        """Where a shard begins that appeared after its stream was read for the first time.
+
+        By default at what it holds first, because nothing is known of what was before.
+
+        Args:
+            shard: the shard.
+            extent: what it holds now.
+        """
+        return extent.start
 
     def answer_within(self, seconds: float) -> None:
         """Let each request to a broker fail after about this time, or earlier if nobody is there; call it first.
@@ -272,19 +295,25 @@ class BatchSource(ClosesOnExit, ABC):
         found = self.extents(resume=resume)
         return {shard: extent.end for shard, extent in found.items()} != {s: e.end for s, e in extents.items()}
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""
-        return True
-
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
         return {}
 
+    def hint(
+        self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
+    ) -> Mapping[str, object] | None:
+        """The hint of an entry that sets positions without a batch: of the first one of a group, or of a move.
+
+        Args:
+            positions: the new ones, as of the last :meth:`extents`.
+            known: the hint before, which stays as it is by default.
+        """
+        return known
+
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """The shards that are known to be others than at these positions, where fingerprints do not tell.
 
-        By what :meth:`extents` found last.
+        By what :meth:`extents` or :meth:`plan` found last.
         """
         return frozenset()
 

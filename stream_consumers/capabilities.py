@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Message, Shard, check_shard
+from stream_consumers.messages import Shard, check_shard
 from stream_consumers.options import check_count
 
 Positions = Mapping[Shard, int]
@@ -142,19 +142,6 @@ class MeasurableConsumer(Protocol):
         Raises:
             StreamAssetsError: as the broker says.
         """
-        ...
-
-
-@runtime_checkable
-class AcknowledgingConsumer(Protocol):
-    """A consumer that is told which messages are done."""
-
-    def ack(self, message: Message) -> object:
-        """A message is done."""
-        ...
-
-    def commit(self) -> object:
-        """Keep what was acknowledged."""
         ...
 
 

@@ -25,7 +25,7 @@ class PositionCommitter(Protocol):
         """Whether a commit ends a transaction, so that only the one who fills it may call it."""
         ...
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions) -> object:
         """Keep these positions.
 
         Raises:

@@ -6,7 +6,7 @@ import enum
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from stream_consumers.messages import DeadLetter, Message, Receipt, Shard
 from stream_consumers.options import choice
@@ -63,6 +63,12 @@ class Consumer(Protocol):
 
     Meanings are the same on every backend: a rewind to n delivers n first (inclusive), a seek to t delivers the
     first message with a timestamp at or after t.
+
+    With a group (modes ``resumable`` and ``load_balanced``) it is a member, and :meth:`ack` and :meth:`commit` say what
+    is done. What a group remembers differs. Kafka keeps a position in each shard: acknowledging a message says that it
+    and all before it in its shard are done, and a :class:`stream_consumers.tracking.consumer.TrackedConsumer` finishes
+    them in any order. Redis keeps each entry, and ``group_options`` say whether ``ack`` and ``commit`` are left to the
+    user. Groups of files, of memory and of pipes live as long as their members, and remember nothing.
 
     Example:
         >>> from stream_consumers.create import create_consumer
@@ -121,6 +127,29 @@ class Consumer(Protocol):
         """
         ...
 
+    @property
+    def group(self) -> str | None:
+        """The group's name; ``None`` without one."""
+        ...
+
+    def ack(self, message: Message) -> object:
+        """Say that a message is done; the next commit tells the group so.
+
+        Raises:
+            InvalidOptionError: there is no group, or its ``group_options`` acknowledge by themselves.
+            NotSubscribedError: it is of a stream that is not read.
+        """
+        ...
+
+    def commit(self) -> object:
+        """Tell the group what was acknowledged; returns how many positions or entries it took.
+
+        Raises:
+            InvalidOptionError: there is no group, or its ``group_options`` commit by themselves.
+            StreamAssetsError: as the broker says; the next commit tells it again.
+        """
+        ...
+
     def close(self) -> None:
         """Release what is open; a waiting :meth:`next` ends."""
         ...
@@ -130,50 +159,6 @@ class Consumer(Protocol):
     def __enter__(self) -> Consumer: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-@runtime_checkable
-class GroupConsumer(Consumer, Protocol):
-    """A member of a consumer group: what modes ``resumable`` and ``load_balanced`` open.
-
-    What a group remembers differs. Kafka keeps a position in each shard: who acknowledges a message says that it and
-    all before it in its shard are done (:class:`stream_consumers.tracking.consumer.TrackedConsumer` finishes them in
-    any order). Redis keeps each entry, and ``group_options`` say whether ``ack`` and ``commit`` are the user's at all.
-    Groups of files, of memory and of pipes live as long as their members, and remember nothing.
-
-    Example:
-        >>> from stream_consumers.create import create_consumer, create_producer
-        >>> member = create_consumer("memory://example-group/orders", mode="load_balanced", group="billing")
-        >>> with create_producer("memory://example-group/orders") as producer, member:
-        ...     receipt = producer.send(b"{}")
-        ...     message = member.next(timeout_seconds=1)
-        ...     member.ack(message)
-        ...     member.group, member.commit()
-        ('billing', 0)
-    """
-
-    @property
-    def group(self) -> str | None:
-        """The group's name; ``None`` for a consumer that has none, though others of its kind do."""
-        ...
-
-    def ack(self, message: Message) -> None:
-        """Say that a message is done; the next commit tells the group so.
-
-        Raises:
-            InvalidOptionError: there is no group, or its ``group_options`` acknowledge by themselves.
-            NotSubscribedError: it is of a stream that is not read.
-        """
-        ...
-
-    def commit(self) -> int:
-        """Tell the group what was acknowledged; returns how many positions or entries it took.
-
-        Raises:
-            InvalidOptionError: there is no group, or its ``group_options`` commit by themselves.
-            StreamAssetsError: as the broker says; the next commit tells it again.
-        """
-        ...
 
 
 class Producer(Protocol):

@@ -7,19 +7,71 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
+from datetime import datetime
+from typing import ClassVar, Generic, TypeVar
 
 from stream_consumers.capabilities import Positions, check_positions
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
-from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard, check_shard
+from stream_consumers.consumer import Consumer, DeadLetterObserver, Edge, rewind_place
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, OutOfBoundsError, StreamEndedError
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, DeadLetter, Message, Shard, check_shard
 from stream_consumers.options import check_timeout
+from stream_consumers.polling_lock import PollingLock
 
 POLL_SECONDS = 0.1
+Item = TypeVar("Item")
 
 
-class PollingConsumer(ClosesOnExit, ABC):
-    """A consumer that says how it polls once; waiting, the timeout and the closed consumer are the same for all.
+class PollingReader(ClosesOnExit, ABC, Generic[Item]):
+    """A reader that says how it polls once; waiting, the timeout and the closed reader are the same for all."""
+
+    poll_seconds: ClassVar[float] = POLL_SECONDS
+    """The longest wait of a single poll."""
+    remedy_if_closed: ClassVar[str] = "Create a new one."
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    @abstractmethod
+    def _poll(self, seconds: float) -> Item | None:
+        """Look once for an item.
+
+        Any number of threads call it. :meth:`_poll_until` calls it with 0 first, and waits only if there is nothing. It
+        may return ``None`` early: it is called again until the time is over, and then once more with 0. What was found
+        but is not for this reader (a dead letter, another member's message) does not count.
+
+        A poll that waits holds no lock that one with 0 waits for; where the client serves one thread at a time, take a
+        :class:`stream_consumers.polling_lock.PollingLock`.
+
+        Args:
+            seconds: the most that it may wait; 0 does not wait at all.
+
+        Raises:
+            StreamEndedError: the stream has an end, and it was reached; see :func:`end_of`.
+        """
+
+    def _poll_until(self, timeout_seconds: float | None) -> Item | None:
+        """Poll until there is an item, or the time is over; ``None`` waits without an end."""
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + check_timeout(timeout_seconds)
+        seconds = 0.0
+        while True:
+            self._check_open()
+            item = self._poll(seconds)
+            if item is not None:
+                return item
+            left = max(0.0, deadline - time.monotonic())
+            if not (seconds or left):
+                return None
+            seconds = min(self.poll_seconds, left)
+
+    def _check_open(self) -> None:
+        """Refuse a reader that was closed; a poll that takes a lock asks again when it has it."""
+        if self._closed.is_set():
+            raise StreamEndedError("the consumer was closed", remedy=self.remedy_if_closed)
+
+
+class PollingConsumer(PollingReader[Message]):
+    """A consumer that says how it polls once.
 
     Example:
         >>> class Countdown(PollingConsumer):
@@ -41,43 +93,28 @@ class PollingConsumer(ClosesOnExit, ABC):
         stream_consumers.errors.StreamEndedError: the consumer was closed. Create a new one.
     """
 
-    poll_seconds: ClassVar[float] = POLL_SECONDS
-    """The longest wait of a single poll."""
-
-    def __init__(self) -> None:
-        self._closed = threading.Event()
-
-    @abstractmethod
-    def _poll(self, seconds: float) -> Message | None:
-        """Look once for a message.
-
-        Any number of threads call it. :meth:`next` calls it with 0 first, and waits only if there is nothing. It may
-        return ``None`` early: it is called again until the time is over, and then once more with 0. What was found but
-        is not for this consumer (a dead letter, another member's message) does not count.
-
-        A poll that waits holds no lock that one with 0 waits for; where the client serves one thread at a time, take a
-        :class:`stream_consumers.polling_lock.PollingLock`.
-
-        Args:
-            seconds: the most that it may wait; 0 does not wait at all.
-
-        Raises:
-            StreamEndedError: the stream has an end, and it was reached; see :func:`end_of`.
-        """
-
     def next(self, timeout_seconds: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + check_timeout(timeout_seconds)
-        seconds = 0.0
-        while True:
-            self._check_open()
-            message = self._poll(seconds)
-            if message is not None:
-                return message
-            left = max(0.0, deadline - time.monotonic())
-            if not (seconds or left):
-                return None
-            seconds = min(self.poll_seconds, left)
+        return self._poll_until(timeout_seconds)
+
+    @property
+    def group(self) -> str | None:
+        """The group's name; ``None`` without one."""
+        return None
+
+    def ack(self, message: Message) -> object:
+        """See :meth:`stream_consumers.consumer.Consumer.ack`; without a group it is refused."""
+        raise self._no_group()
+
+    def commit(self) -> object:
+        """See :meth:`stream_consumers.consumer.Consumer.commit`; without a group it is refused."""
+        raise self._no_group()
+
+    def _no_group(self) -> InvalidOptionError:
+        return InvalidOptionError(
+            f"{type(self).__name__} has no group that could remember what is done",
+            remedy="Use a mode with a group, or a TrackedConsumer.",
+        )
 
     def __iter__(self) -> Iterator[Message]:
         while True:
@@ -87,11 +124,6 @@ class PollingConsumer(ClosesOnExit, ABC):
                 return
             if message is not None:
                 yield message
-
-    def _check_open(self) -> None:
-        """Refuse a consumer that was closed; a poll that takes a lock asks again when it has it."""
-        if self._closed.is_set():
-            raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
 
 
 def end_of(stream: object = "the stream") -> StreamEndedError:
@@ -200,6 +232,105 @@ class Assignment:
         if len(assigned) == 1:
             raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
         self._only = assigned - {shard}
+
+
+class LockedConsumer(PollingConsumer):
+    """A consumer whose client serves one thread at a time.
+
+    Args:
+        streams: the streams that it is for.
+        on_dead_letter: called for messages that cannot be used.
+    """
+
+    def __init__(self, streams: Iterable[str], on_dead_letter: DeadLetterObserver) -> None:
+        super().__init__()
+        self._lock = PollingLock()
+        self._assignment = Assignment(streams)
+        self._on_dead_letter = on_dead_letter
+        self._known: frozenset[Shard] = frozenset()
+
+    @abstractmethod
+    def _take(self, seconds: float) -> Message | DeadLetter | None:
+        """Look once for an item, as :meth:`_poll` does; only one thread at a time calls it."""
+
+    def _poll(self, seconds: float) -> Message | None:
+        while isinstance(item := self._take_locked(seconds), DeadLetter):
+            self._on_dead_letter(item)
+        return item
+
+    def _take_locked(self, seconds: float) -> Message | DeadLetter | None:
+        if not self._lock.acquire(seconds):
+            return None
+        try:
+            self._check_open()
+            return self._take(seconds)
+        finally:
+            self._lock.release()
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        with self._lock.moving():
+            self._check_open()
+            self._assignment.assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._lock.moving():
+            self._check_open()
+            self._assignment.unassign(shard, self._known)
+
+
+class LeavingMember(PollingConsumer):
+    """A member of a group that leaves it with a seek or rewind: from then on it reads by position.
+
+    Args:
+        open_alone: opens the consumer that reads by position; called when that is needed first.
+    """
+
+    def __init__(self, open_alone: Callable[[], Consumer]) -> None:
+        super().__init__()
+        self._open_alone = open_alone
+        self._moving = threading.Lock()
+        self._alone: Consumer | None = None
+        self._is_detached = False
+
+    @abstractmethod
+    def _detach(self) -> None:
+        """Leave the group, and set ``_is_detached``."""
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`; leaves the group."""
+        with self._moving:
+            self._by_position().seek(moment)
+            self._detach()
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
+        to = rewind_place(to)
+        with self._moving:
+            self._by_position().rewind(to)
+            self._detach()
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        with self._moving:
+            self._by_position().assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._moving:
+            self._by_position().unassign(shard)
+
+    def _by_position(self) -> Consumer:
+        self._check_open()
+        if self._alone is None:
+            self._alone = self._open_alone()
+        return self._alone
+
+    def _close_alone(self) -> None:
+        with self._moving:
+            if self._alone is not None:
+                self._alone.close()
 
 
 def positions_to_go_to(positions: Positions, read: frozenset[Shard], ends: Callable[[], Positions]) -> Positions:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypedDict, overload
+from typing import TYPE_CHECKING
 
 from stream_consumers.backend import Backend, ConsumerOptions, find_backend
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, DeadLetterObserver, GroupConsumer, Producer, log_dead_letter
+from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.epochs import Names
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from stream_consumers.redis.claims import RedisClaims
-
-
-ModeWithGroup = Literal[ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED, "resumable", "load_balanced"]
 
 
 @dataclass(frozen=True, init=False)
@@ -132,34 +127,6 @@ def open_batch_source(url: str | StreamUrl, *, client: ClientConfig | None = Non
     return StreamSource(url, client=client).open()
 
 
-class ReadingArguments(TypedDict, total=False):
-    """The arguments of :func:`create_consumer` but where to read and the mode."""
-
-    group: str | None
-    reset: AutoStreamReset
-    live: bool
-    group_options: object | None
-    on_dead_letter: DeadLetterObserver
-
-
-class ConsumerArguments(ReadingArguments, total=False):
-    """The arguments of :func:`create_consumer` but the URL and the mode."""
-
-    client: ClientConfig | None
-
-
-@overload
-def create_consumer(
-    url: str | StreamUrl, *, mode: ModeWithGroup, **arguments: Unpack[ConsumerArguments]
-) -> GroupConsumer: ...
-
-
-@overload
-def create_consumer(
-    url: str | StreamUrl, *, mode: ConsumerMode | str = ..., **arguments: Unpack[ConsumerArguments]
-) -> Consumer: ...
-
-
 def create_consumer(
     url: str | StreamUrl,
     *,
@@ -171,7 +138,7 @@ def create_consumer(
     group_options: object | None = None,
     on_dead_letter: DeadLetterObserver = log_dead_letter,
 ) -> Consumer:
-    """A consumer of the streams of a URL; with a group, a :class:`stream_consumers.consumer.GroupConsumer`.
+    """A consumer of the streams of a URL; with a group, a member of it.
 
     Args:
         url: where to read.

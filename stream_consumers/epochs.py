@@ -22,6 +22,8 @@ from stream_consumers.options import Limits
 T = TypeVar("T")
 Names = Mapping[str, str]
 """For each stream key the name of its epoch."""
+Hint = Mapping[str, object]
+"""What a source keeps in the ledger for its next plan."""
 
 
 def epoch_name(stream: str, epoch: int) -> str:
@@ -60,17 +62,15 @@ def newest_epochs(known: Iterable[str], streams: Iterable[str]) -> Names:
 
 
 def accept_remedy(name: str) -> str:
-    """How somebody goes on with a stream that was recreated.
+    """How to continue with a stream that was recreated.
 
     Args:
         name: of the epoch that the ledger has.
     """
-    stream, epoch = split_epoch(name)
-    following = epoch_name(stream, epoch + 1)
+    following, how = _following(name)
     return (
-        f"If it was recreated on purpose, accept it: stream-assets accept --as {following}, with the same --source, "
-        f"--table and --group, or in Dagster the run config accept: [{following}]. The group continues with the first "
-        f"message of the new stream, whose rows have _stream = '{following}'; the rows that are there stay."
+        f"If it was recreated on purpose, accept it: {how}. The group continues with the first message of the new "
+        f"stream, whose rows have _stream = '{following}'; the rows that are there stay."
     )
 
 
@@ -80,15 +80,21 @@ def truncation_remedy(name: str) -> str:
     Args:
         name: of the epoch that the ledger has.
     """
-    stream, epoch = split_epoch(name)
-    following = epoch_name(stream, epoch + 1)
+    following, how = _following(name)
     return (
         "A broker was restored to an older state, or a replica that lagged behind became the leader. If the messages "
         "can be brought back, bring them back. To continue without them, set on_data_loss to 'record', or accept the "
-        f"stream once: stream-assets accept --as {following}, with the same --source, --table and --group, or in "
-        f"Dagster the run config accept: [{following}]. The group continues where the stream and the table differ, "
-        f"with _stream = '{following}'; the rows that are there stay."
+        f"stream once: {how}. The group continues where the stream and the table differ, with _stream = "
+        f"'{following}'; the rows that are there stay."
     )
+
+
+def _following(name: str) -> tuple[str, str]:
+    """The name of the next epoch, and how to accept it."""
+    stream, epoch = split_epoch(name)
+    following = epoch_name(stream, epoch + 1)
+    command = f"stream-assets accept --as {following}, with the same --source, --table and --group"
+    return following, f"{command}, or in Dagster the run config accept: [{following}]"
 
 
 def named(source: BatchSource, names: Names) -> BatchSource:
@@ -135,22 +141,20 @@ class EpochNames:
         own = frozenset(self.names.values())
         return {self.back(shard): value for shard, value in values.items() if shard.stream in own}
 
-    def hint_out(self, hint: object) -> object:
+    def hint_out(self, hint: Hint | None) -> Hint | None:
         """A hint with its shards by the names of epochs; hints have them as keys."""
-        return self._hint(hint, is_out=True)
+        return None if hint is None else self._hint(hint, is_out=True)
 
-    def hint_back(self, hint: object) -> object:
+    def hint_back(self, hint: Hint | None) -> Hint | None:
         """A hint with its shards by the keys of streams; without those of other epochs of these streams."""
-        return self._hint(hint, is_out=False)
+        return None if hint is None else self._hint(hint, is_out=False)
 
-    def _hint(self, hint: object, *, is_out: bool) -> object:
-        if not isinstance(hint, Mapping):
-            return hint
-        renamed = {}
+    def _hint(self, hint: Hint, *, is_out: bool) -> Hint:
+        renamed: dict[str, object] = {}
         for key, value in hint.items():
             shard = _shard(key)
             if shard is None or split_epoch(shard.stream)[0] not in self.names:
-                renamed[key] = self._hint(value, is_out=is_out)
+                renamed[key] = self._hint(value, is_out=is_out) if isinstance(value, Mapping) else value
             elif is_out:
                 renamed[str(self.out(shard))] = value
             elif shard.stream in self.names.values():
@@ -158,9 +162,9 @@ class EpochNames:
         return renamed
 
 
-def _shard(key: object) -> Shard | None:
+def _shard(key: str) -> Shard | None:
     try:
-        return Shard.parse(str(key))
+        return Shard.parse(key)
     except InvalidUrlError:
         return None
 
@@ -211,6 +215,7 @@ class EpochSource(BatchSource):
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
         found = self._source.extents(resume=self._resume(resume), budget_seconds=budget_seconds)
+        self.is_exact = self._source.is_exact
         return self._names.all_out(found)
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
@@ -220,8 +225,7 @@ class EpochSource(BatchSource):
     def _resume(self, resume: Resume | None) -> Resume | None:
         if resume is None:
             return None
-        hint = self._names.hint_back(resume.hint)
-        return Resume(self._names.all_back(resume.positions), hint if isinstance(hint, Mapping) else None)
+        return Resume(self._names.all_back(resume.positions), self._names.hint_back(resume.hint))
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""
@@ -229,26 +233,24 @@ class EpochSource(BatchSource):
         if plan is None:
             return None
         splits = [EpochSplit(split, self._names.names) for split in plan.splits]
-        hint = self._names.hint_out(plan.hint)
-        ranges = self._names.all_out(plan.ranges)
-        return BatchPlan(ranges, splits, plan.records, hint if isinstance(hint, Mapping) else None)
+        ranges, lost = self._names.all_out(plan.ranges), self._names.all_out(plan.lost)
+        return BatchPlan(ranges, splits, plan.records, self._names.hint_out(plan.hint), lost)
+
+    def hint(self, positions: Mapping[Shard, int], known: Hint | None = None) -> Hint | None:
+        """See :meth:`stream_consumers.batches.BatchSource.hint`."""
+        return self._names.hint_out(self._source.hint(self._names.all_back(positions), self._names.hint_back(known)))
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`."""
         return self._names.all_out(self._source.at(timestamp_ms))
 
-    def first(self, shard: Shard) -> int:
+    def first(self, shard: Shard, extent: Extent) -> int:
         """See :meth:`stream_consumers.batches.BatchSource.first`."""
-        return self._source.first(self._names.back(shard))
+        return self._source.first(self._names.back(shard), extent)
 
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
         self._source.answer_within(seconds)
-
-    @property
-    def is_exact(self) -> bool:
-        """See :attr:`stream_consumers.batches.BatchSource.is_exact`."""
-        return self._source.is_exact
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`."""

@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stream_consumers.readable import ELLIPSIS, printable_lines
+
+LONGEST_PART = 4_000
+"""What happened, the remedy, and each fact have at most this many characters in the text of an error."""
+
 
 class StreamAssetsError(Exception):
     """Root of every error raised on purpose by this project.
@@ -19,7 +24,9 @@ class StreamAssetsError(Exception):
         facts: the numbers that belong to it, shown as ``name=value`` and kept as attributes of :attr:`facts`.
 
     Its text reaches logs and Dagster, so that it holds no values of messages. What may hold some, such as the text of
-    an error of Spark or of a user's function, is its :attr:`detail`, which is shown only by :meth:`revealed`.
+    an error of Spark or of a user's function, is its :attr:`detail`, which is shown only by :meth:`revealed`. Names in
+    schemas and what servers answer are part of it: what a terminal would obey is written as an escape, and each part
+    has a length limit.
 
     Example:
         >>> str(StreamAssetsError("orders.ss ends early", remedy="Run again when it has grown.", offset=12))
@@ -27,14 +34,14 @@ class StreamAssetsError(Exception):
     """
 
     def __init__(self, what: str, *, remedy: str, **facts: object) -> None:
-        super().__init__(what)
-        self.what = what
-        self.remedy = remedy
+        self.what = _shown(what)
+        self.remedy = _shown(remedy)
+        super().__init__(self.what)
         self.facts: Mapping[str, object] = facts
         self.detail = ""
 
     def __str__(self) -> str:
-        numbers = ", ".join(f"{name}={value}" for name, value in self.facts.items())
+        numbers = ", ".join(f"{name}={_shown(str(value))}" for name, value in self.facts.items())
         # What a client library says often is a sentence already.
         return f"{self.what.rstrip('.')}{f' ({numbers})' if numbers else ''}. {self.remedy}"
 
@@ -55,6 +62,13 @@ class StreamAssetsError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.remedy, dict(self.facts))
+
+
+def _shown(text: str) -> str:
+    if len(text) > LONGEST_PART:
+        # What is long is a value in the middle of a sentence.
+        text = f"{text[: LONGEST_PART // 2]}{ELLIPSIS}{text[-LONGEST_PART // 2 + 1 :]}"
+    return printable_lines(text)
 
 
 def _rebuild(kind: type[StreamAssetsError], what: str, remedy: str, facts: dict[str, object]) -> StreamAssetsError:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
-from operator import itemgetter
+from heapq import heappop, heappush
+from typing import NamedTuple
 
-from stream_consumers.consumer import Consumer, Edge, rewind_place
-from stream_consumers.consumer_base import PollingConsumer
+from stream_consumers.consumer import Consumer
+from stream_consumers.consumer_base import LeavingMember
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
-from stream_consumers.messages import Message, Shard
-from stream_consumers.options import AutoStreamReset, choose_fields
+from stream_consumers.messages import Message
+from stream_consumers.options import AutoStreamReset
 from stream_consumers.polling_lock import BRIEF_SECONDS
 from stream_consumers.urls import StreamUrl
 
 Open = Callable[[], Consumer]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupReading:
+class GroupReading(NamedTuple):
     """The way in which a group reads; it is the same for all of its members.
 
     Args:
@@ -35,17 +33,14 @@ class GroupReading:
     reset: AutoStreamReset
     live: bool
 
-    def __post_init__(self) -> None:
-        choose_fields(self, reset=AutoStreamReset)
-
 
 @dataclass(eq=False)
 class _Member:
-    """A member, and the messages that wait for it, each with its number in the order of reading."""
+    """A member, and a heap of the messages that wait for it, each with its number in the order of reading."""
 
     # The consumer. Not held, so that one that is dropped without being closed is noticed.
     owner: weakref.ref[object]
-    queue: deque[tuple[int, Message]] = field(default_factory=deque)
+    queue: list[tuple[int, Message]] = field(default_factory=list)
 
 
 class SharedGroup:
@@ -121,18 +116,16 @@ class SharedGroup:
         for number, message in member.queue:
             self._deal(number, message)
         member.queue.clear()
-        for other in self._members:
-            other.queue = deque(sorted(other.queue, key=itemgetter(0)))
         self._changed.notify_all()
 
     def _deal(self, number: int, message: Message) -> None:
         """Give a message to the member that its sequence selects."""
         if self._members:
-            self._members[message.sequence % len(self._members)].queue.append((number, message))
+            heappush(self._members[message.sequence % len(self._members)].queue, (number, message))
 
     @staticmethod
     def _pop(member: _Member) -> Message | None:
-        return member.queue.popleft()[1] if member.queue else None
+        return heappop(member.queue)[1] if member.queue else None
 
 
 # By file or broker, and by the name of the group. The members keep a group alive.
@@ -140,7 +133,7 @@ _groups: weakref.WeakValueDictionary[tuple[str, str], SharedGroup] = weakref.Wea
 _groups_lock = threading.Lock()
 
 
-class SharedGroupConsumer(PollingConsumer):
+class SharedGroupConsumer(LeavingMember):
     """A member of a group in this process; see :class:`stream_consumers.consumer.Consumer`.
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
@@ -179,13 +172,9 @@ class SharedGroupConsumer(PollingConsumer):
         self, url: str | StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open
     ) -> None:
         url = StreamUrl.parse(url)
-        super().__init__()
+        super().__init__(open_consumer)
         reading = GroupReading(frozenset(url.required_streams()), reset, live)
         self._key = (f"{url.protocol}://{','.join(url.nodes)}", group)
-        self._open = open_consumer
-        self._moving = threading.Lock()
-        self._alone: Consumer | None = None
-        self._is_detached = False
         with _groups_lock:
             found = _groups.get(self._key)
             if found is not None and not found.has_members:
@@ -231,42 +220,11 @@ class SharedGroupConsumer(PollingConsumer):
                 return message
             self._check_open()
 
-    def seek(self, moment: datetime) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.seek`; leaves the group."""
-        with self._moving:
-            self._own().seek(moment)
-            self._detach()
-
-    def rewind(self, to: Edge | int) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
-        to = rewind_place(to)
-        with self._moving:
-            self._own().rewind(to)
-            self._detach()
-
-    def assign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        with self._moving:
-            self._own().assign(shard)
-
-    def unassign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
-        with self._moving:
-            self._own().unassign(shard)
-
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`; its waiting messages go to the other members."""
         self._closed.set()
         self._leave()
-        with self._moving:
-            if self._alone is not None:
-                self._alone.close()
-
-    def _own(self) -> Consumer:
-        self._check_open()
-        if self._alone is None:
-            self._alone = self._open()
-        return self._alone
+        self._close_alone()
 
     def _detach(self) -> None:
         self._is_detached = True

@@ -29,18 +29,13 @@ from stream_consumers.batches import (
     Resume,
     message_checksum,
     message_row,
+    readable_gaps,
     record_batches,
 )
 from stream_consumers.capabilities import Positions, ShardEnd, check_positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Edge, Producer, rewind_place
-from stream_consumers.consumer_base import (
-    Assignment,
-    PollingConsumer,
-    end_of,
-    no_message,
-    positions_to_go_to,
-)
+from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes, check_name, choose_reset
@@ -51,7 +46,7 @@ _sequence = attrgetter("sequence")
 
 
 @dataclass
-class PendingEntry:
+class HeldEntry:
     """A message that a group has delivered to a consumer, and that was not acknowledged.
 
     Args:
@@ -79,11 +74,11 @@ class MemoryGroup:
     """
 
     position: int
-    pending: dict[int, PendingEntry] = field(default_factory=dict)
+    pending: dict[int, HeldEntry] = field(default_factory=dict)
     consumers: set[str] = field(default_factory=set)
     cursors: dict[str, int] = field(default_factory=dict)
 
-    def held_by(self, consumer: str, sequences: Iterable[int]) -> list[PendingEntry]:
+    def held_by(self, consumer: str, sequences: Iterable[int]) -> list[HeldEntry]:
         """Those of the pending entries that this consumer holds."""
         found = (self.pending.get(sequence) for sequence in sequences)
         return [held for held in found if held is not None and held.consumer == consumer]
@@ -222,29 +217,24 @@ class MemoryBatchSource(BatchSource):
         return self._extents
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
-        """See :meth:`stream_consumers.batches.BatchSource.plan`; takes messages in turn from each shard."""
+        """See :meth:`stream_consumers.batches.BatchSource.plan`; fills up the batch shard by shard."""
         chosen: list[Message] = []
         ranges: dict[Shard, Range] = {}
-        size = 0
-        for shard, gap in sorted(gaps.items()):
-            extent = self._extents.get(shard)
-            start, end = gap.clamp(Range(0, extent.end if extent else 0))
-            if start == end:
-                continue
+        size, is_full = 0, False
+        for shard, gap in readable_gaps(gaps, self._extents).items():
+            start, end = gap
             with self._broker.changed:
                 messages = list(self._broker.between(shard, start, end))
-            before = len(chosen)
             for message in messages:
                 size += len(message.payload or b"")
-                if chosen and (len(chosen) >= limits.max_records or size > limits.max_bytes):
+                if chosen and (len(chosen) == limits.max_records or size > limits.max_bytes):
+                    is_full, end = True, message.sequence
                     break
                 chosen.append(message)
-            else:
+            if start < end:
                 ranges[shard] = Range(start, end)
-                continue
-            if len(chosen) > before:
-                ranges[shard] = Range(start, chosen[-1].sequence + 1)
-            break
+            if is_full:
+                break
         if not ranges:
             return None
         share = -(-max(1, len(chosen)) // parallelism)
@@ -262,10 +252,6 @@ class MemoryBatchSource(BatchSource):
                 )
                 for shard, extent in self._extents.items()
             }
-
-    def first(self, shard: Shard) -> int:
-        """The first sequence that is there; earlier ones are unknown."""
-        return self._extents[shard].start
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
@@ -400,10 +386,6 @@ class MemoryConsumer(PollingConsumer):
             self._closed.set()
             self._broker.changed.notify_all()
 
-    def _chosen(self) -> list[Shard]:
-        """The shards that the next seek or rewind applies to."""
-        return self._assignment.of(self._broker.messages)
-
     def _take(self) -> Message | None:
         self._meet_arrivals()
         while self._turns:
@@ -434,7 +416,8 @@ class MemoryConsumer(PollingConsumer):
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._broker.changed:
             self._check_open()
-            if not any(is_wanted(message) for shard in self._chosen() for message in self._broker.messages[shard]):
+            shards = self._assignment.of(self._broker.messages)
+            if not any(is_wanted(message) for shard in shards for message in self._broker.messages[shard]):
                 raise no_message(place)
             self._go_to({}, is_wanted)
 

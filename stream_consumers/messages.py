@@ -18,7 +18,10 @@ WILDCARD = "SEA_STREAMER_WILDCARD"
 """The stream key that subscribes to all streams (SeaStreamer's); ``*`` is short for it."""
 INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
 """The stream key of SeaStreamer's own messages, like the end of a stream."""
-MAX_SHARD_DIGITS = 20
+MAX_SEQUENCE = 2**63 - 2
+"""The greatest sequence: the position behind it is a signed number of 64 bits, as tables and logs have them."""
+MAX_SHARD = 2**63 - 1
+"""The greatest number of a shard."""
 MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -62_135_596_800_000, 253_402_300_799_999
 """The times that a datetime, and a TIMESTAMP of Spark, can say: the years 1 to 9999."""
 EPOCH_MARK = "#"
@@ -26,8 +29,8 @@ EPOCH_MARK = "#"
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
 _MEANINGFUL = frozenset(f" %/,*?{EPOCH_MARK}'\"`\\^<>")
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
-# How a key ends that is a shard; see :func:`stream_consumers.redis.ids.is_shard_id`.
-_NUMBERED = re.compile(rf"(.):(0|[1-9][0-9]{{0,{MAX_SHARD_DIGITS - 1}}})\Z")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_NUMBERED = re.compile(r"(.):(0|[1-9][0-9]{0,18})\Z")
 _EPOCH_NAME = re.compile(rf"(.+){EPOCH_MARK}[1-9][0-9]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -67,7 +70,7 @@ def encode_key(key: bytes) -> str:
     text = "".join(map(_encoded, key.decode("utf-8", "surrogateescape")))
     if text == WILDCARD:
         return f"%{ord(text[0]):02X}{text[1:]}"
-    return _NUMBERED.sub(r"\1%3A\2", text)
+    return _NUMBERED.sub(r"\1%3A\2", text) if _numbered(text) else text
 
 
 def decode_key(stream: str) -> bytes:
@@ -99,7 +102,7 @@ def check_encoded_key(text: str) -> str:
             remedy=f"Write it as {written}."
             + (" Keys are no patterns; '*' alone stands for all streams." if wrong == "*" else ""),
         )
-    numbered = _NUMBERED.search(text)
+    numbered = _numbered(text)
     if numbered:
         stream, number = text[: numbered.end(1)], numbered[2]
         raise InvalidStreamKeyError(
@@ -107,6 +110,12 @@ def check_encoded_key(text: str) -> str:
             remedy=f"Write {stream} for that stream with all its shards, or {stream}%3A{number} for the key.",
         )
     return encode_key(decode_key(text)) if "%" in text else text
+
+
+def _numbered(text: str) -> re.Match[str] | None:
+    """How a key ends that is a shard; see :func:`stream_consumers.redis.ids.is_shard_id`."""
+    found = _NUMBERED.search(text)
+    return found if found and int(found[2]) <= MAX_SHARD else None
 
 
 def _stays(char: str) -> bool:
@@ -141,10 +150,10 @@ class Shard:
         """Read ``stream/id`` back; the stream may be an epoch, like ``orders#2``.
 
         Raises:
-            InvalidUrlError: if there is no ``/``, or no whole number of at most 20 digits behind it.
+            InvalidUrlError: if there is no ``/``, or no whole number up to :data:`MAX_SHARD` behind it.
         """
         stream, slash, number = text.rpartition("/")
-        if not slash or not number.isascii() or not number.isdigit() or len(number) > MAX_SHARD_DIGITS:
+        if not slash or not _NUMBER.fullmatch(number) or int(number) > MAX_SHARD:
             raise InvalidUrlError(f"{text!r} is not a shard", remedy="Write it as stream/number, like orders/3.")
         epoch = _EPOCH_NAME.match(stream)
         if epoch:
@@ -204,12 +213,12 @@ class Message:
             "shard_id": self.shard.id,
             "sequence": self.sequence,
             "timestamp": utc_text(self.timestamp_ms),
-            **_bytes_to_json("payload", self.payload),
+            **bytes_to_json("payload", self.payload),
         }
         if self.key is not None:
-            document |= _bytes_to_json("key", self.key)
+            document |= bytes_to_json("key", self.key)
         if self.headers:
-            document["headers"] = [{"name": name, **_bytes_to_json("value", value)} for name, value in self.headers]
+            document["headers"] = [{"name": name, **bytes_to_json("value", value)} for name, value in self.headers]
         return document
 
     @classmethod
@@ -229,15 +238,15 @@ class Message:
         try:
             moment = document.get("timestamp")
             headers = [
-                (_kind(str, "name", one.get("name")), _bytes_from_json("value", one))
+                (_kind(str, "name", one.get("name")), bytes_from_json("value", one))
                 for one in document.get("headers", ())
             ]
             return cls(
                 check_shard(Shard(document.get("stream_key", ""), document.get("shard_id", 0))),
                 _kind(int, "sequence", document.get("sequence", 0)),
                 now_milliseconds() if moment is None else to_milliseconds(datetime.fromisoformat(_utc(moment))),
-                _bytes_from_json("payload", document),
-                _bytes_from_json("key", document),
+                bytes_from_json("payload", document),
+                bytes_from_json("key", document),
                 tuple(headers),
             )
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -252,25 +261,32 @@ def _no_message(reason: str) -> InvalidOptionError:
 
 
 def _kind(kind: type[T], name: str, value: object) -> T:
-    if type(value) is not kind:
-        raise TypeError(f"{name} must be {kind.__name__}, and is {type(value).__name__}")
-    assert isinstance(value, kind)
-    return value
+    if isinstance(value, kind) and type(value) is kind:
+        return value
+    raise TypeError(f"{name} must be {kind.__name__}, and is {type(value).__name__}")
 
 
 def _utc(moment: object) -> str:
     return _kind(str, "timestamp", moment).replace("Z", "+00:00")
 
 
-def _bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
+def bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
+    """Bytes as text; those that are not UTF-8 in base64, under the name with ``_base64`` at its end."""
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
-def _bytes_from_json(name: str, document: Mapping[str, object]) -> bytes | None:
+def bytes_from_json(name: str, document: Mapping[str, object]) -> bytes | None:
+    """Read :func:`bytes_to_json` back.
+
+    Raises:
+        TypeError, ValueError: a value of another kind, no base64, or both ways at once.
+    """
     encoded, text = document.get(f"{name}_base64"), document.get(name)
+    if encoded is not None and text is not None:
+        raise ValueError(f"it has {name} and {name}_base64")
     if encoded is not None:
         return base64.b64decode(_kind(str, f"{name}_base64", encoded), validate=True)
     return None if text is None else _kind(str, name, text).encode()
@@ -324,13 +340,9 @@ def check_shard(shard: object) -> Shard:
         stream_consumers.errors.InvalidOptionError: Shard(stream='orders', id='0') is no shard. Give one like \
 Shard('orders', 3), with a number from 0.
     """
-    is_one = isinstance(shard, Shard) and isinstance(shard.stream, str) and type(shard.id) is int and shard.id >= 0
-    if not is_one:
-        raise InvalidOptionError(
-            f"{shard!r} is no shard", remedy="Give one like Shard('orders', 3), with a number from 0."
-        )
-    assert isinstance(shard, Shard)
-    return shard
+    if isinstance(shard, Shard) and isinstance(shard.stream, str) and type(shard.id) is int and shard.id >= 0:
+        return shard
+    raise InvalidOptionError(f"{shard!r} is no shard", remedy="Give one like Shard('orders', 3), with a number from 0.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,7 +337,8 @@ class Limits:
 
     Args:
         max_records: messages; at least 1. Where single Redis entries are claimed, no more than 500,000 are.
-        max_bytes: payload bytes; a batch always takes at least one message.
+        max_bytes: of payloads, keys and headers, and of the names of headers and fields; a batch always takes at least
+            one message.
 
     Example:
         >>> Limits(max_records=10).max_records
@@ -355,6 +356,41 @@ class Limits:
         """These limits, with those replaced that are given."""
         records = self.max_records if max_records is None else max_records
         return Limits(records, self.max_bytes if max_bytes is None else max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """What a run does about messages and rows that it cannot write as they are.
+
+    Args:
+        on_data_loss: ``error`` for messages that the stream dropped before they were read, or ``record`` the exact
+            range and continue.
+        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for:
+            ``fail`` the run, or make a ``dead_letter`` of their message and continue. Rows that the transform rejects
+            with :func:`stream_assets.reject` become dead letters either way.
+        schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``;
+            ``add_columns`` for adding them, and wider types where the table has ``delta.enableTypeWidening``; or
+            ``rescue`` for putting them into the column ``_rescued``. Fields of JSON that the schema lacks count, too.
+        dead_letter_payloads: whether Dagster gets values of messages: the beginning of a payload with each kind of
+            reason why messages became dead letters, and the whole text of errors. Dagster keeps them for long, and
+            its users may not have access to the table; so the default is to give only the places of messages.
+
+    Raises:
+        InvalidOptionError: a word that is none of the choices.
+
+    Example:
+        >>> ErrorPolicy(on_bad_rows="dead_letter").on_bad_rows is OnBadRows.DEAD_LETTER
+        True
+    """
+
+    on_data_loss: DataLoss | str = DataLoss.ERROR
+    on_bad_rows: OnBadRows | str = OnBadRows.FAIL
+    schema_changes: SchemaChanges | str = SchemaChanges.FAIL
+    dead_letter_payloads: bool = False
+
+    def __post_init__(self) -> None:
+        choose_fields(self, on_data_loss=DataLoss, on_bad_rows=OnBadRows, schema_changes=SchemaChanges)
+        check_switch("dead_letter_payloads", self.dead_letter_payloads)
 
 
 class FileCreation(str, enum.Enum):

@@ -5,17 +5,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Literal, overload
+from typing import Any
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import (
-    InvalidOptionError,
-    InvalidStreamKeyError,
-    ProducerEndedError,
-    StreamAssetsError,
-)
+from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, ProducerEndedError, StreamAssetsError
 from stream_consumers.messages import (
     INTERNAL_KEY,
+    MAX_SHARD,
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
     WILDCARD,
@@ -25,8 +21,6 @@ from stream_consumers.messages import (
 )
 from stream_consumers.options import check_count
 from stream_consumers.urls import StreamUrl
-
-MAX_SHARD = 2**64 - 1
 
 
 class ProducerBase(ClosesOnExit, ABC):
@@ -120,21 +114,12 @@ class ProducerBase(ClosesOnExit, ABC):
             raise ProducerEndedError(f"the producer of {self._url} has ended", remedy="Create a new one.")
 
 
-@overload
-def check_payload(payload: object, *, option: str = "payload") -> bytes: ...
-
-
-@overload
-def check_payload(payload: object, *, option: str = "payload", may_be_none: Literal[True]) -> bytes | None: ...
-
-
-def check_payload(payload: object, *, option: str = "payload", may_be_none: bool = False) -> bytes | None:
+def check_payload(payload: object, *, option: str = "payload") -> bytes:
     """The bytes of a message, as they are now: a buffer may change after it was sent.
 
     Args:
         payload: what was given.
         option: what to call it in the error: a key and the value of a header are bytes, too.
-        may_be_none: whether ``None`` is something else than empty bytes (a tombstone).
 
     Raises:
         InvalidOptionError: it is something else than bytes.
@@ -147,7 +132,7 @@ def check_payload(payload: object, *, option: str = "payload", may_be_none: bool
         stream_consumers.errors.InvalidOptionError: payload is a str, and a message holds bytes. Encode it first, like \
 text.encode(); nothing was sent.
     """
-    if isinstance(payload, bytes) or (may_be_none and payload is None):
+    if isinstance(payload, bytes):
         return payload
     if isinstance(payload, (bytearray, memoryview)):
         return bytes(payload)
@@ -157,15 +142,7 @@ text.encode(); nothing was sent.
     )
 
 
-@overload
-def check_headers(headers: Iterable[object]) -> list[tuple[str, bytes]]: ...
-
-
-@overload
-def check_headers(headers: Iterable[object], *, may_be_none: Literal[True]) -> list[tuple[str, bytes | None]]: ...
-
-
-def check_headers(headers: Iterable[object], *, may_be_none: bool = False) -> Any:
+def check_headers(headers: Iterable[object], *, may_be_none: bool = False) -> list[tuple[str, Any]]:
     """The headers of a message, as names and bytes; a value that is text becomes UTF-8.
 
     Args:

@@ -36,6 +36,17 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def printable_lines(text: str) -> str:
+    r"""The same of each line of a text: the lines stay.
+
+    Example:
+        >>> print(printable_lines("a\x1b[2J\nb"))
+        a\x1b[2J
+        b
+    """
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning with an ellipsis behind it: at most so many characters.
 

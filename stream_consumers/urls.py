@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from stream_consumers.addresses import is_server
 from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError, UnsupportedError
 from stream_consumers.messages import WILDCARD, check_encoded_key, check_stream_key
 
 # Their keys may be any bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
-# A name, an address of version 4, or one of version 6 in brackets.
-_SERVER = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\[\]:/?\s]+)(:(?P<port>[0-9]{1,5}))?")
-_PORTS = range(1, 65536)
+# What may be, or be before, a password.
+_UNSHOWN = re.compile(r"[@%;#?=]|:(?!//|[0-9])")
+_HOST_AND_NUMBER = re.compile(r"[\w.-]+:[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,14 @@ class StreamUrl:
         try:
             return cls._parsed(text)
         except InvalidUrlError as error:
-            if "@" not in text:
+            if not _UNSHOWN.search(text):
                 raise
             # What was taken for a node or a stream key may be a part of a password.
             raise type(error)(
-                "a URL with an '@' cannot be read, and is not repeated: it has credentials in it, or no protocol, or "
-                "what is behind its last slash are no stream keys",
+                "a URL cannot be read, and is not repeated, since it may have credentials in it: it has no protocol, "
+                "or what is behind its last slash are no stream keys, or are followed by '?'",
                 remedy="Give credentials as client options, with secrets from the environment, and write the URL like "
-                "redis://server:6379/orders; in a stream key, write '@' as %40.",
+                "redis://server:6379/orders; in a key of Redis, write '@' as %40, '?' as %3F, '%' as %25, '*' as %2A.",
             ) from None
 
     @classmethod
@@ -81,13 +82,8 @@ class StreamUrl:
                 f"{text!r} does not say which streams to read",
                 remedy=f"End it with a slash and the stream keys, like {text}/orders.",
             )
-        key, question, _ = listing.partition("?")
-        if question:
-            # What is behind it may be a password, and is not repeated.
-            raise InvalidStreamKeyError(
-                f"{key!r} is followed by '?', and a URL has no options",
-                remedy="Give them as client options, with secrets from the environment. Write it as %3F in a key.",
-            )
+        if "?" in listing:
+            raise InvalidStreamKeyError("a URL has no options", remedy="Give them as client options.")
         nodes = tuple(node for node in location.split(",") if node) or (".",)
         return cls(protocol.lower(), nodes, ()).with_streams(key for key in listing.split(",") if key)
 
@@ -154,10 +150,10 @@ to 65535.
                 remedy="Give them as client options, with secrets from the environment.",
             )
         for node in self.nodes:
-            server = _SERVER.fullmatch(node)
-            if server is None or int(server["port"] or 1) not in _PORTS:
+            if not is_server(node):
                 # A slash in a password makes a stream key of its end.
-                shown = "what is before the '@' of the URL" if is_behind else repr(node.partition("?")[0])
+                is_shown = _HOST_AND_NUMBER.fullmatch(node) and not is_behind
+                shown = repr(node) if is_shown else "a part of the URL, which may have credentials in it,"
                 raise InvalidUrlError(
                     f"{shown} is no server", remedy="Write it as host:port, with a port from 1 to 65535."
                 )

@@ -3,15 +3,9 @@
 python examples/consumers/faust.py
 """
 
-from stream_consumers import (
-    LivelockOptions,
-    MemoryCommitter,
-    Message,
-    TrackedConsumer,
-    TrackingOptions,
-    create_consumer,
-    create_producer,
-)
+from stream_consumers import Message, TrackedConsumer, TrackingOptions, create_consumer, create_producer
+from stream_consumers.memory import MemoryCommitter
+from stream_consumers.tracking.livelock import LivelockOptions
 
 URL = "memory://shop/orders"
 OPTIONS = TrackingOptions(

@@ -8,7 +8,6 @@ import threading
 from uuid import uuid4
 
 from stream_consumers import (
-    DecodedEntry,
     EventMessage,
     MemoryBackend,
     ReceivedMessage,
@@ -18,6 +17,7 @@ from stream_consumers import (
     Subscription,
     SubscriptionConfig,
 )
+from stream_consumers.subscription.messages import DecodedEntry
 
 seen: list[str] = []
 is_last = threading.Event()

@@ -6,26 +6,20 @@ from pathlib import Path
 import dagster as dg
 from pyspark.sql import DataFrame
 
-from stream_assets import Json, stream_asset, stream_definitions
+from stream_assets import Json, KafkaCluster, LagPolicy, stream_asset, stream_definitions
 
 BROKER = os.environ.get("KAFKA_BROKER", "localhost:9092")
 LAKE = Path(os.environ.get("LAKE") or Path.cwd() / ".demo" / "kafka").absolute()
 
 
 @stream_asset(
-    source=f"kafka://{BROKER}/orders",
+    # A secured cluster: security_protocol, sasl_mechanism, sasl_username and sasl_password=dg.EnvVar("KAFKA_PASSWORD");
+    # options={…} takes any option of librdkafka.
+    source=KafkaCluster(bootstrap_servers=BROKER).stream("orders"),
     group="lakehouse",
     table=str(LAKE / "orders"),
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)", key="key"),
-    sensor_seconds=5,
-    sensor_status=dg.DefaultSensorStatus.RUNNING,
-    # A secured cluster: any option of librdkafka, secrets from the environment.
-    # client={
-    #     "security.protocol": "SASL_SSL",
-    #     "sasl.mechanism": "SCRAM-SHA-512",
-    #     "sasl.username": "lakehouse",
-    #     "sasl.password": dg.EnvVar("KAFKA_PASSWORD"),
-    # },
+    sensor=LagPolicy(interval_seconds=5, status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:
     """Orders of a positive amount, each once."""

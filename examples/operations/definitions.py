@@ -10,6 +10,7 @@ import dagster as dg
 
 from stream_assets import (
     Json,
+    LagPolicy,
     NewDeadLetters,
     build_dead_letter_sensor,
     build_maintenance,
@@ -25,7 +26,7 @@ WEBHOOK = dg.EnvVar("ALERT_WEBHOOK")
     group="lakehouse",
     table="lake/orders",
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
-    sensor_status=dg.DefaultSensorStatus.RUNNING,
+    sensor=LagPolicy(status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch):
     return batch.where("amount > 0")

@@ -16,19 +16,14 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.divergence import divergences
-from spark_jobs.batches.ingestion import Ingestion, recreations, truncations
+from spark_jobs.batches.ingestion import Ingestion, check_claims, recreations, truncations
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import LedgerState
-from stream_consumers.batches import BatchSource, Extent, LastMessage, Range, Resume
+from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
 from stream_consumers.epochs import epoch_name, named, newest_epochs, split_epoch
-from stream_consumers.errors import (
-    InvalidOptionError,
-    SourceRecreatedError,
-    SourceTruncatedError,
-    StreamNotFoundError,
-)
+from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, SourceTruncatedError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claims import RedisClaims
 
@@ -74,10 +69,10 @@ def plan_accept(
         raise InvalidOptionError(
             f"group {ingestion.group!r} is about to change its mode", remedy="Finish it with: stream-assets switch."
         )
-    hint = state.newest.hint if state.newest else None
     names = newest_epochs(state.identities, source.url.required_streams())
     current = named(source, names)
-    extents = current.extents(resume=Resume(state.positions, hint))
+    check_claims(ingestion, state, names.values(), url=source.url)
+    extents = current.extents(resume=state.resume)
     if state.sharing == CLAIMS:
         if claims is None:
             raise InvalidOptionError(
@@ -85,7 +80,7 @@ def plan_accept(
             )
         found = _recreated_claims(claims, state, are_named=bool(epochs))
     else:
-        found = recreations(current, ingestion.group, state, extents, current.identities())
+        found = recreations(current, ingestion.group, state, extents)
     if is_cut:
         for error in found.values():
             if not isinstance(error, SourceTruncatedError):
@@ -112,15 +107,15 @@ def _check_begun(state: LedgerState, ingestion: Ingestion) -> None:
 def _recreated_claims(
     claims: RedisClaims, state: LedgerState, *, are_named: bool
 ) -> Mapping[str, SourceRecreatedError]:
-    """The epochs whose group or stream is gone; unless somebody names them, not where the last entry is still there."""
+    """The epochs whose group or stream is gone; unless they are named, not where the last entry is still there."""
     found: dict[str, SourceRecreatedError] = {}
     for shard, known in state.shards.items():
         if shard.stream not in claims.identities():
             continue
         try:
-            claims.check({shard: known.claimed})
+            claims.check({shard: known.written})
         except SourceRecreatedError as error:
-            if are_named or known.claimed is None or not claims.holds(shard, known.claimed - 1):
+            if are_named or known.written is None or not claims.holds(shard, known.written - 1):
                 found[shard.stream] = error
     return found
 
@@ -143,7 +138,7 @@ def _wanted(epochs: Collection[str], names: Mapping[str, str], recreated: frozen
             )
         known = split_epoch(names[stream])[1]
         if number <= known:
-            # It was accepted before: by this run, which was killed, or by somebody else.
+            # It was accepted before: by this run, which was killed, or by another one.
             continue
         if number > known + 1:
             raise InvalidOptionError(
@@ -161,9 +156,9 @@ def _wanted(epochs: Collection[str], names: Mapping[str, str], recreated: frozen
 def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_claimed: bool) -> AcceptedEpoch:
     stream, number = split_epoch(before)
     name = epoch_name(stream, number + 1)
-    shards = [shard for shard in source.extents() if shard.stream == stream]
-    # From the first message on, whatever the group was told about its first run: it has wanted all of the stream.
-    origin = {Shard(name, shard.id): 0 if is_claimed else source.first(shard) for shard in shards}
+    extents = {shard: extent for shard, extent in source.extents().items() if shard.stream == stream}
+    # From the first message on, wherever the first run of the group began: the group wants all of the stream.
+    origin = {Shard(name, s.id): 0 if is_claimed else source.first(s, extent) for s, extent in extents.items()}
     known = {shard: s.covered.ranges for shard, s in state.shards.items() if shard.stream == before}
     ended = {shard: ranges[-1].end for shard, ranges in sorted(known.items()) if ranges}
     return AcceptedEpoch(name, before, source.identities()[stream], origin, ended)
@@ -180,10 +175,11 @@ def _continued(
     own = {shard: extent for shard, extent in extents.items() if shard.stream == before}
     cut = truncations(source, ingestion.group, state, own)
     begins = {**ended, **divergences(source, ingestion, state, own, cut.keys())}
-    origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s) for s in {**own, **begins}}
+    # A shard that is not there any more begins with its first message, should it come back.
+    origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s, extent) for s, extent in own.items()}
     # The new epoch may be cut as well before its first batch is written.
     last = source.last_messages({shard: Range(MIN_SEQUENCE, begins[shard]) for shard in cut})
-    last = {**{s: m for s, m in state.last_messages.items() if s in ended and s not in cut}, **last}
+    last = {**{s: m for s, m in state.last_messages.items() if s in ended and s in own and s not in cut}, **last}
     last = {Shard(name, shard.id): message for shard, message in last.items()}
     return AcceptedEpoch(name, before, source.identities()[before], origin, ended, last)
 
@@ -220,13 +216,16 @@ def accept(
     accepted: list[AcceptedEpoch] = []
 
     def fields(state: LedgerState) -> Mapping[str, object] | None:
-        # The ledger first: an identity that was asked for earlier may be one that somebody has accepted meanwhile.
+        # The ledger first: an identity that was asked for earlier may have been accepted meanwhile.
         accepted[:] = plan_accept(source, ingestion, state, epochs=epochs, claims=claims, is_cut=is_cut)
         if not accepted:
             return None
+        names = newest_epochs([*state.identities, *(one.name for one in accepted)], source.url.required_streams())
+        origin = {shard: start for one in accepted for shard, start in one.origin.items()}
         return {
             "identities": {**state.identities, **{one.name: one.identity for one in accepted}},
-            "origin": {shard: start for one in accepted for shard, start in one.origin.items()},
+            "origin": origin,
+            "hint": named(source, names).hint(origin, state.hint),
             "ended": {shard: end for one in accepted for shard, end in one.ended.items()},
             "last_messages": {shard: last for one in accepted for shard, last in one.last_messages.items()},
         }

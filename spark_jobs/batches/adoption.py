@@ -1,8 +1,9 @@
-"""Rows that no ledger tells of: they are refused, or adopted deliberately.
+"""Rows that are in no ledger: they are refused, or adopted deliberately.
 
 A copy of a table (CREATE TABLE … AS SELECT, a clone, INSERT INTO, files that were copied) has the rows of a stream, but
 the positions stayed in the log of the table that it was made from. To ingest into it as if it were new would write each
-message a second time. Whoever knows where the rows come from may adopt them: each shard continues behind its last row.
+message a second time. A user who knows where the rows come from may adopt them: each shard
+continues after its last row.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
             f"group {ingestion.group!r} has positions of {source.url} in {ingestion.table} already",
             remedy="Just ingest. To move the group, use: stream-assets rewind.",
         )
-    check_other_group(ingestion, streams, url=source.url)
+    check_other_group(ingestion, state, streams, url=source.url)
     last = {s: sequence for s, sequence in _last(ingestion).items() if s.stream in streams}
     if not last:
         raise StreamNotFoundError(
@@ -83,7 +84,7 @@ def _last(ingestion: Ingestion) -> Mapping[Shard, int]:
 def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, int]:
     """Make the rows of a table the group's own: it continues behind the last row of each shard.
 
-    What is missing before that row counts as read: the transform may have dropped it, and nobody can tell. Rows of
+    What is missing before that row counts as read: the transform may have dropped it, which is unknown. Rows of
     messages that were filtered or dead letters behind it are read again, and judged again.
 
     Args:
@@ -105,11 +106,18 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
     identities = source.identities()
 
     def fields(state: LedgerState) -> Mapping[str, object] | None:
-        if not without_positions(state, (shard.stream for shard in positions)):
+        begun = without_positions(state, (shard.stream for shard in positions))
+        if not begun:
             # Another run did the same at the same time.
             return None
+        check_other_group(ingestion, state, begun, url=source.url)
         switch = None if state.newest else ingestion.sharing_mode
-        return {"origin": positions, "identities": {**state.identities, **identities}, "switch": switch}
+        return {
+            "origin": positions,
+            "identities": {**state.identities, **identities},
+            "switch": switch,
+            "hint": source.hint(positions, state.hint),
+        }
 
     commit_empty(spark, ingestion, "init", fields)
     return positions

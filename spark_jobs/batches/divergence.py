@@ -17,15 +17,7 @@ import numpy as np
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import (
-    MESSAGE_MOMENT,
-    NO_MOMENTS,
-    ROW_MOMENT,
-    compared,
-    in_ranges,
-    moments_of,
-    scan,
-)
+from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, NO_MOMENTS, ROW_MOMENT, compared, in_ranges, moments_of, scan
 from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
 from stream_consumers.errors import LedgerTruncatedError, LedgerUnreadableError
 from stream_consumers.messages import Shard

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import (
+    NOTHING_TO_READ,
     Batch,
     Ingestion,
     Observer,
     Step,
+    check_claims,
     check_epochs,
-    check_last_messages,
     check_loss,
+    check_planned,
     check_sharing,
     check_source,
     ignore_steps,
     lag,
+    without_positions,
 )
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
 from spark_jobs.batches.linger import Linger
-from spark_jobs.batches.writer import OutdatedError, Written
+from spark_jobs.batches.replay import last_copies_error
+from spark_jobs.batches.writer import claim_streams, initialize
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
+from stream_consumers.batches import BatchSource, Extent, Range, Resume
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, DataLoss
+from stream_consumers.options import AutoStreamReset
 
 LOOK_SECONDS = 5.0
-_log = logging.getLogger(__name__)
 
 
 class IngestJob(SourceJob):
@@ -47,20 +49,18 @@ class IngestJob(SourceJob):
         spark: a session that can write Delta tables.
         source: the stream; the caller closes it.
         ingestion: what goes where.
-        observer: told of each step, for progress bars and for tests that kill the process there.
+        observer: called at each step, for progress bars and for tests that kill the process there.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
         linger: how long the job stays; whenever all up to the captured ends is in the table, they are captured anew.
-        on_wait: told why the job waits, and how long.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
 
     Example::
 
-        job = IngestJob(spark, source, ingestion)
-        while (batch := job.plan()) is not None:
-            report = job.run(batch)
+        for report in drain_batches(IngestJob(spark, source, ingestion)):
+            print(report.rows)
     """
 
     def __init__(
@@ -73,9 +73,8 @@ class IngestJob(SourceJob):
         origin: Bound | None = None,
         stop: Bound | None = None,
         linger: Linger | None = None,
-        on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
-        super().__init__(spark, source, ingestion, observer=observer, on_wait=on_wait)
+        super().__init__(spark, source, ingestion, observer=observer)
         self._extents: Mapping[Shard, Extent] | None = None
         self._origin = origin or Bound(edge=ingestion.start)
         self._stop = stop
@@ -86,7 +85,7 @@ class IngestJob(SourceJob):
         self._look_at = 0.0
         self._is_drained = False
 
-    def _next_batch(self) -> Batch | None:
+    def plan(self) -> Batch | None:
         """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured ends is in the table.
 
         Raises:
@@ -95,13 +94,12 @@ class IngestJob(SourceJob):
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
-            state, is_recovered = read_or_recover(self._source, self._ingestion, self._ledger)
+            state, is_recovered = read_or_recover(self._source, self.ingestion, self.ledger)
             if is_recovered:
-                keep(self._spark, self._source, self._ingestion, state)
+                keep(self.target.spark, self._source, self.ingestion, state)
                 continue
-            if self._turns.wait(state.version):
-                continue
-            check_sharing(state, self._ingestion)
+            self.turns.check(state.version)
+            check_sharing(state, self.ingestion)
             check_epochs(state, self._identities, url=self._source.url)
             extents = self._captured(state)
             if state.newest is None:
@@ -109,61 +107,52 @@ class IngestJob(SourceJob):
                     return None
                 self._initialize(state, extents)
                 continue
-            self._writer.check_columns(state)
+            self.target.columns.check(state)
             self._reconcile(state)
-            try:
-                batch = self._plan(state, self._own(extents))
-            except OutdatedError as outdated:
-                self._look_again(outdated)
+            # Of all shards, also where each has a sequence of its own: the claim says where each of them begins.
+            if begun := self._begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
+                claim_streams(self.target, begun, identities=self._identities)
                 continue
+            batch = self._plan(state, self._own(extents))
             self._is_drained = batch is None
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
-                self._writer.delete_orphaned(state, again=True)
+                self._settle(state, again=True)
             return batch
 
-    def _write(self, batch: Batch) -> Written | None:
-        return self._writer.write(batch, check=self._check_identity)
-
-    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
-        state = self._ledger.read()
-        commit_positions(self._source, self._ingestion, state, self._identities)
-        self._observer(Step.COMMITTED, batch)
+    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+        """Step 8: commit the positions to the broker."""
+        state = self.ledger.read()
+        commit_positions(self._source, self.ingestion, state, self._identities)
+        self.telemetry(Step.COMMITTED, batch)
         # Of all shards: where each has a sequence of its own, the group is behind in the others, too.
-        of_group = replace(self._ingestion, shard=None)
+        of_group = replace(self.ingestion, shard=None)
         return lag(self._source, state, of_group.own(self._extents or {}, self._identities))
 
     def has_more(self) -> bool:
         """Whether the stream, or the table, is not as the last plan saw it.
 
         Several times a second only the ends of the known shards are asked for; every few seconds also new shards, and
-        whether somebody else wrote to the table: a RESTORE or a rewind leaves something to read.
+        whether another writer has committed to the table: a RESTORE or a rewind leaves something to read.
 
         Raises:
             StreamAssetsError: the stream or the ledger cannot be read, or the Spark server of the run has ended.
         """
-        check_served(self._spark)
-        is_more = self._retries.call(self._look)
-        if not is_more:
-            # Nothing is left to do, so that nothing can be wrong with it.
-            self._retries.reset()
-        return is_more
-
-    def _look(self) -> bool:
+        check_served(self.target.spark)
         if self._extents is None:
             return True
         if time.monotonic() < self._look_at:
             return self._source.has_grown(self._extents, resume=self._resume)
         found = self._source.extents(resume=self._resume)
         self._look_at = time.monotonic() + LOOK_SECONDS
-        snapshot = self._ledger.log.snapshot()
+        snapshot = self.ledger.log.snapshot()
         ends = {shard: extent.end for shard, extent in self._extents.items()}
         is_same = ends == {shard: extent.end for shard, extent in found.items()}
         return not is_same or (snapshot.version if snapshot else -1) != self._version
 
     def _captured(self, state: LedgerState) -> Mapping[Shard, Extent]:
         """The ends to go to: those at the first plan; while the job stays, captured anew when they are reached."""
-        self._resume = Resume(state.positions, state.newest.hint) if state.newest else None
+        self._resume = state.resume
         self._version = state.version
         # Without a table, or with one that was deleted meanwhile, the group starts where the stream does now.
         if state.newest is None:
@@ -171,7 +160,7 @@ class IngestJob(SourceJob):
         if self._extents is None or (self._is_reached(state, self._extents) and not self._linger.is_over):
             extents = self._source.extents(resume=self._resume)
             # Only here: later another run may have moved the position beyond the captured end offset.
-            group, is_first = self._ingestion.group, self._extents is None
+            group, is_first = self.ingestion.group, self._extents is None
             # Later each plan looks at the last messages of the shards that it reads.
             check_source(self._source, group, state, extents, reads_last_messages=is_first)
             self._extents = extents
@@ -190,14 +179,21 @@ class IngestJob(SourceJob):
         return min(extent.end, self._stops.get(shard, extent.end))
 
     def _own(self, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Extent]:
-        return self._ingestion.own(extents, self._identities)
+        return self.ingestion.own(extents, self._identities)
 
     def _initialize(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         named = self._origin.resolve(self._source, extents)
         origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
         # A stream that is cut below the origin has new messages there.
         last = self._source.last_messages({shard: Range(MIN_SEQUENCE, start) for shard, start in origin.items()})
-        self._writer.initialize(state, origin, identities=self._identities, last_messages=last)
+        hint = self._source.hint(origin)
+        initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
+
+    def _begun(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+        """Where the shards start of streams that the group has not claimed yet, and that hold something."""
+        held = {shard.stream for shard, extent in extents.items() if extent.start < self._end(shard, extent)}
+        begun = without_positions(state, held)
+        return {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         if state.gone:
@@ -205,15 +201,21 @@ class IngestJob(SourceJob):
         ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
         redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
         redo = {shard: part for shard, part in redo.items() if part.start < part.end}
-        lost: Mapping[Shard, Range] = {}
         if redo:
-            self._check_redo(redo)
+            if lost := self._source.lost(redo):
+                error = last_copies_error(
+                    f"{self._source.url} no longer holds messages whose rows would have to be replaced",
+                    lost,
+                    remedy="Bring the messages back, or set on_data_loss='record': then those rows stay as they are, "
+                    "and the others are replaced.",
+                )
+                self.ingestion.refuse_or_record(error)
             plan = self._plan_ranges(redo)
             mode, origin = "replace", {}
         else:
             known = {shard.stream for shard in state.shards}
             new = {
-                shard: self._source.first(shard) if shard.stream in known else extent.start
+                shard: self._source.first(shard, extent) if shard.stream in known else extent.start
                 for shard, extent in extents.items()
                 if not state.shards.get(shard, ShardState()).covered
             }
@@ -221,17 +223,17 @@ class IngestJob(SourceJob):
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
-            self._writer.check_unwritten(state, {shard.stream for shard in gaps})
-            lost = check_loss(self._source, self._ingestion, gaps)
+            check_claims(self.ingestion, state, {shard.stream for shard in gaps}, url=self._source.url)
             plan = self._plan_ranges(gaps)
             mode, origin = "append", new
         if plan is None:
             return None
         # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
         last = self._source.last_messages(plan.ranges) if mode == "append" else {}
-        check_last_messages(
-            self._source, self._ingestion.group, state, {s: e for s, e in extents.items() if s in plan.ranges}
-        )
+        planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
+        check_planned(self._source, self.ingestion.group, state, planned)
+        lost = plan.lost if mode == "append" else {}
+        check_loss(self._source, self.ingestion, lost, planned)
         return self._planned(
             "batch",
             state,
@@ -240,49 +242,37 @@ class IngestJob(SourceJob):
             ranges=plan.ranges,
             mode=mode,
             origin={shard: start for shard, start in origin.items() if shard in plan.ranges},
-            hint=plan.hint if mode == "append" else None,
-            lost={shard: Intervals.of(part) for shard, part in lost.items() if shard in plan.ranges},
+            hint=plan.hint if mode == "append" else state.hint,
+            lost={shard: Intervals.of(part) for shard, part in lost.items()},
             last_messages=last,
         )
 
     def _record_gone(self, state: LedgerState) -> Batch:
         """What a RESTORE removed of a stream that was recreated since: skipped, if that is to be recorded."""
         listed = ", ".join(f"{shard} {parts}" for shard, parts in state.gone.items())
-        if self._ingestion.on_data_loss is DataLoss.ERROR:
-            raise DataLossError(
-                f"a RESTORE of {self._ingestion.table} removed rows of a stream that was recreated since: {listed}",
-                remedy="Nobody can read their messages again. RESTORE the table to a version that has them; or, to go "
-                "on without them, with the loss recorded in the table's log and its dead letters, set "
-                "on_data_loss='record'.",
-            )
+        error = DataLossError(
+            f"a RESTORE of {self.ingestion.table} removed rows of a stream that was recreated since: {listed}",
+            remedy="Their messages cannot be read again. RESTORE the table to a version that has them; or, to continue "
+            "without them, with the loss recorded in the table's log and its dead letters, set on_data_loss='record'.",
+        )
+        self.ingestion.refuse_or_record(error)
         ranges = {shard: parts.ranges[0] for shard, parts in state.gone.items()}
         lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
-        hint = state.newest.hint if state.newest else None
-        empty = BatchPlan({}, [], 0)
-        return self._planned("batch", state, empty, identities=self._identities, ranges=ranges, lost=lost, hint=hint)
-
-    def _check_redo(self, redo: Mapping[Shard, Range]) -> None:
-        """Rows are replaced only by what can be read again."""
-        lost = self._source.lost(redo)
-        if lost and self._ingestion.on_data_loss is DataLoss.ERROR:
-            raise DataLossError(
-                f"{self._source.url} no longer holds messages whose rows would have to be replaced",
-                remedy="The rows in the table are the last copy, so they are not touched. Bring the messages back, or "
-                "set on_data_loss='record': then those rows stay as they are, and the others are replaced.",
-                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
-            )
+        return self._planned(
+            "batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost, hint=state.hint
+        )
 
     def _reconcile(self, state: LedgerState) -> None:
         """Step 3, and the dead letters of batches that were dropped."""
-        known = self._source.committed(self._ingestion.group)
-        positions = self._ingestion.own(state.positions, self._identities)
+        known = self._source.committed(self.ingestion.group)
+        positions = self.ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
-            commit_positions(self._source, self._ingestion, state, self._identities)
-        self._writer.delete_orphaned(state)
+            commit_positions(self._source, self.ingestion, state, self._identities)
+        self._settle(state)
 
-    def _look_again(self, outdated: OutdatedError) -> None:
+    def look_again(self) -> None:
+        """See :meth:`BatchJob.look_again`."""
         self._extents = None
-        super()._look_again(outdated)
 
 
 def _redo(state: LedgerState, shard: Shard) -> tuple[Range, ...]:

@@ -1,24 +1,26 @@
-"""What is ingested where, and what is told of it. No Spark session is needed to know that."""
+"""What is ingested where, and the events and reports of a run. Nothing here needs a Spark session."""
 
 from __future__ import annotations
 
 import enum
+import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from spark_jobs.decoding.decoders import Decoder, Raw, rescuing
+from spark_jobs.decoding.decoders import Decoder, Raw
+from spark_jobs.decoding.json_decoder import rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
-from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
+from spark_jobs.writing.dead_letters import DeadLetterTable, Settlement, dead_letter_path
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import (
@@ -43,8 +45,8 @@ from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
     DataLoss,
+    ErrorPolicy,
     Limits,
-    OnBadRows,
     SchemaChanges,
     check_name,
     check_range,
@@ -54,6 +56,7 @@ from stream_consumers.options import (
 from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
+NOTHING_TO_READ = BatchPlan({}, [], 0)
 DRIVER_RECORDS = 10_000
 # Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.
 _SEQUENCES = {
@@ -67,7 +70,7 @@ T = TypeVar("T")
 
 
 class Step(enum.Enum):
-    """What has just been done when an observer is told.
+    """The step that was just done when an observer is called.
 
     A batch that is written while it is read has no ``READ`` and no ``DEAD_LETTERS_WRITTEN``. If it turns out not to be
     clean, ``UNCLEAN`` follows, and then the steps of a batch that is read and counted first; ``WRITING`` comes twice.
@@ -86,28 +89,34 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A planned batch.
+    """A planned batch. Its ledger entry is made when it is written, because only then it is known what it holds.
 
     Args:
-        entry: what its commit will say.
+        kind: of its entry.
+        state: the ledger that it was planned from.
         plan: how to read it.
-        doubtful: where messages may be in the table already, so that it has to be looked at.
-        previous: the newest entry of the group when it was planned.
-        identities: the fingerprint of each stream that is read; most entries of many shards do not say them.
-        corrected: what the dead-letter table records of payloads that were corrected, as it has dead letters.
+        bid: its batch id.
+        fields: what the entry says that is known before the read, by the names of the fields of :class:`LedgerEntry`.
+        identities: the fingerprint of each stream that is read.
+        doubtful: where messages may be in the table already, so that the write has to look.
+        letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
+        settlement: which dead letters count, as far as the planner has found out.
     """
 
-    entry: LedgerEntry
-    plan: BatchPlan
-    doubtful: Mapping[Shard, Range] = field(default_factory=dict)
-    previous: LedgerEntry | None = None
+    kind: str
+    state: LedgerState
+    plan: BatchPlan = NOTHING_TO_READ
+    bid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
-    corrected: pa.Table | None = field(default=None, repr=False)
+    doubtful: Mapping[Shard, Range] = field(default_factory=dict)
+    letters: pa.Table | None = field(default=None, repr=False)
+    settlement: Settlement | None = None
 
     @property
     def number(self) -> int:
         """The transaction number."""
-        return self.entry.number
+        return self.state.last_number + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,8 @@ class BatchReport:
     """A batch that is in the table.
 
     Args:
-        batch: what was planned.
+        entry: what its commit says.
+        plan: how it was read.
         version: the table version that holds it.
         messages: messages decoded, per shard.
         rows: rows in the commit, after the transform.
@@ -123,11 +133,12 @@ class BatchReport:
         lag: what is left, per shard: of all shards of the group the messages between its position and the end offset
             captured before (an upper bound); of a replay or a redrive what it has left to do.
         seconds: from the plan to the commit.
-        replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not tell.
+        replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not say.
         bytes: of the data files of the commit.
     """
 
-    batch: Batch
+    entry: LedgerEntry
+    plan: BatchPlan
     version: int
     messages: Mapping[Shard, int]
     rows: int
@@ -138,6 +149,36 @@ class BatchReport:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Continues:
+    """The run goes on: the batches that it has yielded so far are not the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The run waits, because something failed that may be gone soon, or because another run asked for its turn.
+
+    Args:
+        why: the reason, and how long it waits.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Something after the last message of the stream cannot be read.
+
+    Args:
+        what: is wrong.
+    """
+
+    what: str
+
+
+CONTINUES = Continues()
+Event = BatchReport | Continues | Waiting | Tail
+"""What a run yields."""
 Observer = Callable[[Step, "Batch | None"], None]
 
 
@@ -158,16 +199,16 @@ class Ingestion:
         shard: instead: the shard whose transaction sequence is used, where every shard has its own.
         sharing: how the group shares its shards.
         claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
-        on_data_loss: what to do about messages that are gone before they were read.
-        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for.
+        errors: what to do about lost messages, bad rows and new columns.
         start: where a group without a position starts.
         limits: the most that one batch holds; those of a job get smaller while they take longer than a minute.
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
-        schema_changes: what becomes of columns, and of fields of structs, that the table does not have.
         storage_options: of an object store, for reading the Delta log.
-        single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
+        single_writer: no two drivers write the table at the same time, so that its storage need not decide which of two
             commits came first.
+        is_row_wise: the transform makes each row from one row alone, and the same one whenever it is asked, so that
+            Spark reads all messages to make the result. Large batches are then written while they are read.
         layout: how the table is made if it is not there yet.
         driver_records: batches of at most so many messages are read by the driver; 0 leaves all of them to executors.
     """
@@ -180,26 +221,18 @@ class Ingestion:
     shard: Shard | None = None
     sharing: ConsumerMode = ConsumerMode.RESUMABLE
     claims: bool = False
-    on_data_loss: DataLoss = DataLoss.ERROR
-    on_bad_rows: OnBadRows = OnBadRows.FAIL
+    errors: ErrorPolicy = field(default_factory=ErrorPolicy)
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     retry_seconds: float = RETRY_SECONDS
-    schema_changes: SchemaChanges = SchemaChanges.FAIL
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
+    is_row_wise: bool = False
     layout: TableLayout = field(default_factory=TableLayout)
     driver_records: int = DRIVER_RECORDS
 
     def __post_init__(self) -> None:
-        choose_fields(
-            self,
-            sharing=ConsumerMode,
-            on_data_loss=DataLoss,
-            on_bad_rows=OnBadRows,
-            start=AutoStreamReset,
-            schema_changes=SchemaChanges,
-        )
+        choose_fields(self, sharing=ConsumerMode, start=AutoStreamReset)
         check_range("retry_seconds", self.retry_seconds)
         check_name("group", self.group, without="/")
         check_name("member", self.member, without="/")
@@ -208,20 +241,25 @@ class Ingestion:
             raise InvalidOptionError(
                 f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
             )
-        if self.schema_changes is SchemaChanges.RESCUE:
+        if self.errors.schema_changes is SchemaChanges.RESCUE:
             object.__setattr__(self, "decoder", rescuing(self.decoder))
         # A relative path would be another one for Spark, and after the next change of the working directory.
         object.__setattr__(self, "table", check_location(self.table))
 
     @property
     def sharing_mode(self) -> str:
-        """How the ledger calls the way in which the group shares; it tells which transaction sequences there are."""
+        """How the ledger calls the way in which the group shares; it decides which transaction sequences there are."""
         return CLAIMS if self.claims else self.sharing.value
 
     @property
     def transform_name(self) -> str:
         """What the ledger calls the transform; empty without one."""
         return "" if self.transform is None else str(getattr(self.transform, "__name__", "transform"))
+
+    def refuse_or_record(self, error: DataLossError) -> None:
+        """Raise the error about a loss, unless losses are to be recorded."""
+        if self.errors.on_data_loss is DataLoss.ERROR:
+            raise error
 
     def own(self, shards: Mapping[Shard, T], streams: Container[str]) -> Mapping[Shard, T]:
         """Those of these streams and of this transaction sequence."""
@@ -235,7 +273,7 @@ class Ingestion:
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
     def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> Names:
-        """For each stream the name of its newest epoch: by the ledger, or by the rows where it cannot tell.
+        """For each stream the name of its newest epoch: by the ledger, or by the rows where the log was cleaned.
 
         Args:
             streams: their keys.
@@ -245,11 +283,11 @@ class Ingestion:
         try:
             state = ledger.read()
             known: Iterable[str] = state.identities
-            is_told = state.newest is not None
+            is_known = state.newest is not None
         except LedgerTruncatedError:
-            known, is_told = (), False
+            known, is_known = (), False
         log = ledger.log
-        snapshot = None if is_told else log.snapshot()
+        snapshot = None if is_known else log.snapshot()
         if snapshot is not None and snapshot.may_hold(frozenset(epoch_name(stream, 2) for stream in streams)):
             # A table without our columns has no epochs.
             with suppress(TableUnreadableError):
@@ -305,11 +343,12 @@ def without_positions(state: LedgerState, streams: Iterable[str]) -> frozenset[s
     return frozenset(streams) - {shard.stream for shard in state.shards}
 
 
-def check_other_group(ingestion: Ingestion, streams: frozenset[str], *, url: StreamUrl) -> None:
+def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozenset[str], *, url: StreamUrl) -> None:
     """One group a stream and table: a replace would take the rows of the other one away.
 
     Args:
         ingestion: group and table.
+        state: the ledger that the claim of the streams is planned from.
         streams: those that the group begins with.
         url: of the source, for the message.
 
@@ -317,7 +356,33 @@ def check_other_group(ingestion: Ingestion, streams: frozenset[str], *, url: Str
         InvalidOptionError: another group writes one of them into the table.
         LedgerTruncatedError: the log was cleaned, and rows of them are there: whose they are is unknown.
     """
-    other = ingestion.ledger().other_group(streams)
+    _refuse_other(ingestion, ingestion.ledger().other_group(streams, base=state.version), url=url)
+
+
+def check_claims(ingestion: Ingestion, state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
+    """Before the first batch of a stream: refuse a group that began at the same time as another one, and came second.
+
+    Delta accepts the first commits of both, since they share no transaction sequence. The look belongs to each plan
+    until a batch is written, because a run may be killed between its first commit and its look.
+
+    Args:
+        ingestion: group and table.
+        state: the ledger.
+        streams: those that are read; one that the group has written is not looked for again.
+        url: of the source, for the message.
+
+    Raises:
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_other_group`.
+    """
+    known: dict[str, list[ShardState]] = {}
+    for shard, one in state.shards.items():
+        known.setdefault(shard.stream, []).append(one)
+    claimed = frozenset(s for s in streams if s in known and not any(one.is_written for one in known[s]))
+    if claimed:
+        _refuse_other(ingestion, ingestion.ledger().earlier_claim(claimed), url=url)
+
+
+def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) -> None:
     if other is not None:
         raise InvalidOptionError(
             f"group {other!r} already writes {url} into {ingestion.table}",
@@ -325,25 +390,64 @@ def check_other_group(ingestion: Ingestion, streams: frozenset[str], *, url: Str
         )
 
 
-def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-    """What of ``gaps`` is gone from the stream, if that is to be recorded.
+def losses(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
+    """What is gone from the stream of what comes next for the group.
+
+    Args:
+        source: the stream, by the names of its epochs, after :meth:`BatchSource.extents` with ``state.resume``.
+        state: the ledger.
+        extents: what the stream holds.
+    """
+    known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
+    gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
+    return source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
+
+
+def check_read(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:
+    """What a run would find of the stream: what is gone that the group has not read.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        ingestion: the group.
+        state: the ledger.
 
     Raises:
-        DataLossError: if it is not, with the numbers.
+        SourceRecreatedError, SourceTruncatedError: see :func:`check_source`.
     """
-    lost = source.lost(gaps)
-    if lost and ingestion.on_data_loss is DataLoss.ERROR:
-        ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
-        raise DataLossError(
-            f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
-            remedy="The stream keeps them no longer. To skip them and continue, with the loss recorded in the table's "
-            "log and its dead letters, set on_data_loss='record'; or bring them back.",
-            **{
-                str(shard): f"committed {part.start}, earliest {part.end}, latest {gaps[shard].end}"
-                for shard, part in sorted(lost.items())
-            },
-        )
-    return lost
+    if state.newest is not None and state.newest.kind == "init":
+        check_claims(ingestion, state, source.identities(), url=source.url)
+    extents = source.extents(resume=state.resume)
+    check_source(source, ingestion.group, state, extents)
+    return losses(source, state, extents)
+
+
+def check_loss(
+    source: BatchSource, ingestion: Ingestion, lost: Mapping[Shard, Range], extents: Mapping[Shard, Extent]
+) -> None:
+    """Refuse to continue after a loss, unless it is to be recorded.
+
+    Args:
+        source: the stream, for the message.
+        ingestion: the group, and what to do about messages that are gone.
+        lost: what is gone that was not read.
+        extents: what the stream holds.
+
+    Raises:
+        DataLossError: with the numbers.
+    """
+    if not lost:
+        return
+    ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
+    error = DataLossError(
+        f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
+        remedy="The stream keeps them no longer. To skip them and continue, with the loss recorded in the table's "
+        "log and its dead letters, set on_data_loss='record'; or bring them back.",
+        **{
+            str(shard): f"committed {part.start}, earliest {part.end}, latest {extents[shard].end}"
+            for shard, part in sorted(lost.items())
+        },
+    )
+    ingestion.refuse_or_record(error)
 
 
 def check_source(
@@ -367,27 +471,42 @@ def check_source(
         SourceRecreatedError: with both identities, or the position and the end.
         SourceTruncatedError: with the last message that was read, and what stands in its place.
     """
-    identities = source.identities()
-    check_epochs(state, identities, url=source.url)
-    found = recreations(source, group, state, extents, identities, reads_last_messages=reads_last_messages)
-    for error in found.values():
+    check_epochs(state, source.identities(), url=source.url)
+    for error in recreations(source, group, state, extents, reads_last_messages=reads_last_messages).values():
         raise error
 
 
-def check_last_messages(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
-    """Refuse a stream in which other messages stand in the place of those that were read.
+def check_planned(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+    """Refuse a stream that was made again, or in which other messages stand in the place of those that were read.
 
     Args:
-        source: the stream, by the names of its epochs.
+        source: the stream, by the names of its epochs, after a plan.
         group: for the message.
         state: the ledger.
-        extents: what the shards hold that are looked at.
+        extents: what the shards hold that are planned.
 
     Raises:
+        SourceRecreatedError: with the position.
         SourceTruncatedError: with the last message that was read, and what stands in its place.
     """
-    for error in truncations(source, group, state, extents).values():
+    positions = {shard: position for shard, position in state.positions.items() if shard in extents}
+    for error in _made_again(source, group, positions).values():
         raise error
+    for truncation in truncations(source, group, state, extents).values():
+        raise truncation
+
+
+def _made_again(source: BatchSource, group: str, positions: Mapping[Shard, int]) -> Mapping[str, SourceRecreatedError]:
+    """The streams that were made again since these positions, where fingerprints do not show it."""
+    return {
+        shard.stream: SourceRecreatedError(
+            f"{shard} of {source.url} was deleted and made again since group {group!r} has read it: its entries "
+            "are counted anew, and what was not read before is gone",
+            remedy=accept_remedy(shard.stream),
+            position=positions[shard],
+        )
+        for shard in sorted(source.recreated(positions), reverse=True)
+    }
 
 
 def truncations(
@@ -460,7 +579,6 @@ def recreations(
     group: str,
     state: LedgerState,
     extents: Mapping[Shard, Extent],
-    identities: Mapping[str, str],
     *,
     reads_last_messages: bool = True,
 ) -> Mapping[str, SourceRecreatedError]:
@@ -471,9 +589,9 @@ def recreations(
         group: for the message.
         state: the ledger, read before ``extents``.
         extents: what the stream holds.
-        identities: of the source.
         reads_last_messages: see :func:`truncations`.
     """
+    identities = source.identities()
     found: dict[str, SourceRecreatedError] = {}
     for name, identity in identities.items():
         known = state.identities.get(name, identity)
@@ -484,16 +602,7 @@ def recreations(
                 ledger=known,
                 found=identity,
             )
-    for shard in sorted(source.recreated(state.positions)):
-        found.setdefault(
-            shard.stream,
-            SourceRecreatedError(
-                f"{shard} of {source.url} was deleted and made again since group {group!r} has read it: its entries "
-                "are counted anew, and what was not read before is gone",
-                remedy=accept_remedy(shard.stream),
-                position=state.positions[shard],
-            ),
-        )
+    found = {**_made_again(source, group, state.positions), **found}
     own = {shard: extent for shard, extent in extents.items() if shard.stream not in found}
     cut = truncations(source, group, state, own, reads_last_messages=reads_last_messages)
     for shard, truncation in cut.items():

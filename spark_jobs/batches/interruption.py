@@ -54,7 +54,7 @@ class HeldSignals:
                 for number in self._handlers:
                     signal.signal(number, self._hold)
             except BaseException:
-                # What came before it was held: nobody leaves what was not entered.
+                # A signal that came before is held, and __exit__ is not called.
                 self._deliver()
                 raise
             HeldSignals._entered = self

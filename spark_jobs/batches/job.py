@@ -1,89 +1,135 @@
-"""What all jobs have in common: how a planned batch is written and reported, and the loop that drains a job."""
+"""The way of a batch, which ingestion, replays, redrives, claims and dismissals share.
+
+:func:`batch_events` is the protocol of :mod:`spark_jobs.batches`, top to bottom:
+
+    1 to 4  plan      a frozen :class:`Batch`, made from one snapshot of the ledger
+    5 to 7  write     :func:`write_batch`: read, split into rows and dead letters, write both, verify
+    8       finish    commit to the broker
+            yield     the batch, which is in the table; and before it, and between tries, why the run goes on or waits
+
+How a batch is written is a value of it: ``append``, or ``replace`` of its ranges or places (``mode`` of its entry).
+What the jobs differ in is how they plan, and what they do when a batch is in the table.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step
+from spark_jobs.batches.bad_rows import caching
+from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
 from spark_jobs.batches.interruption import HeldSignals, nothing_in_hand
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.telemetry import BatchTelemetry
-from spark_jobs.batches.turns import Turns
-from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
+from spark_jobs.batches.turns import TurnRequestedError, Turns
+from spark_jobs.batches.writer import (
+    MAX_RACES,
+    OutdatedError,
+    Target,
+    Written,
+    lost_races,
+    one_pass_counts,
+    read,
+    write,
+    write_in_one_pass,
+)
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import about
+from spark_jobs.writing.dead_letters import Settlement
 from spark_jobs.writing.failures import explained
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
+STANDBY_SECONDS = 600.0
+"""How long a run waits for what other members hold."""
+_log = logging.getLogger(__name__)
+
 
 class BatchJob(ABC):
-    """Plans batches and writes them, in the commit order of :mod:`spark_jobs.batches`.
+    """What is written into a table, batch by batch: :func:`batch_events` runs it.
 
     Args:
         spark: a session that can write Delta tables.
         ingestion: what goes where.
         url: of the stream, for messages.
-        observer: told of each step, for progress bars and for tests that kill the process there.
-        on_wait: told why the job waits, and how long.
-
-    What fails for a reason that may be gone soon is tried again here, for ``ingestion.retry_seconds``: a plan is made
-    anew, from the ledger, and so is a batch that could not be read or written.
+        observer: called at each step, for progress bars and for tests that kill the process there.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
-
-    Example::
-
-        while (batch := job.plan()) is not None:
-            report = job.run(batch)
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        ingestion: Ingestion,
-        *,
-        url: StreamUrl,
-        observer: Observer,
-        on_wait: Callable[[str], object],
-    ) -> None:
-        self._spark = spark
-        self._ingestion = ingestion
-        self._observer = self._telemetry = BatchTelemetry(ingestion, observer)
-        self._on_wait = on_wait
-        self._retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
-        self._writer = BatchWriter(spark, ingestion, url=url, observer=self._telemetry)
-        self._ledger = self._writer.ledger
-        self._parallelism = parallelism(spark)
-        self._pace = Pace(ingestion.limits)
-        self._turns = Turns(spark, ingestion, self._ledger, on_wait)
+    claims_while_planning = False
+    """Whether a plan takes hold of messages, so that a signal waits until they are written or released."""
+    wait_seconds = 1.0
+    """How long to wait before asking again whether the job is drained."""
 
+    def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
+        self.ingestion = ingestion
+        self.telemetry = BatchTelemetry(ingestion, observer)
+        self.target = Target.of(spark, ingestion, url=url, observer=self.telemetry)
+        self.ledger = self.target.ledger
+        self.retries = Retries(ingestion.retry_seconds)
+        self.turns = Turns(spark, ingestion, self.ledger)
+        self.pace = Pace(ingestion.limits)
+        self._races = 0
+        self._settlement: Settlement | None = None
+        # The version up to which RESTOREs are known to the settlement.
+        self._settled_at = -1
+
+    @abstractmethod
     def plan(self) -> Batch | None:
-        """Steps 1 to 4: the next batch; ``None`` if there is none.
+        """Steps 1 to 4, from the ledger as it is now: the next batch; ``None`` if there is none.
 
         Raises:
-            StreamAssetsError: see :meth:`_next_batch`.
+            TurnRequestedError: another run has to go first.
+            OutdatedError: the stream has changed meanwhile.
+            StreamAssetsError: no batch can be planned.
         """
-        self._telemetry.planning()
-        while True:
-            try:
-                with explained(self._ingestion.table):
-                    return self._next_batch()
-            except StreamAssetsError as error:
-                self._wait(error)
+
+    def write(self, batch: Batch) -> Written | None:
+        """Steps 5 to 7; ``None`` if the batch is not in the table and has to be planned again.
+
+        Raises:
+            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
+            DataLossError: rows would be replaced whose messages the stream does not hold any more.
+            LedgerUnreadableError: whether it is cannot be found out; nothing was committed to the broker.
+        """
+        return write_batch(self, self.target, batch)
+
+    def check_read(self) -> None:  # noqa: B027 - a job may read no stream
+        """After the read: refuse a stream that is another one than was planned.
+
+        Raises:
+            SourceRecreatedError: it is.
+        """
+
+    def renewed(self, batch: Batch) -> Batch | None:
+        """The same batch for the ledger as it is after a lost race; ``None`` if it has to be planned anew."""
+        return None
+
+    @abstractmethod
+    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+        """Step 8, for a batch that is in the table; the messages that are left, per shard. It may be repeated."""
+
+    def is_drained(self) -> bool:
+        """After a plan that found nothing: whether nothing is left that others hold."""
+        return True
 
     def has_more(self) -> bool:
         """Whether there may be another batch, after a plan that found none: a cheap look, without Spark.
@@ -93,61 +139,47 @@ class BatchJob(ABC):
         """
         return False
 
-    @abstractmethod
-    def _next_batch(self) -> Batch | None:
-        """Steps 1 to 4, from the ledger as it is now."""
+    def look_again(self) -> None:  # noqa: B027 - a job may know nothing of the stream
+        """The stream is not what it was when the batch was planned: the next plan looks at it anew."""
 
-    def run(self, batch: Batch) -> BatchReport | None:
-        """Steps 5 to 8; ``None`` if the batch is not in the table and has to be planned again.
+    def lose_race(self, reason: StreamAssetsError | None = None) -> None:
+        """A batch has to be planned again.
 
         Raises:
-            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
-            DataLossError: rows would be replaced whose messages the stream does not hold any more.
-            LedgerUnreadableError: whether it is cannot be told; the broker was told nothing.
+            StreamAssetsError: it was so too often in a row: the reason, or by default that others are faster.
         """
-        began = time.monotonic()
-        try:
-            with explained(self._ingestion.table):
-                written = self._write(batch)
-        except OutdatedError as outdated:
-            self._look_again(outdated)
-            return None
-        except StreamAssetsError as error:
-            self._wait(error)
-            return None
-        if written is None:
-            return None
-        self._pace.took(batch.plan.records, time.monotonic() - began)
-        lag = self._retries.call(lambda: self._finish(batch))
-        self._retries.reset()
+        self._races += 1
+        if self._races >= MAX_RACES:
+            raise reason or lost_races(self.ledger, self.ingestion)
+
+    def report(self, batch: Batch, written: Written, lag: Mapping[Shard, int], seconds: float) -> BatchReport:
+        """The report of a batch that is in the table and committed."""
+        self._races = 0
+        self.retries.reset()
         report = BatchReport(
-            Batch(written.entry, batch.plan),
+            written.entry,
+            batch.plan,
             written.commit.version,
             written.messages,
             written.commit.output_rows or 0,
             written.entry.dead,
             lag,
-            time.monotonic() - began,
-            replaced=self._ledger.log.deleted_rows(written.commit),
+            seconds,
+            replaced=self.ledger.log.deleted_rows(written.commit),
             bytes=written.commit.output_bytes,
         )
-        self._telemetry.written(report)
+        self.telemetry.written(report)
         return report
 
-    def _wait(self, error: StreamAssetsError) -> None:
-        with nothing_in_hand():
-            self._retries.wait(error)
+    def _settle(self, state: LedgerState, *, again: bool = False) -> None:
+        """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
-    @abstractmethod
-    def _write(self, batch: Batch) -> Written | None:
-        """Steps 5 to 7."""
-
-    @abstractmethod
-    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
-        """Step 8, for a batch that is in the table; the messages that are left, per shard. It may be repeated."""
-
-    def _look_again(self, outdated: OutdatedError) -> None:
-        self._writer.look_again(outdated)
+        A RESTORE may have removed batches that dead letters were counted with. Another writer of the group may have
+        committed since, so that ``state.is_restored`` is not enough.
+        """
+        if again or self._settlement is None or self.ledger.was_restored(after=self._settled_at, state=state):
+            self._settlement = self.target.dead_letters.settle(self.target.spark, self.ledger, state)
+        self._settled_at = state.version
 
     def _planned(
         self,
@@ -156,12 +188,23 @@ class BatchJob(ABC):
         plan: BatchPlan,
         *,
         identities: Mapping[str, str],
+        bid: str = "",
         doubtful: Mapping[Shard, Range] | None = None,
+        letters: pa.Table | None = None,
         **fields: Any,
     ) -> Batch:
-        entry = self._writer.entry(kind, state, identities=identities, **fields)
-        batch = Batch(entry, plan, doubtful or {}, state.newest, identities)
-        self._observer(Step.PLANNED, batch)
+        batch = Batch(
+            kind,
+            state,
+            plan,
+            bid or uuid.uuid4().hex,
+            fields,
+            identities=identities,
+            doubtful=doubtful or {},
+            letters=letters,
+            settlement=self._settlement,
+        )
+        self.telemetry(Step.PLANNED, batch)
         return batch
 
 
@@ -172,24 +215,16 @@ class SourceJob(BatchJob):
         spark: a session that can write Delta tables.
         source: the stream; the caller closes it.
         ingestion: what goes where.
-        observer: told of each step.
-        on_wait: told why the job waits, and how long.
+        observer: called at each step.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        source: BatchSource,
-        ingestion: Ingestion,
-        *,
-        observer: Observer,
-        on_wait: Callable[[str], object],
-    ) -> None:
-        super().__init__(spark, ingestion, url=source.url, observer=observer, on_wait=on_wait)
-        self._source = ingestion.in_epochs(source, self._ledger)
+    def __init__(self, spark: SparkSession, source: BatchSource, ingestion: Ingestion, *, observer: Observer) -> None:
+        super().__init__(spark, ingestion, url=source.url, observer=observer)
+        self._source = ingestion.in_epochs(source, self.ledger)
+        self._parallelism = parallelism(spark)
 
     @cached_property
     def _identities(self) -> Mapping[str, str]:
@@ -198,12 +233,12 @@ class SourceJob(BatchJob):
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
         try:
-            return self._source.plan(gaps, limits=self._pace.limits, parallelism=self._parallelism)
+            return self._source.plan(gaps, limits=self.pace.limits, parallelism=self._parallelism)
         except DataLossError as error:
             raise OutdatedError(error) from error
 
-    def _check_identity(self) -> None:
-        """After the read: only then is it known that it was the stream that was planned."""
+    def check_read(self) -> None:
+        """See :meth:`BatchJob.check_read`."""
         found = self._source.identities()
         if found != self._identities:
             raise SourceRecreatedError(
@@ -214,49 +249,174 @@ class SourceJob(BatchJob):
             )
 
 
-def drain_batches(
-    job: BatchJob,
-    *,
-    max_batches: int | None = None,
-    linger: Linger | None = None,
-    on_next: Callable[[], object] = lambda: None,
-) -> Iterator[BatchReport]:
-    """The batches of a job when they are in the table.
+def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linger | None = None) -> Iterator[Event]:
+    """Plan, write, verify and commit batches until there is nothing left.
 
-    A signal that asks the process to end waits for the batch in hand, and for what is done with its report.
+    What fails for a reason that may be gone soon is tried again for ``retry_seconds``: a plan is made anew, from the
+    ledger, and so is a batch that could not be read or written. A signal that asks the process to end waits for the
+    batch in hand, and for what is done with its report.
 
     Args:
-        job: plans and writes them.
-        max_batches: stop after so many.
+        job: plans the batches.
+        max_batches: stop after this number of them.
         linger: how long to stay when everything is in the table.
-        on_next: called before each batch is written, and from time to time while the job stays without any: what was
-            yielded so far is not the last.
+
+    Yields:
+        Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and while the
+        job stays idle; and why it waits. A caller that takes no event after ``CONTINUES`` leaves that batch unwritten.
 
     Raises:
         StreamAssetsError: whatever stops it; what was yielded before is in the table.
     """
     linger = linger or Linger()
-    count = 0
+    count, worked_at = 0, time.monotonic()
     while count != max_batches:
-        batch = job.plan()
-        if batch is None:
-            if not linger.until(job.has_more, on_idle=on_next):
+        with ExitStack() as hand:
+            if job.claims_while_planning:
+                hand.enter_context(HeldSignals())
+            batch = yield from _planned(job)
+            if batch is not None:
+                yield CONTINUES
+                if not job.claims_while_planning:
+                    hand.enter_context(HeldSignals())
+                count += yield from written_events(job, batch)
+                worked_at = time.monotonic()
+                continue
+        if (yield from job.retries.call(job.is_drained)):
+            if not (yield from _idle(job, linger)):
                 return
-            continue
-        on_next()
-        with HeldSignals():
-            report = job.run(batch)
-            if report is not None:
-                count += 1
-                yield from handed_over(report)
+            worked_at = time.monotonic()
+        elif time.monotonic() - worked_at > STANDBY_SECONDS:
+            _log.warning("%s leaves: others hold messages and did nothing for %g s", job.ledger.app, STANDBY_SECONDS)
+            return
+        else:
+            time.sleep(job.wait_seconds)
 
 
-def handed_over(report: BatchReport) -> Iterator[BatchReport]:
-    """The report of a batch; what the process logs when it was told is not about the batch any more."""
+def _planned(job: BatchJob) -> Generator[Waiting, None, Batch | None]:
+    """Steps 1 to 4, until a plan can be made."""
+    job.telemetry.planning()
+    while True:
+        try:
+            with explained(job.ingestion.table):
+                return job.plan()
+        except TurnRequestedError as asked:
+            with nothing_in_hand():
+                yield from job.turns.wait(asked.version)
+        except OutdatedError as outdated:
+            _look_again(job, outdated)
+        except StreamAssetsError as error:
+            with nothing_in_hand():
+                yield from job.retries.pause(error)
+
+
+def written_events(job: BatchJob, batch: Batch) -> Generator[Event, None, bool]:
+    """Steps 5 to 8 of a planned batch: whether it is in the table; if not, it has to be planned again.
+
+    Raises:
+        StreamAssetsError: see :meth:`BatchJob.write`.
+    """
+    began = time.monotonic()
     try:
-        yield report
+        with explained(job.ingestion.table):
+            written = job.write(batch)
+    except OutdatedError as outdated:
+        _look_again(job, outdated)
+        return False
+    except StreamAssetsError as error:
+        with nothing_in_hand():
+            yield from job.retries.pause(error)
+        return False
+    if written is None:
+        return False
+    job.pace.took(batch.plan.records, time.monotonic() - began)
+    lag = yield from job.retries.call(partial(job.finish, batch))
+    try:
+        yield job.report(batch, written, lag, time.monotonic() - began)
     finally:
+        # What the process logs from here on is not about the batch any more.
         about({})
+    return True
+
+
+def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
+    """Read a planned batch, and write it: steps 5 to 7.
+
+    1. A large batch that is expected to be clean is written while it is read. Executors check that it is clean, or
+       nothing is committed; then it is tried as any other batch, under the same number, of which Delta takes one.
+    2. The messages are read and counted; those that are bad are found.
+    3. Only now it is known that the stream is still the one that was planned.
+    4. The dead letters are written, then the rows; the ledger says whether they landed.
+    5. After a lost race for its number a replay tries what it has read under the next one.
+
+    Args:
+        job: which planned it.
+        target: the table, by the transaction sequence of the batch.
+        batch: planned.
+
+    Returns:
+        ``None`` if another run was faster: plan again.
+
+    Raises:
+        StreamAssetsError: see :meth:`BatchJob.write`.
+    """
+    target.columns.look_up()
+    is_isolated = False
+    if (counts := one_pass_counts(batch, target.ingestion)) is not None:
+        written = write_in_one_pass(target, batch, counts)
+        if isinstance(written, Written):
+            return written
+        if written is None:
+            job.lose_race()
+            return None
+        target.observer(Step.UNCLEAN, batch)
+        batch, is_isolated = replace(batch, bid=uuid.uuid4().hex), written.is_unexplained
+    with caching() as cached:
+        filtered = read(target, batch, cached, is_isolated=is_isolated)
+        job.check_read()
+        target.observer(Step.READ, batch)
+        attempt: Batch | None = batch
+        while attempt is not None:
+            if (found := write(target, attempt, filtered)) is not None:
+                return found
+            job.lose_race()
+            attempt = job.renewed(attempt)
+    return None
+
+
+def _look_again(job: BatchJob, outdated: OutdatedError) -> None:
+    _log.warning("%s is planned again: %s", job.ledger.app, outdated.reason)
+    job.look_again()
+    job.lose_race(outdated.reason)
+
+
+def _idle(job: BatchJob, linger: Linger) -> Generator[Event, None, bool]:
+    """Look for more while the run stays: whether there is something."""
+    for _ in linger.looks():
+        if (yield from job.retries.call(job.has_more)):
+            return True
+        # Nothing is left to do, so that nothing can be wrong with it.
+        job.retries.reset()
+        yield CONTINUES
+    return False
+
+
+def reports_of(events: Iterable[Event]) -> Iterator[BatchReport]:
+    """The batches among the events; what else is to be known is logged."""
+    for event in events:
+        if isinstance(event, BatchReport):
+            yield event
+        elif isinstance(event, Waiting):
+            _log.warning("waiting: %s", event.why)
+        elif isinstance(event, Tail):
+            _log.warning("%s", event.what)
+
+
+def drain_batches(
+    job: BatchJob, *, max_batches: int | None = None, linger: Linger | None = None
+) -> Iterator[BatchReport]:
+    """The batches of :func:`batch_events`."""
+    return reports_of(batch_events(job, max_batches=max_batches, linger=linger))
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -264,5 +424,5 @@ def parallelism(spark: SparkSession) -> int:
     try:
         return max(1, spark.sparkContext.defaultParallelism)
     except PySparkException:
-        # A Connect session does not tell, unless the server is ours; others may have more or fewer cores.
+        # A Connect session does not say, unless the server is ours; others may have more or fewer cores.
         return int(spark.conf.get(CORES, "8") or 8)

@@ -2,9 +2,11 @@
 
 Checkpoints keep the transaction numbers, so that it is known that the group has written, but not how far. Two ways on:
 
-    the broker's mirror   With each commit the broker is told the number of the batch. If that is the last number in the
-                          table, nothing was written since, and the positions of the broker are those of the ledger.
-    a new start           Somebody says where. Everything behind that place which the table holds is replaced, so that
+    the broker's mirror   Each commit to the broker has the number of the batch. If that is the last number in the
+                          table, nothing was written since, and the positions of the broker are those of the ledger,
+                          unless a RESTORE has removed rows of that batch: it changes no number. Either the log shows
+                          that there was none since, or the rows reach up to the positions.
+    a new start           A user says where. Everything after that place which the table holds is replaced, so that
                           any place is safe.
 
 Either way the state is written down in an empty commit of kind ``keep``.
@@ -98,14 +100,38 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
     ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
     if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
         return None
+    newest: dict[str, int] = {}
     for own, shards in ingestion.by_sequence(positions):
         ledger = own.ledger()
-        last = f"{ledger.app} {ledger.last_number(ledger.member)}"
-        if any(metadata.get(shard) != last for shard in shards):
+        newest[ledger.app] = ledger.last_number(ledger.member)
+        if any(metadata.get(shard) != f"{ledger.app} {newest[ledger.app]}" for shard in shards):
             return None
     if any(positions.get(shard, -1) <= last for shard, last in last_in_table(ingestion, source).items()):
         return None
-    return _state(ingestion, source, positions)
+    return _state(ingestion, source, positions) if _are_rows_there(ingestion, newest, positions) else None
+
+
+def _are_rows_there(ingestion: Ingestion, newest: Mapping[str, int], positions: Mapping[Shard, int]) -> bool:
+    """Whether no RESTORE has removed rows of the newest batches.
+
+    Dead letters do not count as rows here, because a RESTORE of the table leaves them.
+
+    Args:
+        ingestion: group and table.
+        newest: the last number of each transaction sequence.
+        positions: up to which they wrote.
+    """
+    log, unseen = ingestion.ledger().log, set(newest.items())
+    for commit in log.readable():
+        if commit.restored is not None:
+            return False
+        if commit.entry is not None:
+            unseen.discard((commit.entry.app, commit.entry.number))
+        if not unseen:
+            return True
+    # A RESTORE removes the newest rows first, and may itself have been cleaned from the log.
+    last = last_sequences(log)
+    return all(last.get(shard, -1) + 1 >= position for shard, position in positions.items())
 
 
 def last_in_table(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
@@ -119,7 +145,7 @@ def last_in_table(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, i
 
 
 def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
-    """What the rows and the dead letters tell: each shard is covered up to its last sequence in the table."""
+    """The state that the rows and the dead letters show: each shard is covered up to its last sequence in the table."""
     starts = {shard: extent.start for shard, extent in source.extents().items()}
     return _state(ingestion, source, starts | {s: last + 1 for s, last in last_in_table(ingestion, source).items()})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from stream_consumers.options import check_range
 
@@ -27,11 +27,11 @@ class Linger:
         InvalidOptionError: it is no finite number from 0 on.
 
     Example:
-        >>> looks = iter([False, False, True])
-        >>> Linger(60, sleep=lambda seconds: None).until(lambda: next(looks))
-        True
-        >>> Linger().until(lambda: True)
-        False
+        >>> now = iter(range(100))
+        >>> len(list(Linger(3, sleep=lambda seconds: None, clock=lambda: next(now)).looks()))
+        1
+        >>> list(Linger().looks())
+        []
     """
 
     def __init__(
@@ -52,18 +52,10 @@ class Linger:
         """Whether the run ends as soon as what it knows of is in the table."""
         return not self._is_staying or self._clock() >= self._end
 
-    def until(self, has_more: Callable[[], bool], *, on_idle: Callable[[], object] = lambda: None) -> bool:
-        """Wait until there is more; ``False`` if the time is over before.
-
-        Args:
-            has_more: looks; asked at pauses that grow to a quarter of a second.
-            on_idle: called after each look that found nothing.
-        """
+    def looks(self) -> Iterator[None]:
+        """Yield when it is time to look for more, at pauses that grow to a quarter of a second, until it is over."""
         pause = SHORTEST_PAUSE_SECONDS
         while not self.is_over:
-            if has_more():
-                return True
-            on_idle()
+            yield
             self._sleep(min(pause, max(0.0, self._end - self._clock())))
             pause = min(pause * _GROWTH, LONGEST_PAUSE_SECONDS)
-        return False

@@ -14,8 +14,8 @@ It takes the transaction numbers of the replays, so that of two that found the s
 from __future__ import annotations
 
 import io
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,15 +27,14 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
-from spark_jobs.batches.writer import Written
+from spark_jobs.batches.writer import refused
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, by_shard, within
-from spark_jobs.reading.source import SourceColumns
 from spark_jobs.writing.dead_letters import RECORDED
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
-from stream_consumers.batches import BatchPlan, Split
+from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, check_count
@@ -49,7 +48,6 @@ MOST_REASONS = 50
 NOT_OPEN = "there is no dead letter at its place that counts and is not dismissed"
 UNPLACED = "it has no sequence: its place in the stream is not known"
 _PLACE = ["stream", "shard", "sequence"]
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,153 +221,17 @@ class _Try:
     corrected: pa.Table | None = None
 
 
-class LetterDecoder:
-    """Decodes the dead letters that there were when it was asked first, in the order of their shards and sequences.
-
-    Args:
-        spark: parses the schema of the decoder.
-        ingestion: the group, the table, and the most to hold.
-        wanted: which of them.
-        url: the stream that they are of.
-        source: the decoder of the rows, and its columns, asked for when it is needed.
-        refused: tells which of some decoded messages would be dead letters again, and why.
-
-    Raises:
-        InvalidOptionError: no dead letter can be meant.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        ingestion: Ingestion,
-        wanted: Redrive,
-        *,
-        url: StreamUrl,
-        source: Callable[[], SourceColumns],
-        refused: Callable[[Sequence[Split]], Mapping[tuple[Shard, int], str]],
-    ) -> None:
-        self._spark = spark
-        self._source = source
-        self._refused = refused
-        self._ingestion = ingestion
-        self._limit = wanted.limit
-        self._corrections = wanted.corrections
-        self._reader = LetterReader(ingestion.dead_letters(), ingestion.ledger(), url.required_streams(), wanted.span())
-        self._left: Places | None = None
-        self.outcome = Outcome()
-
-    def left(self) -> Places:
-        """Those that are still to be tried."""
-        if self._left is None:
-            found, unplaced = self._reader.places()
-            if self._corrections is not None:
-                found, unplaced = self._corrected_only(found, self._corrections), 0
-            self._left = found if self._limit is None else first_places(found, self._limit)
-            if unplaced:
-                self.outcome.refuse(UNPLACED, count=unplaced)
-        return self._left
-
-    def _corrected_only(self, found: Places, corrections: Corrections) -> Places:
-        known = {(shard, sequence) for shard, own in found.items() for sequence in own.tolist()}
-        for shard, sequence in sorted(corrections.payloads.keys() - known):
-            self.outcome.refuse(NOT_OPEN, first=f"{shard}={sequence}")
-        own = {shard: [n for s, n in corrections.payloads if s == shard] for shard in found}
-        kept = {shard: np.intersect1d(places, own[shard]) for shard, places in found.items()}
-        return {shard: places for shard, places in kept.items() if len(places)}
-
-    def next(self) -> _Try | None:
-        """The next ones, as far as they still count; the same until :meth:`finish`. ``None``: there are no more."""
-        most = min(MOST_LETTERS, self._ingestion.limits.max_records)
-        max_bytes = min(MOST_BYTES, self._ingestion.limits.max_bytes)
-        while places := first_places(self.left(), most):
-            messages = self._reader.messages(places, max_bytes=max_bytes)
-            count = sum(map(len, places.values()))
-            if messages is not None:
-                found = self._decode(self._with_corrections(messages), count)
-                return found if self._corrections is None else self._recorded(found, self._corrections)
-            most = count // 2
-        return None
-
-    def finish(self, tried: _Try) -> None:
-        """These are done with."""
-        self._left = without_first(self.left(), tried.count)
-        self.outcome.add(tried.outcome)
-
-    def still_count(self, places: Mapping[Shard, Intervals]) -> bool:
-        """Whether there still is a dead letter that counts at each of these places."""
-        found, _ = self._reader.places()
-        counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
-        return counts == {shard: parts.size for shard, parts in places.items()}
-
-    def _with_corrections(self, messages: pa.Table) -> pa.Table:
-        if self._corrections is None:
-            return messages
-        corrected = self._corrections.payloads
-        payloads = [corrected[Shard(stream, number), sequence] for stream, number, sequence in _places(messages)]
-        # Whatever the stream held there, this is a whole payload.
-        new: dict[str, pa.Array[Any]] = {
-            "payload": pa.array(payloads, pa.binary()),
-            "error": pa.nulls(messages.num_rows, pa.string()),
-        }
-        for name, column in new.items():
-            messages = messages.set_column(messages.column_names.index(name), messages.schema.field(name), column)
-        return messages
-
-    def _recorded(self, found: _Try, corrections: Corrections) -> _Try:
-        if not found.places:
-            return found
-        places = {s: np.array([n for part in parts for n in range(*part)]) for s, parts in found.places.items()}
-        letters = self._reader.letters(places)
-        kept = letters.select([name for name in letters.column_names if name in RECORDED])
-        payloads = [
-            corrections.payloads[Shard(str(stream), number), sequence]
-            for stream, number, sequence in zip(*(letters.column(name).to_pylist() for name in PLACE), strict=True)
-        ]
-        for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
-            kept = kept.append_column(name, pa.array([value] * len(payloads), pa.string()))
-        return replace(found, corrected=kept.append_column("correction", pa.array(payloads, pa.binary())))
-
-    def _decode(self, messages: pa.Table, count: int) -> _Try:
-        outcome = Outcome()
-        if not messages.num_rows:
-            # Another run has redriven, replayed or dismissed them since they were listed.
-            return _Try(count, messages, {}, outcome)
-        decoded = pa.Table.from_batches(self._source().decode(messages.to_batches()))
-        read = _kept(messages, decoded.column("_error"), outcome)
-        refused = self._refused([LetterSplit.of(read)]) if read.num_rows else {}
-        if refused:
-            reasons = [refused.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
-            read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
-        outcome.decoded = read.num_rows
-        found = {
-            shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
-            for shard, own in by_shard(read.select(_PLACE).to_pandas(), *_PLACE)
-        }
-        return _Try(count, read, found, outcome)
-
-
-def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) -> pa.Table:
-    """Those without an error; of the others the outcome knows why they stay dead letters."""
-    places = _places(messages.filter(errors.is_valid()))
-    for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
-        outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
-    return messages.filter(errors.is_null())
-
-
-def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
-    return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)
-
-
 class RedriveJob(BatchJob):
-    """Redrives into a table, batch by batch.
+    """Redrives into a table, batch by batch, in the order of the shards and sequences of the dead letters.
+
+    The dead letters are those that there were when it looked first.
 
     Args:
         spark: a session that can write Delta tables.
         ingestion: what goes where; its decoder and its transform make the rows.
         wanted: which dead letters.
         url: the stream that they are of; it is not opened.
-        observer: told of each step, for progress bars and for tests that kill the process there.
-        on_wait: told why the job waits, for another commit that was in the way as well, and how long.
+        observer: called at each step, for progress bars and for tests that kill the process there.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -384,19 +246,15 @@ class RedriveJob(BatchJob):
         *,
         url: StreamUrl,
         observer: Observer = ignore_steps,
-        on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
-        super().__init__(spark, own, url=url, observer=observer, on_wait=on_wait)
-        self._letters = LetterDecoder(
-            spark, own, wanted, url=url, source=lambda: self._writer.source, refused=self._writer.refused
-        )
+        super().__init__(spark, own, url=url, observer=observer)
+        self._wanted = wanted
+        self._reader = LetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
+        self._left: Places | None = None
         self._open: _Try | None = None
-
-    @property
-    def outcome(self) -> Outcome:
+        self.outcome = Outcome()
         """What became of the dead letters so far."""
-        return self._letters.outcome
 
     def preview(self) -> Outcome:
         """What would become of the dead letters that are left to try; nothing is written.
@@ -405,58 +263,156 @@ class RedriveJob(BatchJob):
             StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
-        state = self._ledger.read()
-        check_replay(state, self._ingestion)
-        self._writer.check_columns(state)
-        while (found := self._letters.next()) is not None:
-            self._letters.finish(found)
+        self._checked_state()
+        while (tried := self._try_next()) is not None:
+            self._done_with(tried)
         return self.outcome
 
-    def _next_batch(self) -> Batch | None:
+    def plan(self) -> Batch | None:
         """The next batch; ``None`` if every dead letter was tried.
 
         Raises:
             StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
-        state = self._ledger.read()
-        check_replay(state, self._ingestion)
-        self._writer.check_columns(state)
-        self._writer.delete_orphaned(state)
-        while (found := self._letters.next()) is not None:
-            if found.places:
-                self._open = found
-                return self._plan(state, found)
-            self._letters.finish(found)
-        self._writer.delete_orphaned(state, again=True)
+        state = self._checked_state()
+        self._settle(state)
+        while (tried := self._try_next()) is not None:
+            if not tried.places:
+                self._done_with(tried)
+                continue
+            self._open = tried
+            return self._planned(
+                "replay",
+                state,
+                BatchPlan({}, [LetterSplit.of(tried.messages)], tried.messages.num_rows),
+                identities={},
+                letters=tried.corrected,
+                places=tried.places,
+                mode="replace",
+                hint=state.hint,
+            )
+        self._settle(state, again=True)
         return None
 
-    def _plan(self, state: LedgerState, found: _Try) -> Batch:
-        plan = BatchPlan({}, [LetterSplit.of(found.messages)], found.messages.num_rows)
-        batch = self._planned(
-            "replay",
-            state,
-            plan,
-            identities={},
-            places=found.places,
-            mode="replace",
-            hint=state.newest.hint if state.newest else None,
-        )
-        return replace(batch, corrected=found.corrected)
-
-    def _write(self, batch: Batch) -> Written | None:
-        return self._writer.write(batch, renew=self._renew)
-
-    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+        """The broker is not concerned: how many dead letters are left to try."""
         if self._open is not None:
-            self._letters.finish(self._open)
+            self._done_with(self._open)
             self._open = None
-        return {shard: len(own) for shard, own in self._letters.left().items()}
+        return {shard: len(own) for shard, own in self._places_left().items()}
 
-    def _renew(self, batch: Batch) -> Batch | None:
+    def renewed(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if all of it still counts as dead letters."""
-        self._turns.ask()
-        state = self._ledger.read()
-        if not self._letters.still_count(batch.entry.places):
+        self.turns.ask()
+        state = self.ledger.read()
+        found, _ = self._reader.places()
+        places: Mapping[Shard, Intervals] = batch.fields["places"]
+        counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
+        if counts != {shard: parts.size for shard, parts in places.items()}:
             return None
-        return replace(batch, entry=self._ledger.renewed(batch.entry, state))
+        return replace(batch, state=state, bid=uuid.uuid4().hex)
+
+    def _checked_state(self) -> LedgerState:
+        state = self.ledger.read()
+        check_replay(state, self.ingestion)
+        self.target.columns.check(state)
+        return state
+
+    def _places_left(self) -> Places:
+        """Those that are still to be tried."""
+        if self._left is None:
+            found, unplaced = self._reader.places()
+            if self._wanted.corrections is not None:
+                found, unplaced = self._corrected_only(found, self._wanted.corrections), 0
+            self._left = found if self._wanted.limit is None else first_places(found, self._wanted.limit)
+            if unplaced:
+                self.outcome.refuse(UNPLACED, count=unplaced)
+        return self._left
+
+    def _corrected_only(self, found: Places, corrections: Corrections) -> Places:
+        known = {(shard, sequence) for shard, own in found.items() for sequence in own.tolist()}
+        for shard, sequence in sorted(corrections.payloads.keys() - known):
+            self.outcome.refuse(NOT_OPEN, first=f"{shard}={sequence}")
+        own = {shard: [n for s, n in corrections.payloads if s == shard] for shard in found}
+        kept = {shard: np.intersect1d(places, own[shard]) for shard, places in found.items()}
+        return {shard: places for shard, places in kept.items() if len(places)}
+
+    def _try_next(self) -> _Try | None:
+        """Decode the next ones that still count, the same until :meth:`_done_with`; ``None`` if none is left."""
+        most = min(MOST_LETTERS, self.ingestion.limits.max_records)
+        max_bytes = min(MOST_BYTES, self.ingestion.limits.max_bytes)
+        while places := first_places(self._places_left(), most):
+            messages = self._reader.messages(places, max_bytes=max_bytes)
+            count = sum(map(len, places.values()))
+            if messages is not None:
+                corrections = self._wanted.corrections
+                if corrections is None:
+                    return self._decode(messages, count)
+                return self._recorded(self._decode(_corrected(messages, corrections), count), corrections)
+            most = count // 2
+        return None
+
+    def _done_with(self, tried: _Try) -> None:
+        self._left = without_first(self._places_left(), tried.count)
+        self.outcome.add(tried.outcome)
+
+    def _recorded(self, tried: _Try, corrections: Corrections) -> _Try:
+        if not tried.places:
+            return tried
+        places = {s: np.array([n for part in parts for n in range(*part)]) for s, parts in tried.places.items()}
+        letters = self._reader.letters(places)
+        kept = letters.select([name for name in letters.column_names if name in RECORDED])
+        payloads = [
+            corrections.payloads[Shard(str(stream), number), sequence]
+            for stream, number, sequence in zip(*(letters.column(name).to_pylist() for name in PLACE), strict=True)
+        ]
+        for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
+            kept = kept.append_column(name, pa.array([value] * len(payloads), pa.string()))
+        return replace(tried, corrected=kept.append_column("correction", pa.array(payloads, pa.binary())))
+
+    def _decode(self, messages: pa.Table, count: int) -> _Try:
+        outcome = Outcome()
+        if not messages.num_rows:
+            # Another run has redriven, replayed or dismissed them since they were listed.
+            return _Try(count, messages, {}, outcome)
+        decoded = pa.Table.from_batches(self.target.columns.source.decode(messages.to_batches()))
+        read = _kept(messages, decoded.column("_error"), outcome)
+        rejected = refused(self.target, [LetterSplit.of(read)]) if read.num_rows else {}
+        if rejected:
+            reasons = [rejected.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
+            read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
+        outcome.decoded = read.num_rows
+        return _Try(count, read, intervals_of(read.select(_PLACE), _PLACE), outcome)
+
+
+def intervals_of(table: pa.Table, place: Sequence[str] = PLACE) -> Mapping[Shard, Intervals]:
+    """The places of rows, by the columns that have the stream, the shard and the sequence."""
+    return {
+        shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
+        for shard, own in by_shard(table.select(list(place)).to_pandas(), *place)
+    }
+
+
+def _corrected(messages: pa.Table, corrections: Corrections) -> pa.Table:
+    payloads = [corrections.payloads[Shard(stream, number), sequence] for stream, number, sequence in _places(messages)]
+    # Whatever the stream held there, this is a whole payload.
+    new: dict[str, pa.Array[Any]] = {
+        "payload": pa.array(payloads, pa.binary()),
+        "error": pa.nulls(messages.num_rows, pa.string()),
+    }
+    for name, column in new.items():
+        messages = messages.set_column(messages.column_names.index(name), messages.schema.field(name), column)
+    return messages
+
+
+def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) -> pa.Table:
+    """Those without an error; of the others the outcome knows why they stay dead letters."""
+    places = _places(messages.filter(errors.is_valid()))
+    for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
+        outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
+    return messages.filter(errors.is_null())
+
+
+def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
+    return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)

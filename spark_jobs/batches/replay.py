@@ -12,38 +12,30 @@ It follows the commit order of :mod:`spark_jobs.batches`, with these differences
 from __future__ import annotations
 
 import enum
-import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, check_epochs, check_source, ignore_steps
 from spark_jobs.batches.job import SourceJob
-from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS
-from spark_jobs.ledger.fold import tally_all
+from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import PLACE, extents_of, in_ranges, scan
-from spark_jobs.ledger.table_times import in_time
-from spark_jobs.ledger.totals import ReplayProgress, replay_key
+from spark_jobs.ledger.table_rows import PLACE, extents_of, in_ranges, in_time, scan
+from spark_jobs.ledger.totals import ReplayProgress, Totals, replay_key
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.epochs import split_epoch
-from stream_consumers.errors import (
-    DataLossError,
-    InvalidOptionError,
-    StreamNotFoundError,
-    UnsupportedError,
-)
+from stream_consumers.errors import DataLossError, InvalidOptionError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss, choose_fields
+from stream_consumers.options import choose_fields
 
 REPLAY_MEMBER = "replay"
-_log = logging.getLogger(__name__)
 
 
 class OnReplay(enum.Enum):
@@ -97,12 +89,12 @@ def begun(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProg
         kind: of its entries; those of a rewind are batches.
     """
     state = ledger.read()
-    totals, key = ledger.totals(state), replay_key(kind, replay_id)
+    totals, key = state.totals, replay_key(kind, replay_id)
     known = totals.replays.get(key)
     if known.is_whole if known else not totals.is_forgetful:
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
-    return tally_all(entries).replays.get(key)
+    return reduce(tally, reversed(entries), Totals()).replays.get(key)
 
 
 def replay_commits(ledger: Ledger, replay_id: str) -> list[Commit]:
@@ -151,12 +143,7 @@ def goal_of(
 
 
 def last_copies(
-    replay: Replay,
-    source: BatchSource,
-    ledger: Ledger,
-    *,
-    extents: Mapping[Shard, Extent],
-    goal: Mapping[Shard, Range],
+    replay: Replay, source: BatchSource, ledger: Ledger, *, extents: Mapping[Shard, Extent], goal: Mapping[Shard, Range]
 ) -> Mapping[Shard, Range]:
     """Where rows of the time of a replay are whose messages the stream does not hold any more.
 
@@ -258,34 +245,42 @@ def plan_replay(
     progress = known or (begun_as.progress if begun_as else ReplayProgress(goal_of(replay, source, state, extents)))
     if begun_as is None:
         last = last_copies(replay, source, ledger, extents=extents, goal=progress.goal)
-        if last and known is None and ingestion.on_data_loss is not DataLoss.RECORD:
-            raise DataLossError(
+        if last and known is None:
+            error = last_copies_error(
                 f"{source.url} no longer holds all messages of the time that was to be replayed",
-                remedy="The rows in the table are the last copy, so they are not touched. Start later; or, with "
-                "on_data_loss='record', leave them as they are and replace the others.",
-                **_spans(last),
+                last,
+                remedy="Start later; or, with on_data_loss='record', leave them as they are and replace the others.",
             )
+            ingestion.refuse_or_record(error)
     else:
         last = begun_as.last_copies
     left = left_of(progress, state)
     names = {shard.stream for shard in extents}
     if gone := {shard: part for shard, part in left.items() if shard.stream not in names}:
-        raise DataLossError(
+        raise last_copies_error(
             f"{source.url} was recreated since this replay was begun: what it has left is of a stream that is gone",
-            remedy="The rows in the table are the last copy, so they are not touched. Begin a new replay.",
-            **_spans(gone),
+            gone,
+            remedy="Begin a new replay.",
         )
     if lost := source.lost(left):
-        raise DataLossError(
-            f"{source.url} no longer holds messages that were to be replayed",
-            remedy="The rows in the table are the last copy, so they are not touched. Start later.",
-            **_spans(lost),
-        )
+        what = f"{source.url} no longer holds messages that were to be replayed"
+        raise last_copies_error(what, lost, remedy="Start later.")
     return ReplayPlan(progress, left, last)
 
 
-def _spans(ranges: Mapping[Shard, Range]) -> Mapping[str, str]:
-    return {str(shard): f"{part.start} to {part.end}" for shard, part in sorted(ranges.items())}
+def last_copies_error(what: str, gone: Mapping[Shard, Range], *, remedy: str) -> DataLossError:
+    """The error about rows that would be replaced although their messages are gone.
+
+    Args:
+        what: is wrong.
+        gone: where the messages are gone.
+        remedy: what to do.
+    """
+    return DataLossError(
+        what,
+        remedy=f"The rows in the table are the last copy, so they are not touched. {remedy}",
+        **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(gone.items())},
+    )
 
 
 class ReplayJob(SourceJob):
@@ -296,8 +291,7 @@ class ReplayJob(SourceJob):
         source: the stream; the caller closes it.
         ingestion: what goes where; its transform and decoder make the new rows.
         replay: what to replay.
-        observer: told of each step, for progress bars and for tests that kill the process there.
-        on_wait: told why the job waits, for another commit that was in the way as well, and how long.
+        observer: called at each step, for progress bars and for tests that kill the process there.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -311,31 +305,25 @@ class ReplayJob(SourceJob):
         replay: Replay,
         *,
         observer: Observer = ignore_steps,
-        on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
-        super().__init__(spark, source, own, observer=observer, on_wait=on_wait)
+        super().__init__(spark, source, own, observer=observer)
         self._replay = replay
         self._begun_as: ReplayPlan | None = None
 
-    def goal(self) -> Mapping[Shard, Range]:
-        """All that is replaced, in this run and in those that were killed.
+    def resolve(self, state: LedgerState | None = None) -> ReplayPlan:
+        """What is replaced in all, in this run and in those that were killed, and what is left of it.
+
+        Args:
+            state: of the ledger; as of now by default.
 
         Raises:
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
             DataLossError: the stream does not hold all messages of its time any more.
         """
-        return self._retries.call(lambda: self._resolve(self._ledger.read())).progress.goal
-
-    def last_copies(self) -> Mapping[Shard, Range]:
-        """Where rows of its time are that it leaves as they are; see :func:`last_copies`."""
-        self.goal()
-        return self._begun_as.last_copies if self._begun_as else {}
-
-    def _resolve(self, state: LedgerState) -> ReplayPlan:
-        self._begun_as = plan_replay(
-            self._replay, self._source, self._ingestion, self._ledger, state, begun_as=self._begun_as
-        )
+        state = state or self.ledger.read()
+        before = self._begun_as
+        self._begun_as = plan_replay(self._replay, self._source, self.ingestion, self.ledger, state, begun_as=before)
         return self._begun_as
 
     def _left(self, state: LedgerState) -> Mapping[Shard, Range]:
@@ -346,9 +334,9 @@ class ReplayJob(SourceJob):
         """
         assert self._begun_as is not None
         check_epochs(state, self._identities, url=self._source.url)
-        return left_of(begun(self._ledger, self._replay.id) or self._begun_as.progress, state)
+        return left_of(begun(self.ledger, self._replay.id) or self._begun_as.progress, state)
 
-    def _next_batch(self) -> Batch | None:
+    def plan(self) -> Batch | None:
         """The next batch; ``None`` if all is replaced.
 
         Raises:
@@ -356,21 +344,14 @@ class ReplayJob(SourceJob):
             DataLossError: the stream does not hold the messages any more.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
-        while True:
-            state = self._ledger.read()
-            check_replay(state, self._ingestion)
-            self._writer.check_columns(state)
-            self._writer.delete_orphaned(state)
-            resolved = self._resolve(state)
-            if not resolved.left:
-                self._writer.delete_orphaned(state, again=True)
-                return None
-            try:
-                return self._plan(state, resolved)
-            except OutdatedError as outdated:
-                self._look_again(outdated)
-
-    def _plan(self, state: LedgerState, resolved: ReplayPlan) -> Batch | None:
+        state = self.ledger.read()
+        check_replay(state, self.ingestion)
+        self.target.columns.check(state)
+        self._settle(state)
+        resolved = self.resolve(state)
+        if not resolved.left:
+            self._settle(state, again=True)
+            return None
         plan = self._plan_ranges(resolved.left)
         if plan is None:
             return None
@@ -384,21 +365,19 @@ class ReplayJob(SourceJob):
             replay=self._replay.id,
             goal=resolved.progress.goal,
             begins=not resolved.progress.done,
-            hint=state.newest.hint if state.newest else None,
+            hint=state.hint,
         )
 
-    def _write(self, batch: Batch) -> Written | None:
-        return self._writer.write(batch, check=self._check_identity, renew=self._renew)
-
-    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
-        state = self._ledger.read()
+    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+        """The broker is not concerned: what is left to replace."""
+        state = self.ledger.read()
         return self._source.count(self._left(state))
 
-    def _renew(self, batch: Batch) -> Batch | None:
+    def renewed(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
-        self._turns.ask()
-        state = self._ledger.read()
+        self.turns.ask()
+        state = self.ledger.read()
         gaps = self._left(state)
-        if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
+        if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.plan.ranges.items()):
             return None
-        return replace(batch, entry=self._ledger.renewed(batch.entry, state))
+        return replace(batch, state=state, bid=uuid.uuid4().hex)

@@ -6,15 +6,18 @@ is no different from a run that was killed and started again.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
+from spark_jobs.batches.ingestion import Waiting
 from stream_consumers.errors import SparkEndedError, StreamAssetsError, Transient
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Retries:
@@ -24,7 +27,6 @@ class Retries:
 
     Args:
         seconds: how long to try from the first error on; 0 for not at all.
-        on_wait: told what failed, how long it was tried so far, and when the next try is.
         sleep: pauses; for tests.
         clock: the time in seconds; for tests.
 
@@ -36,7 +38,7 @@ class Retries:
         ...     if answer is not None:
         ...         raise answer
         ...     return "the end is 7"
-        >>> Retries(60, on_wait=print, sleep=lambda seconds: None, clock=lambda: 0.0).call(ask)
+        >>> result_of(Retries(60, sleep=lambda seconds: None, clock=lambda: 0.0).call(ask), print)
         kafka://a does not answer. Check it. It is tried again in 1 s; tried for 0 s so far, of 60 s at most
         'the end is 7'
     """
@@ -45,12 +47,10 @@ class Retries:
         self,
         seconds: float,
         *,
-        on_wait: Callable[[str], object],
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds = seconds
-        self._on_wait = on_wait
         self._sleep = sleep
         self._clock = clock
         self.reset()
@@ -60,8 +60,8 @@ class Retries:
         self._since: float | None = None
         self._tries = 0
 
-    def wait(self, error: StreamAssetsError) -> None:
-        """Wait for the next try.
+    def pause(self, error: StreamAssetsError) -> Iterator[Waiting]:
+        """Yield why the run waits, then wait for the next try.
 
         Raises:
             StreamAssetsError: the error, if it is none to be tried again, or the budget is used up; it says then how
@@ -80,44 +80,44 @@ class Retries:
                 remedy=error.remedy,
                 **error.facts,
             ) from error
-        pause = min(FIRST_PAUSE_SECONDS * 2**self._tries, LONGEST_PAUSE_SECONDS, left)
+        pause = min(FIRST_PAUSE_SECONDS * 2**self._tries, LONGEST_PAUSE_SECONDS)
+        # A server may say how long it refuses requests, and refuse for longer if it gets more of them.
+        asked = error.facts.get("retry_after")
+        pause = min(max(pause, asked) if isinstance(asked, int) else pause, left)
         self._tries += 1
-        self._on_wait(
+        yield Waiting(
             f"{error} It is tried again in {pause:.0f} s; tried for {tried:.0f} s so far, "
             f"of {self._seconds:g} s at most"
         )
         self._sleep(pause)
 
-    def call(self, step: Callable[[], T]) -> T:
-        """What ``step`` returns, as soon as it does not fail.
+    def call(self, step: Callable[[], T]) -> Generator[Waiting, None, T]:
+        """Yield each wait; return what ``step`` returns, as soon as it does not fail.
 
         It does not give the budget back: a plan that can be made says nothing of whether it can be read.
 
         Raises:
-            StreamAssetsError: see :meth:`wait`.
+            StreamAssetsError: see :meth:`pause`.
         """
         while True:
             try:
                 return step()
             except StreamAssetsError as error:
-                self.wait(error)
+                yield from self.pause(error)
 
-    def iterate(self, attempt: Callable[[int], Iterator[T]]) -> Iterator[T]:
-        """What ``attempt`` yields; after an error it is made anew.
 
-        Args:
-            attempt: is told how many items there were so far.
+def result_of(steps: Generator[Waiting, None, T], notify: Callable[[str], object] = _log.warning) -> T:
+    """Run steps to their end, for callers that yield no events themselves.
 
-        Raises:
-            StreamAssetsError: see :meth:`wait`.
-        """
-        count = 0
-        while True:
-            try:
-                for item in attempt(count):
-                    count += 1
-                    self.reset()
-                    yield item
-                return
-            except StreamAssetsError as error:
-                self.wait(error)
+    Args:
+        steps: like those of :meth:`Retries.call`.
+        notify: gets the reason of each wait.
+
+    Raises:
+        StreamAssetsError: whatever the steps raise.
+    """
+    while True:
+        try:
+            notify(next(steps).why)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]

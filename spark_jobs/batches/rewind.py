@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source
+from spark_jobs.batches.ingestion import Ingestion, check_claims, check_sharing, check_source
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.replay import begun, check_replay
-from spark_jobs.batches.retries import Retries
+from spark_jobs.batches.retries import Retries, result_of
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.ledger import LedgerState
@@ -57,7 +57,7 @@ class Move:
 
 
 def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
-    """The ledger; where its log was cleaned, what the rows in the table tell, and whether it is that."""
+    """The ledger; where its log was cleaned, what the rows in the table show, and whether it is that."""
     ledger = ingestion.ledger()
     source = ingestion.in_epochs(source, ledger)
     try:
@@ -77,6 +77,9 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
     check_replay(state, ingestion)
     check_sharing(state, ingestion)
     source = ingestion.in_epochs(source)
+    # Without an id of a batch it is a guess from the rows, which is written down before a move.
+    if state.newest is not None and state.newest.bid:
+        check_claims(ingestion, state, source.identities(), url=source.url)
     extents = source.extents()
     check_source(source, ingestion.group, state, extents)
     moves = []
@@ -88,7 +91,7 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
 
 
 def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
-    # A shard that nobody has read yet begins at its first message.
+    # A shard that was never read begins at its first message.
     end = known.covered.ranges[-1].end if known.covered else extent.start
     position = end if known.position is None else known.position
     if to > position and position < end:
@@ -118,7 +121,7 @@ def rewind(
         ingestion: group and table.
         to: the new position.
         replay_id: a rewind with the id of one that is in the ledger does nothing.
-        on_wait: told why it waits, and how long.
+        on_wait: gets the reason of each wait.
 
     Returns:
         What was moved.
@@ -139,7 +142,7 @@ def rewind(
         if moved:
             _tell_broker(ingestion.in_epochs(source), ingestion)
 
-    Retries(ingestion.retry_seconds, on_wait=on_wait).call(move)
+    result_of(Retries(ingestion.retry_seconds).call(move), on_wait)
     return moved
 
 
@@ -160,8 +163,11 @@ def _move_shards(
         def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
             skipped = {move.shard: move.skipped for move in left if move.to > move.covered}
-            last = {"last_messages": source.last_messages(skipped)}
-            return _fields(left) | last | {"replay": rewind_id, "begins": not done} if left else None
+            seen = {
+                "last_messages": source.last_messages(skipped),
+                "hint": source.hint({shard: part.end for shard, part in skipped.items()}, state.hint),
+            }
+            return _fields(left) | seen | {"replay": rewind_id, "begins": not done} if left else None
 
         commit_empty(spark, own, "batch", fields)
         yield from (move for move in moves if move.shard in shards)
@@ -184,5 +190,5 @@ def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
         try:
             commit_positions(source, own, own.ledger().read(), streams)
         except GroupActiveError as error:
-            _log.warning("the ledger is moved, but the broker was not told: %s", error)
+            _log.warning("the ledger is moved, but the broker's position is not: %s", error)
             return

@@ -1,4 +1,4 @@
-"""What is told of batches to those who watch: metrics, log lines with numbers, and which batch each line is about."""
+"""Metrics and log lines of batches, and which batch each log line is about."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 class BatchTelemetry:
-    """An observer that tells another one, and measures the time between the steps.
+    """An observer that measures the time between the steps, and calls another one.
 
     Args:
         ingestion: what goes where.
-        observer: told of each step; the time that it takes is no part of the next one.
+        observer: called at each step; the time that it takes is not counted.
     """
 
     def __init__(self, ingestion: Ingestion, observer: Observer) -> None:
@@ -31,8 +31,8 @@ class BatchTelemetry:
         """A step is done."""
         seconds = time.monotonic() - self._since
         if batch is not None:
-            about(self._fields(batch))
-            self._recorders.step(self._labels(batch), step.value, seconds)
+            about(self._fields(batch.kind, batch.number, batch.bid))
+            self._recorders.step(self._labels(batch.kind), step.value, seconds)
         self._observer(step, batch)
         self._since = time.monotonic()
 
@@ -44,46 +44,40 @@ class BatchTelemetry:
     def written(self, report: BatchReport) -> None:
         """A batch is in the table and committed."""
         # One that was tried in one pass, and read again, has another id than it was planned with.
-        about(self._fields(report.batch))
+        entry = report.entry
+        about(self._fields(entry.kind, entry.number, entry.bid))
         messages = sum(report.messages.values())
         lag: dict[str, int] = {}
         for shard, count in report.lag.items():
             lag[shard.stream] = lag.get(shard.stream, 0) + count
         # What a replay has left is not what the group is behind.
-        behind = lag if report.batch.entry.kind == "batch" else {}
+        behind = lag if entry.kind == "batch" else {}
         numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, behind)
-        self._recorders.batch(self._labels(report.batch), numbers)
-        _log.info(
-            "%s is in version %d of %s: %d messages, %d rows, %d dead letters in %.2f s, lag %d",
-            report.batch.entry.kind,
-            report.version,
-            self._ingestion.table,
-            messages,
-            report.rows,
-            report.dead,
-            report.seconds,
-            sum(lag.values()),
-            extra={
-                FIELDS: {
-                    "version": report.version,
-                    "messages": messages,
-                    "rows": report.rows,
-                    "bytes": report.bytes,
-                    "dead_letters": report.dead,
-                    "seconds": round(report.seconds, 3),
-                    "lag": sum(lag.values()),
-                }
-            },
+        if entry.kind != "dismiss":
+            self._recorders.batch(self._labels(entry.kind), numbers)
+        fields = {
+            "version": report.version,
+            "messages": messages,
+            "rows": report.rows,
+            "bytes": report.bytes,
+            "dead_letters": report.dead,
+            "seconds": round(report.seconds, 3),
+            "lag": sum(lag.values()),
+        }
+        text = (
+            "%(kind)s is in version %(version)d of %(table)s: %(messages)d messages, %(rows)d rows, "
+            "%(dead_letters)d dead letters in %(seconds).2f s, lag %(lag)d"
         )
+        _log.info(text, {"kind": entry.kind, "table": self._ingestion.table, **fields}, extra={FIELDS: fields})
 
-    def _labels(self, batch: Batch) -> BatchLabels:
-        return BatchLabels(self._ingestion.group, self._ingestion.table, batch.entry.kind)
+    def _labels(self, kind: str) -> BatchLabels:
+        return BatchLabels(self._ingestion.group, self._ingestion.table, kind)
 
-    def _fields(self, batch: Batch) -> dict[str, object]:
+    def _fields(self, kind: str, number: int, bid: str) -> dict[str, object]:
         return {
-            "batch": batch.entry.bid,
-            "batch_number": batch.number,
-            "batch_kind": batch.entry.kind,
+            "batch": bid,
+            "batch_number": number,
+            "batch_kind": kind,
             "group": self._ingestion.group,
             "table": self._ingestion.table,
         }

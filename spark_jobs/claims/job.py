@@ -1,11 +1,14 @@
 """Batches of entries that are claimed one by one, where members share a Redis group.
 
-Each batch attempt has a consumer name of its own, ``<member>/<number>/<batch id>``, and the ledger tells what became of
+Each batch attempt has a consumer name of its own, ``<member>/<number>/<batch id>``, and the ledger says what became of
 it: open (the number may still be written), written (it is in the table), dead (it never will be). One batch:
 
- 1. names        what names of others hold that nobody touched: acknowledge the written, fence the open ones
+ 1. names        what idle names of others hold: acknowledge the written, fence the open ones; before entries are
+                 taken from a client of another kind, fence every open name: it may have taken them from there
  2. loss         entries that are gone unread are recorded, once, on the transaction sequence of their shard
- 3. claim        entries of dead names and new ones into a new name; after a lost reply the name is given up
+ 3. claim        entries of dead names and new ones into a new name; after a lost reply the name is given up. The
+                 ledger is read after it: the server may have forgotten what was given, moved or acknowledged, so
+                 that what lies before the last written entry is compared with the table
  4. write        dead letters, rows, the look into the log; a heartbeat keeps the claim meanwhile
  5. acknowledge  only now
 """
@@ -15,22 +18,32 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingest import LOOK_SECONDS
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check_epochs, check_sharing, ignore_steps
-from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.ingestion import (
+    Batch,
+    Ingestion,
+    Observer,
+    Step,
+    check_claims,
+    check_epochs,
+    check_sharing,
+    ignore_steps,
+    without_positions,
+)
+from spark_jobs.batches.job import BatchJob, parallelism, write_batch
 from spark_jobs.batches.pace import Pace
-from spark_jobs.batches.writer import OutdatedError, Written, commit_empty
-from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
+from spark_jobs.batches.writer import OutdatedError, Written, check_unwritten, claim_streams, commit_empty, initialize
+from spark_jobs.claims.losses import ClaimLosses, OpenLoss, check_restored
 from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
 from spark_jobs.ledger.entries import ClaimedRange
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
-from stream_consumers.batches import fair_shares
+from stream_consumers.batches import Range, fair_shares
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claim_name import ClaimName
@@ -60,37 +73,40 @@ class ClaimJob(BatchJob):
         spark: a session that can write Delta tables.
         claims: the group; the caller closes it.
         ingestion: what goes where; ``member`` is the name of this member.
-        observer: told of each step.
-        on_wait: told why the job waits, and how long.
+        observer: called at each step.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
     """
 
+    claims_while_planning = True
+
     def __init__(
-        self,
-        spark: SparkSession,
-        claims: RedisClaims,
-        ingestion: Ingestion,
-        *,
-        observer: Observer = ignore_steps,
-        on_wait: Callable[[str], object] = _log.warning,
+        self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer = ignore_steps
     ) -> None:
-        super().__init__(spark, ingestion, url=claims.url, observer=observer, on_wait=on_wait)
+        super().__init__(spark, ingestion, url=claims.url, observer=observer)
         limits = ingestion.limits
-        self._pace = Pace(replace(limits, max_records=min(MOST_CLAIMED, limits.max_records)))
+        self.pace = Pace(replace(limits, max_records=min(MOST_CLAIMED, limits.max_records)))
+        self.wait_seconds = min(1.0, claims.policy.min_idle_seconds / 4)
+        self._parallelism = parallelism(spark)
         self._claims = claims
-        self._statuses = ClaimStatuses(self._ledger)
+        self._statuses = ClaimStatuses(self.ledger)
         self._origin: Mapping[Shard, int] | None = None
         self._mine: set[str] = set()
         self._let_go: set[tuple[Shard, str]] = set()
+        # Per shard, the server's time after which every open name was fenced: entries of other clients that were not
+        # delivered or claimed since then are in no batch on its way.
+        self._fenced_at: Mapping[Shard, int] = {}
+        # The streams whose claims were compared with those of other groups.
+        self._looked_up: set[str] = set()
         self._given_up = 0
         self._losses = ClaimLosses(spark, claims, ingestion, observer=observer)
-        self._open: OpenBatch | None = None
+        # What holds the entries of the batch in hand, or the loss that it records.
+        self._open: ClaimedEntries | OpenLoss | None = None
         self._turn = 0
         self._look_at = 0.0
 
-    def _next_batch(self) -> Batch | None:
+    def plan(self) -> Batch | None:
         """The next batch, or ``None`` if there is nothing to claim at the moment.
 
         Raises:
@@ -99,23 +115,23 @@ class ClaimJob(BatchJob):
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
-            state = self._ledger.read()
-            if self._turns.wait(state.version):
-                continue
-            check_sharing(state, self._ingestion)
+            state = self.ledger.read()
+            self.turns.check(state.version)
+            check_sharing(state, self.ingestion)
             check_epochs(state, self._claims.identities(), url=self._claims.url)
-            check_restored(self._ledger, state, self._ingestion)
+            check_restored(self.ledger, state, self.ingestion)
             if state.newest is None:
-                origin = self._claims.prepare(self._ingestion.start)
-                self._writer.initialize(state, origin, identities=self._claims.identities())
+                origin = self._claims.prepare(self.ingestion.start)
+                initialize(self.target, state, origin, identities=self._claims.identities())
                 continue
-            self._prepare(state)
-            self._writer.check_columns(state)
-            self._writer.delete_orphaned(state)
+            if self._prepare(state):
+                continue
+            self.target.columns.check(state)
+            self._settle(state)
             loss = self._losses.next()
             if loss is not None:
                 self._open = loss
-                self._observer(Step.PLANNED, loss.batch)
+                self.telemetry(Step.PLANNED, loss.batch)
                 return loss.batch
             abandoned = self._settle_names(state)
             if abandoned is None:
@@ -126,43 +142,47 @@ class ClaimJob(BatchJob):
                 self._give_up(error)
                 continue
             except BaseException:
-                self._release_mine()
+                self._release(self._held_by_me())
                 raise
             self._given_up = 0
             if batch is None and self._losses.are_known:
                 continue
             if batch is None:
-                self._writer.delete_orphaned(state, again=True)
+                self._settle(state, again=True)
             return batch
 
-    def _write(self, batch: Batch) -> Written | None:
-        assert self._open is not None
-        held, writer = self._open.held, self._open.writer
+    def write(self, batch: Batch) -> Written | None:
+        """Steps 5 to 7, while a heartbeat keeps the claim."""
+        if isinstance(self._open, OpenLoss):
+            return write_batch(self, self._open.target, batch)
+        held = self._open
+        assert held is not None
         try:
-            if held is None:
-                return writer.write(batch)
             with Heartbeat(self._claims, held):
-                return writer.write(batch, check=self._check_epochs)
+                return write_batch(self, self.target, batch)
         except OutdatedError:
             # The next plan records what is gone, and takes over the rest from our own name.
             # If it was fenced meanwhile, the one who did it found what there was to find.
-            if held is not None and self._ledger.last_number(self._ledger.member) < batch.number:
+            if self.ledger.last_number(self.ledger.member) < batch.number:
                 for shard, ids in self._claims.missing(held.ids).items():
                     self._losses.add(shard, ids)
-            self._release(held)
+            self._release((shard, held.name) for shard in held.ids)
             raise
         except BaseException:
-            self._release(held)
+            self._release((shard, held.name) for shard in held.ids)
             raise
 
-    def _check_epochs(self) -> None:
-        """After the read: entries of a group that was created after an accept are of the next epoch."""
-        check_epochs(self._ledger.read(), self._claims.identities(), url=self._claims.url)
+    def check_read(self) -> None:
+        """Entries of a group that was created after an accept are of the next epoch."""
+        check_epochs(self.ledger.read(), self._claims.identities(), url=self._claims.url)
 
-    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
-        assert self._open is not None
-        self._open.finish()
-        self._observer(Step.COMMITTED, batch)
+    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+        """Step 8: acknowledge the entries, or account for those that are gone."""
+        if isinstance(self._open, OpenLoss):
+            self._losses.account(self._open.shard, self._open.kind)
+        elif self._open is not None:
+            self._acknowledge_all(self._open)
+        self.telemetry(Step.COMMITTED, batch)
         return {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
 
     def has_more(self) -> bool:
@@ -171,97 +191,116 @@ class ClaimJob(BatchJob):
         Raises:
             StreamAssetsError: the server cannot be asked, or the Spark server of the run has ended.
         """
-        check_served(self._spark)
+        check_served(self.target.spark)
         is_look = time.monotonic() >= self._look_at
-        is_more = self._retries.call(lambda: self._claims.has_grown(with_new_shards=is_look))
+        is_more = self._claims.has_grown(with_new_shards=is_look)
         self._look_at = time.monotonic() + LOOK_SECONDS if is_look else self._look_at
         if is_more:
             # The stream may be another one by now, and new shards need a group.
             self._origin = None
-        else:
-            # Nothing is left to do, so that nothing can be wrong with it.
-            self._retries.reset()
         return is_more
-
-    @property
-    def wait_seconds(self) -> float:
-        """How long to wait before asking again whether there is something to take over."""
-        return min(1.0, self._claims.policy.min_idle_seconds / 4)
 
     def is_drained(self) -> bool:
         """Whether the whole group is done with what was there at the beginning."""
-        return self._retries.call(self._claims.is_drained)
+        return self._claims.is_drained()
 
     def _give_up(self, error: BrokerUnavailableError) -> None:
         """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it."""
         self._given_up += 1
         if self._given_up >= MAX_GIVEN_UP:
             raise error
-        _log.warning("a claim of group %s is given up: %s", self._ingestion.group, error)
+        _log.warning("a claim of group %s is given up: %s", self.ingestion.group, error)
 
-    def _release_mine(self) -> None:
-        try:
-            for shard, names in self._claims.holders().items():
-                for name in map(ClaimName.parse, names):
-                    if name is not None and name.bid in self._mine:
-                        self._claims.release(shard, name)
-        except StreamAssetsError as error:
-            _log.warning("the claims of group %s could not be released: %s", self._ingestion.group, error)
-
-    def _release(self, held: ClaimedEntries | None) -> None:
+    def _release(self, names: Iterable[tuple[Shard, ClaimName]]) -> None:
         """An orderly failure is no reason to count a delivery, nor to let others wait."""
-        if held is None:
-            return
         try:
-            for shard in held.ids:
-                self._claims.release(shard, held.name)
-                self._let_go.add((shard, held.name.bid))
+            for shard, name in names:
+                self._claims.release(shard, name)
+                self._let_go.add((shard, name.bid))
         except StreamAssetsError as error:
-            _log.warning("the claim of %s could not be released: %s", held.name, error)
+            _log.warning("claims of group %s could not be released: %s", self.ingestion.group, error)
 
-    def _prepare(self, state: LedgerState) -> None:
-        """Once: the group is where it should be, and names that were left behind are removed."""
+    def _held_by_me(self) -> Iterator[tuple[Shard, ClaimName]]:
+        for shard, names in self._claims.holders().items():
+            for name in map(ClaimName.parse, names):
+                if name is not None and name.bid in self._mine:
+                    yield shard, name
+
+    def _prepare(self, state: LedgerState) -> bool:
+        """The group is where it should be; once, names that were left behind are removed.
+
+        Returns:
+            Whether streams were claimed, so that the ledger has to be read again.
+        """
+        known = {shard: known.written for shard, known in state.shards.items()}
         if self._origin is not None:
-            return
-        self._writer.check_unwritten(state, self._claims.identities())
-        known = {shard: known.claimed for shard, known in state.shards.items()}
-        self._origin = self._claims.prepare(self._ingestion.start, known=known)
-        for shard, names in self._claims.empty_names().items():
+            self._claims.check(known)
+            return False
+        identities = self._claims.identities()
+        check_unwritten(self.target, state, identities)
+        # Once a run: for a stream that has no entries yet, the look goes back to its claim.
+        check_claims(self.ingestion, state, identities.keys() - self._looked_up, url=self._claims.url)
+        self._looked_up |= identities.keys() & {shard.stream for shard in state.shards}
+        origin = self._claims.prepare(self.ingestion.start, known=known)
+        begun = without_positions(state, (shard.stream for shard in origin))
+        if begun:
+            new = {shard: start for shard, start in origin.items() if shard.stream in begun}
+            claim_streams(self.target, new, identities=identities)
+            return True
+        self._origin = origin
+        for shard, names in self._claims.names(empty=True).items():
             for name in names:
                 # Whatever became of it: its number is gone, and it holds nothing.
-                if name.number <= self._ledger.last_number(name.member):
+                if name.number <= self.ledger.last_number(name.member):
                     self._claims.forget(shard, name)
+        return False
 
     def _settle_names(self, state: LedgerState) -> list[_Abandoned] | None:
         """Step 1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
         holders = {shard: self._touchable(shard, names) for shard, names in self._claims.holders().items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
-        statuses = self._statuses.of(parsed)
-        still_open = {name for name in parsed if statuses[name] is ClaimStatus.OPEN}
-        if still_open:
-            for member, number in sorted({(name.member, name.number) for name in still_open}):
-                self._fence(member, number)
+        if self._fence_open(parsed):
             return None
+        statuses = self._statuses.of(parsed)
         abandoned: list[_Abandoned] = []
+        others: list[_Abandoned] = []
         for shard, names in holders.items():
             for name in names:
-                if isinstance(name, ClaimName) and statuses[name] is ClaimStatus.WRITTEN:
+                if not isinstance(name, ClaimName):
+                    others += self._held(shard, name)
+                elif statuses[name] is ClaimStatus.WRITTEN:
                     self._acknowledge(shard, name)
                 else:
                     abandoned += self._held(shard, name)
-        return abandoned
+        if abandoned or not others:
+            return abandoned
+        if not self._fenced_at:
+            # In this order: a batch that had an entry before another client took it is in a name that is listed.
+            self._fenced_at = {shard: self._claims.now(shard) for shard in holders}
+            if self._fence_open(name for names in self._claims.names().values() for name in names):
+                return None
+        return [one for one in others if one.shard in self._fenced_at]
+
+    def _fence_open(self, names: Iterable[ClaimName]) -> bool:
+        """Fence the names that are open; whether there were any, so that numbers have changed."""
+        numbers = {(name.member, name.number) for name in names}
+        last = {member: self.ledger.last_number(member) for member, _ in numbers}
+        still_open = sorted((member, number) for member, number in numbers if number > last[member])
+        for member, number in still_open:
+            self._fence(member, number)
+        return bool(still_open)
 
     def _fence(self, member: str, number: int) -> None:
         """Take the next number of another member, so that a batch that is on its way with it never lands."""
 
         def fields(state: LedgerState) -> Mapping[str, object] | None:
-            check_restored(self._ledger, state, self._ingestion)
-            return {"by": self._ledger.member} if state.last_number < number else None
+            check_restored(self.ledger, state, self.ingestion)
+            return {"by": self.ledger.member} if state.last_number < number else None
 
-        commit_empty(self._spark, replace(self._ingestion, member=member), "fence", fields)
+        commit_empty(self.target.spark, replace(self.ingestion, member=member), "fence", fields)
 
     def _touchable(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
-        """Names that nobody touched, or that were given up; others: their entries are looked at singly."""
+        """Idle names, or those that were given up; others: their entries are looked at singly."""
         idle = self._claims.idle_names(shard)
         found: list[ClaimName | bytes] = []
         for raw in names:
@@ -278,8 +317,8 @@ class ClaimJob(BatchJob):
         self._claims.forget(shard, name)
 
     def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Abandoned]:
-        """The entries of a dead name, or those of another client that nobody touched, as many as one batch can hold."""
-        # Of a name that is dead all may be taken: nobody adds to it, and what it held is not in the table.
+        """The entries of a dead name, or the idle ones of another client, as many as one batch can hold."""
+        # Of a name that is dead all may be taken: nothing is added to it, and what it held is not in the table.
         needs_idle = not isinstance(name, ClaimName)
         if isinstance(name, ClaimName) and name.bid in self._mine and (shard, name.bid) not in self._let_go:
             # Given up or outrun, but by no means killed: that one delivery does not count.
@@ -291,39 +330,46 @@ class ClaimJob(BatchJob):
             tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
             yield from (_Abandoned(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
             count += len(page)
-            if count >= self._pace.limits.max_records:
+            if count >= self.pace.limits.max_records:
                 return
 
     def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
         """Step 3: fill a new name; from here on nothing is added to it."""
-        policy, limits = self._claims.policy, self._pace.limits
+        policy, limits = self._claims.policy, self.pace.limits
         worst = max((one.entry.deliveries for one in abandoned), default=0)
         records = policy.most(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex
-        held = ClaimedEntries(ClaimName(self._ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
+        held = ClaimedEntries(ClaimName(self.ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
         self._mine.add(bid)
-        is_full = self._take_over(
-            held, [one for one in abandoned if worst <= 1 or one.entry.deliveries == worst], worst
-        )
+        since, self._fenced_at = self._fenced_at, {}
+        chosen = [one for one in abandoned if worst <= 1 or one.entry.deliveries == worst]
+        is_full = self._take_over(held, chosen, worst, since)
         if worst <= 1 and not is_full:
             self._claim_new(held)
         if not held.count:
             return None
         ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
+        # In this order: what others have written of them is in the ledger by now, whatever the server knows of it.
+        written = {shard: known.written or 0 for shard, known in self.ledger.read().shards.items()}
+        doubtful = {
+            shard: Range(places[0], min(places[-1] + 1, written.get(shard, 0))) for shard, places in ids.items()
+        }
         batch = self._planned(
             "batch",
             state,
             self._claims.plan(held, parallelism=self._parallelism),
-            doubtful=dict(held.doubtful),
+            doubtful={shard: part for shard, part in doubtful.items() if part.start < part.end},
             bid=bid,
             identities=self._claims.identities(),
             claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
             origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
         )
-        self._open = OpenBatch(batch, self._writer, lambda: self._acknowledge_all(held), held)
+        self._open = held
         return batch
 
-    def _take_over(self, held: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int) -> bool:
+    def _take_over(
+        self, held: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int, since: Mapping[Shard, int]
+    ) -> bool:
         most = self._claims.policy.max_deliveries
         error = None
         if deliveries >= most:
@@ -332,8 +378,8 @@ class ClaimJob(BatchJob):
         for one in abandoned[: held.records]:
             names.setdefault((one.shard, one.name), []).append(one.entry)
         for (shard, name), entries in names.items():
-            is_ours = isinstance(name, ClaimName)
-            is_full, gone = self._claims.take_over(held, shard, name, entries, idle=not is_ours, error=error)
+            idle_since = None if isinstance(name, ClaimName) else since.get(shard)
+            is_full, gone = self._claims.take_over(held, shard, name, entries, since=idle_since, error=error)
             if gone:
                 self._losses.add(shard, gone)
             if isinstance(name, ClaimName):

@@ -1,4 +1,4 @@
-"""Entries that are gone before they were in the table: told, or recorded once: data loss is never silent.
+"""Entries that are gone before they were in the table: an error, or recorded once. Data loss is never silent.
 
 A loss is recorded by a batch without rows in the transaction sequence of its shard, so that of several members that see
 it one records it; only then are the entries acknowledged, or accounted for at the server.
@@ -6,41 +6,42 @@ it one records it; only then are the entries acknowledged, or accounted for at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
-from spark_jobs.batches.writer import BatchWriter
+from spark_jobs.batches.writer import Target
+from spark_jobs.claims.status import Skipped, skipped_entries
 from spark_jobs.ledger.entries import ClaimedRange
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss
 from stream_consumers.redis.claim_name import Trimmed
-from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.redis.ids import before, to_sequence
+from stream_consumers.redis.keys import readable
 from stream_consumers.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
-class OpenBatch:
-    """A planned batch: who writes it, and what is to be done when it is in the table.
+class OpenLoss:
+    """A planned batch that records what is gone of one shard.
 
     Args:
-        batch: what is written.
-        writer: of its transaction sequence.
-        finish: acknowledges.
-        held: the name that holds its entries, if one does.
+        batch: without anything to read.
+        target: the table, by the transaction sequence of the shard.
+        shard: what the loss is of.
+        kind: what is recorded: entries that were skipped, that were trimmed before they were read, or ``None``, if
+            claimed ones are gone.
     """
 
     batch: Batch
-    writer: BatchWriter
-    finish: Callable[[], None]
-    held: ClaimedEntries | None = None
+    target: Target
+    shard: Shard
+    kind: Skipped | Trimmed | None
 
 
 class ClaimLosses:
@@ -50,7 +51,7 @@ class ClaimLosses:
         spark: a session that can write Delta tables.
         claims: the group.
         ingestion: what goes where, and whether losses are recorded.
-        observer: told of each step.
+        observer: called at each step.
     """
 
     def __init__(self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer) -> None:
@@ -58,6 +59,7 @@ class ClaimLosses:
         self._claims = claims
         self._ingestion = ingestion
         self._observer = observer
+        self._ledger = ingestion.ledger()
         self._gone: dict[Shard, set[bytes]] = {}
 
     @property
@@ -73,51 +75,57 @@ class ClaimLosses:
         """ClaimedRange entries that are not in the stream any more."""
         self._gone.setdefault(shard, set()).update(ids)
 
-    def next(self) -> OpenBatch | None:
+    def next(self) -> OpenLoss | None:
         """The batch that records what is gone of one shard; ``None`` if nothing is.
 
         Raises:
             DataLossError: something is, and losses are not to be recorded.
         """
         while True:
+            # In this order: a group that another client has moved counts anew, which hides what it was moved over.
+            skipped = skipped_entries(self._claims, self._ledger)
+            self._claims.count_reads()
             trimmed = self._claims.trimmed()
-            shards = sorted({*trimmed, *self._gone})
+            shards = sorted({*skipped, *trimmed, *self._gone})
             if not shards:
                 return None
-            if self._ingestion.on_data_loss is DataLoss.ERROR:
-                raise self._error(trimmed)
-            opened = self._record(shards[0], trimmed.get(shards[0]))
+            self._ingestion.refuse_or_record(self._error(skipped, trimmed))
+            shard = shards[0]
+            opened = self._record(shard, skipped.get(shard) or trimmed.get(shard))
             if opened is not None:
                 return opened
 
-    def _record(self, shard: Shard, unread: Trimmed | None) -> OpenBatch | None:
-        writer = BatchWriter(
-            self._spark, replace(self._ingestion, shard=shard), url=self._claims.url, observer=self._observer
-        )
-        state = writer.ledger.read()
-        check_restored(writer.ledger, state, self._ingestion)
-        lost, count, hint = self._missing(writer, shard, unread)
+    def _record(self, shard: Shard, kind: Skipped | Trimmed | None) -> OpenLoss | None:
+        own = replace(self._ingestion, shard=shard)
+        target = Target.of(self._spark, own, url=self._claims.url, observer=self._observer)
+        state = target.ledger.read()
+        check_restored(target.ledger, state, self._ingestion)
+        if isinstance(kind, Skipped):
+            if shard not in skipped_entries(self._claims, target.ledger):
+                return None
+            lost, count, hint = Intervals.of(kind.part), kind.entries, None
+        else:
+            lost, count, hint = self._missing(target.ledger, shard, kind)
         if not count:
-            self._account(shard, unread)
+            self.account(shard, kind)
             return None
-        entry = writer.entry(
-            "batch",
-            state,
-            identities=self._claims.identities(),
-            lost={shard: lost},
-            claims={shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},
-            hint=hint,
-        )
-        return OpenBatch(Batch(entry, BatchPlan({}, [], 0)), writer, lambda: self._account(shard, unread))
+        fields = {
+            "lost": {shard: lost},
+            "skipped": {shard: kind.part} if isinstance(kind, Skipped) else {},
+            "claims": {shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},
+            "hint": hint,
+        }
+        batch = Batch("batch", state, identities=self._claims.identities(), fields=fields)
+        return OpenLoss(batch, target, shard, kind)
 
     def _missing(
-        self, writer: BatchWriter, shard: Shard, unread: Trimmed | None
+        self, ledger: Ledger, shard: Shard, unread: Trimmed | None
     ) -> tuple[Intervals, int, Mapping[str, object] | None]:
         """What is not recorded yet: a crash may have come between the record and the acknowledgement."""
         records = [
             commit.entry
-            for commit in writer.ledger.newest_first()
-            if commit.entry is not None and commit.entry.app == writer.ledger.app and shard in commit.entry.lost
+            for commit in ledger.newest_first()
+            if commit.entry is not None and commit.entry.app == ledger.app and shard in commit.entry.lost
         ]
         gone = self._gone.get(shard)
         if gone:
@@ -130,14 +138,19 @@ class ClaimLosses:
         count = unread.entries - sum(entry.claims[shard].entries for entry in records if entry.hint == hint)
         return Intervals.of((unread.start, unread.end)), max(0, count), hint
 
-    def _account(self, shard: Shard, unread: Trimmed | None) -> None:
+    def account(self, shard: Shard, kind: Skipped | Trimmed | None) -> None:
+        """What was gone of a shard is recorded: acknowledge it, or let the group's count go on after it."""
+        if isinstance(kind, Skipped):
+            return
         gone = self._gone.pop(shard, set())
         if gone:
             self._claims.acknowledge({shard: sorted(gone)})
-        elif unread is not None:
-            self._claims.account_for(shard, unread)
+        elif kind is not None:
+            self._claims.account_for(shard, kind)
 
-    def _error(self, trimmed: Mapping[Shard, Trimmed]) -> DataLossError:
+    def _error(self, skipped: Mapping[Shard, Skipped], trimmed: Mapping[Shard, Trimmed]) -> DataLossError:
+        if skipped:
+            return moved_forwards(self._claims, skipped)
         texts = [
             f"{s}: {counted(part.entries, 'entry', 'entries')} from {part.start} to {part.end}"
             for s, part in sorted(trimmed.items())
@@ -153,6 +166,20 @@ class ClaimLosses:
             remedy="To skip them and continue, with the loss recorded in the table's log and its dead letters, set "
             "on_data_loss='record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
         )
+
+
+def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, Skipped]) -> DataLossError:
+    """The error about entries that another client moved the group over."""
+    shard, (part, entries) = min(skipped.items())
+    key, group = readable(claims.server.key(shard)), claims.group.name
+    return DataLossError(
+        f"group {group!r} of {shard} at {claims.url} was moved forwards by another client: "
+        f"{counted(entries, 'entry', 'entries')} from {part.start} to {part.end} were given to no member",
+        remedy=f"To read them, move it back: XGROUP SETID {key} {group} {before(part.start)}. To skip them, "
+        "with that recorded in the table's log and its dead letters, set on_data_loss='record'.",
+        given=part.start,
+        position=part.end,
+    )
 
 
 def check_restored(ledger: Ledger, state: LedgerState, ingestion: Ingestion) -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.claims.losses import check_restored
-from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
+from spark_jobs.claims.losses import check_restored, moved_forwards
+from spark_jobs.claims.status import ClaimStatus, ClaimStatuses, skipped_entries
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.batches import added_before
+from stream_consumers.redis.batches import known_places
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.wording import counted
@@ -33,12 +33,12 @@ def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bo
         state: the ledger; nothing is written by position any more.
         was_claimed: the entries were claimed all along, so that the server's position is right as it is.
     """
-    counted = added_before(state.newest.hint if state.newest else None)
+    counted = known_places(state.hint)
     for shard, position in state.positions.items():
         if shard not in claims.shards or was_claimed:
             continue
-        known_position, added = counted.get(shard, (None, None))
-        read = added if known_position == position else None
+        place, known = counted.get(shard, (None, None))
+        read = known.added if known is not None and place == position else None
         claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
         # The table has them; whoever holds them would be taken over from.
         claims.group.acknowledge_below(shard, position)
@@ -57,7 +57,8 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
 
     Raises:
         InvalidOptionError: streams of the group are missing in the URL, or positions have gaps.
-        DataLossError: a RESTORE removed claimed batches.
+        DataLossError: a RESTORE removed claimed batches, or another client moved the group forwards.
+        SourceRecreatedError: the group is gone, or was moved back.
         GroupActiveError: entries are pending.
     """
     read = {split_epoch(shard.stream)[0] for shard in state.shards}
@@ -69,7 +70,10 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
         )
     if not to_claims:
         check_restored(ingestion.ledger(), state, ingestion)
+        check_position(claims, state)
         check_settled(claims)
+        if skipped := skipped_entries(claims, ingestion.ledger()):
+            raise moved_forwards(claims, skipped)
         return
     broken = sorted(str(shard) for shard, s in state.shards.items() if len(s.covered.ranges) > 1 or s.redo)
     if broken:
@@ -77,6 +81,15 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
             f"group {ingestion.group!r} has to write {', '.join(broken)} again in part, since a RESTORE",
             remedy=f"Let it run in mode {state.sharing or 'resumable'} to its end, then switch.",
         )
+
+
+def check_position(claims: RedisClaims, state: LedgerState) -> None:
+    """Refuse where the server's position, which is to be the ledger's, is not behind all that is written.
+
+    Raises:
+        SourceRecreatedError: the group is gone, or was moved back.
+    """
+    claims.check({shard: known.written for shard, known in state.shards.items()})
 
 
 def check_settled(claims: RedisClaims) -> None:
@@ -111,6 +124,7 @@ def settle_claims(
 
     Raises:
         GroupActiveError: entries are left that are in no batch.
+        SourceRecreatedError: the group is gone, or was moved back.
     """
     status = ClaimStatuses(ledger)
     names = {name for listed in claims.holders().values() for raw in listed if (name := ClaimName.parse(raw))}
@@ -125,7 +139,9 @@ def settle_claims(
     # In this order: what somebody is given in between is pending.
     delivered = {shard: claims.group.facts(shard) for shard in claims.shards}
     check_settled(claims)
-    positions = ledger.read().positions
+    state = ledger.read()
+    check_position(claims, state)
+    positions = state.positions
     known = {shard: facts for shard, facts in delivered.items() if facts is not None and shard in positions}
     ranges = {shard: Range(positions[shard], facts.position) for shard, facts in known.items()}
     counted = {str(shard): [facts.position, facts.read] for shard, facts in known.items() if facts.read is not None}
@@ -135,4 +151,5 @@ def settle_claims(
 def leave_claim_mode(claims: RedisClaims) -> None:
     """Nothing is claimed any more: the scripts that claim look for claim mode."""
     for shard in claims.shards:
-        claims.group.leave_claim_mode(shard)
+        if claims.group.facts(shard) is not None:
+            claims.group.leave_claim_mode(shard)

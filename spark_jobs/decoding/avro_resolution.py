@@ -1,8 +1,8 @@
-"""Avro's schema resolution: what one schema has written, as the columns of another one.
+"""Avro's schema resolution: what one schema has written, as values of the columns of another one.
 
-A plan is made once for a pair of schemas. The library decodes with a schema of the same bytes, in which unions say
-which of their branches was taken, and enums and truth values what was written, so that nothing damaged is taken for a
-value; then a column after the other is made of what was decoded.
+The library decodes with a schema of the same bytes, in which unions say which of their branches was taken, and enums
+and truth values what was written, so that nothing damaged is taken for a value. A function that is made once for a pair
+of schemas turns what was decoded into what the column takes.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
+import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from contextlib import suppress
+from decimal import Context, Decimal
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members
+from spark_jobs.decoding.ddl import WeightBudget
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import columns_of, list_offsets, reason
+from spark_jobs.decoding.rows import columns_of
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
-Build: TypeAlias = Callable[[Sequence[Any]], Column]
+Convert: TypeAlias = Callable[[Any], Any]
+"""From what was decoded to what Arrow takes for the column; it raises ``ValueError`` for what is no value of it."""
 _REMEDY = "Write with a schema that the reader's is compatible with, or read with another one."
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
@@ -35,17 +40,33 @@ _PROMOTIONS = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-_PER_MICROSECOND = {"millis": 1000, "micros": 1}
-_NANOSECONDS = 1000
+INTS = (-(1 << 31), (1 << 31) - 1)
+"""The first and the last int."""
 MICROSECONDS = (MIN_TIMESTAMP_MS * 1000, MAX_TIMESTAMP_MS * 1000 + 999)
 """The first and the last one that a TIMESTAMP can say, since 1970."""
 DAYS = (MIN_TIMESTAMP_MS // 86_400_000, MAX_TIMESTAMP_MS // 86_400_000)
 """The first and the last one that a DATE can say, since 1970."""
 _BOOLEANS = {b"\0": False, b"\1": True}
+_DURATION = struct.Struct("<III")
+_EXACT = Context(prec=80)
 # A list takes a negative index for one from its end, and so does the library with the branch of a union that is
 # damaged. There stand some that nothing is long enough for.
 _NO_BRANCH = {"type": "fixed", "name": "no_branch", "size": 1 << 62}
 _NO_BRANCHES = 64
+# A number of variable length has at most ten bytes, and the tenth has one bit. The library drops what is more.
+_TOO_LONG = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
+# How many bytes a value of these types has; of others a number says how many.
+_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+# What the default of a type is in JSON.
+_DEFAULTS: dict[str, Any] = {
+    "null": type(None),
+    "boolean": bool,
+    **dict.fromkeys(("int", "long"), int),
+    **dict.fromkeys(("float", "double"), (int, float)),
+    **dict.fromkeys(("string", "bytes", "fixed", "enum"), str),
+    **dict.fromkeys(("record", "map"), dict),
+    "array": list,
+}
 
 
 class AvroReader:
@@ -65,10 +86,9 @@ class AvroReader:
         fastavro = imported("fastavro", extra="avro")
         self._decode = fastavro.schemaless_reader
         self._schema = fastavro.parse_schema(_Emitted().schema(writer))
-        if is_one:
-            self._build = plan(writer, reader, schema.field(0).type, schema.field(0).name)
-        else:
-            self._build = plan(writer, reader, pa.struct(list(schema)), "")
+        self._writer = writer
+        self._convert = resolution(writer, reader, schema.field(0).name if is_one else "")
+        self._kind = schema.field(0).type if is_one else pa.struct(list(schema))
         self._is_one = is_one
 
     def read(self, payload: bytes) -> Any:
@@ -84,11 +104,61 @@ class AvroReader:
         left = len(payload) - buffer.tell()
         if left:
             raise ValueError(f"the payload goes on {left} bytes behind the end of the value")
-        return value
+        # Text may look like such a number, too.
+        if _TOO_LONG.search(payload):
+            _pass_over(self._writer, payload, 0)
+        return self._convert(value)
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
         """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
-        return columns_of(self._build(values), is_one=self._is_one)
+        return columns_of(pa.array(values, self._kind), is_one=self._is_one)
+
+
+def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
+    """Where a value ends that the library has decoded.
+
+    Args:
+        kind: its type.
+        payload: the bytes of all.
+        place: where it begins.
+
+    Raises:
+        ValueError: one of its numbers has more than 64 bits.
+    """
+    if kind.kind == "record":
+        for field in kind.fields:
+            place = _pass_over(field.type, payload, place)
+        return place
+    if kind.kind == "fixed" or kind.kind in _SIZES:
+        return place + _SIZES.get(kind.kind, kind.size)
+    number, place = _number(payload, place)
+    if kind.kind == "union":
+        return _pass_over(kind.parts[number], payload, place)
+    if kind.kind in ("string", "bytes"):
+        return place + number
+    while kind.kind in ("array", "map") and number:
+        if number < 0:
+            # The size of the block in bytes.
+            _, place = _number(payload, place)
+        for _ in range(abs(number)):
+            if kind.kind == "map":
+                length, place = _number(payload, place)
+                place += length
+            place = _pass_over(kind.parts[0], payload, place)
+        number, place = _number(payload, place)
+    return place
+
+
+def _number(payload: bytes, place: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    if _TOO_LONG.match(payload, place):
+        raise ValueError("a number has more than 64 bits")
+    number = shift = 0
+    while payload[place] >= 0x80:
+        number |= (payload[place] & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+    number |= payload[place] << shift
+    return (number >> 1) ^ -(number & 1), place + 1
 
 
 class _Emitted:
@@ -109,9 +179,11 @@ class _Emitted:
                 raise SchemaMismatchError("an array of items without bytes has no end", remedy=_REMEDY)
             made = {"type": "array", "items": self.schema(kind.parts[0])}
         elif kind.kind == "map":
-            made = {"type": "map", "values": self.schema(kind.parts[0])}
+            # The same bytes; of a map the library would keep one of two values of a key.
+            fields = [{"name": "key", "type": "string"}, {"name": "value", "type": self.schema(kind.parts[0])}]
+            made = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
         elif kind.kind in ("boolean", "fixed"):
-            made = {"type": "fixed", "name": self._name(), "size": kind.size or 1}
+            made = {"type": "fixed", "name": self._name(), "size": 1 if kind.kind == "boolean" else kind.size}
         else:
             made = "int" if kind.kind == "enum" else kind.kind
         return made
@@ -147,102 +219,79 @@ def _fewest_bytes(kind: AvroType) -> int:
     return {"null": 0, "fixed": kind.size}.get(kind.kind, 1)
 
 
-def plan(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
-    """How a column is made of what was decoded; ``None`` among it is null.
+def resolution(writer: AvroType, reader: AvroType, path: str) -> Convert:
+    """How a value of a column is made of what was decoded; ``None`` is null.
 
     Args:
         writer: the type of what was decoded.
         reader: the type that it is read as.
-        kind: of the column.
         path: where it stands, for errors.
 
     Raises:
         SchemaMismatchError: the one cannot be read as the other.
     """
     if writer.kind == "union":
-        return _from_union(writer, reader, kind, path)
+        return _from_union(writer, reader, path)
     if writer.kind == "null":
         if not reader.is_nullable:
             raise _mismatch(writer, reader, path)
-        return lambda values: _nulls(len(values), kind)
+        return _same
     branches = reader.branches
     if len(branches) == 1:
-        return _PLANS.get(branches[0].kind, _plan_scalar)(writer, branches[0], kind, path)
-    return _into_union(writer, reader, kind, path)
+        return _KINDS.get(branches[0].kind, _scalar)(writer, branches[0], path)
+    return _into_union(writer, reader, path)
 
 
-def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _same(value: Any) -> Any:
+    return value
+
+
+def _from_union(writer: AvroType, reader: AvroType, path: str) -> Convert:
     """A union as whatever the reader has there; a branch that it cannot read fails where it was taken."""
-    if len(writer.branches) == 1:
-        return plan(writer.branches[0], reader, kind, path)
-    builds: dict[str, Build] = {}
+    conversions: dict[str, Convert] = {}
     refused: dict[str, SchemaMismatchError] = {}
     for place, part in enumerate(writer.parts):
         try:
-            builds[_branch(place)] = plan(part, reader, kind, path)
+            if part.kind != "null":
+                conversions[_branch(place)] = resolution(part, reader, path)
         except SchemaMismatchError as error:
+            if len(writer.branches) == 1:
+                raise
             refused[_branch(place)] = error
-    if not builds:
+    if not conversions and not reader.is_nullable:
         raise _mismatch(writer, reader, path)
+    is_plain, is_nullable = len(writer.branches) < 2, reader.is_nullable
+    (only,) = conversions.values() if is_plain and conversions else (_same,)
 
-    def build(values: Sequence[Any]) -> Column:
-        taken: dict[str, tuple[list[int], list[Any]]] = {}
-        for row, value in enumerate(values):
-            if value is not None:
-                ((branch, one),) = value.items()
-                rows, own = taken.setdefault(branch, ([], []))
-                rows.append(row)
-                own.append(one)
-        parts, places = [_nulls(1, kind)], np.zeros(len(values), np.int64)
-        behind = 1
-        for branch, (rows, own) in taken.items():
-            if branch in refused:
-                raise ValueError(refused[branch].what)
-            parts.append(builds[branch](own))
-            places[rows] = np.arange(behind, behind + len(rows))
-            behind += len(rows)
-        merged: Column = pa.concat_arrays(parts)
-        return merged.take(pa.array(places, pa.int64()))
+    def convert(value: Any) -> Any:
+        if value is None:
+            if not is_nullable:
+                raise ValueError(f"{path} is null, and its type has no null")
+            return None
+        if is_plain:
+            return only(value)
+        ((branch, one),) = value.items()
+        if branch in refused:
+            raise ValueError(refused[branch].what)
+        return conversions[branch](one)
 
-    return build
+    return convert
 
 
-def _into_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _into_union(writer: AvroType, reader: AvroType, path: str) -> Convert:
     """One type as a STRUCT of several, of which one is set."""
-    place, branch, build = struct_member(writer, reader, kind, path)
-    if branch is None:
-        return build
-    assert isinstance(kind, pa.StructType)
-    return lambda values: _struct(
-        [build(values) if other == place else _nulls(len(values), field.type) for other, field in enumerate(kind)],
-        kind,
-        values,
-    )
-
-
-def struct_member(
-    writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
-) -> tuple[int, AvroType | None, Build]:
-    """Which field of the STRUCT, that a union of several types is, a type is read into; its place, type, and values.
-
-    ``None`` in the place of the type, and nulls of the STRUCT, if that has no column.
-
-    Raises:
-        SchemaMismatchError: there is none.
-    """
-    assert isinstance(kind, pa.StructType)
-    found = members(reader, path)
     # A type itself comes before one that it could be promoted to.
-    for place in sorted(range(len(found)), key=lambda place: not _is_alike(writer, found[place][1])):
-        try:
-            # Planned once: a second time at each level would double with each union within another.
-            build = plan(writer, found[place][1], kind.field(place).type, path)
-        except SchemaMismatchError:
-            continue
-        return place, found[place][1], build
+    for name, branch in sorted(members(reader, path), key=lambda member: not _is_alike(writer, member[1])):
+        with suppress(SchemaMismatchError):
+            # Made once: a second time at each level would double with each union within another.
+            return partial(_member, name, resolution(writer, branch, path))
     if any(_is_alike(writer, branch) for branch in reader.branches):
-        return 0, None, lambda values: _nulls(len(values), kind)
+        return lambda value: None
     raise _mismatch(writer, reader, path)
+
+
+def _member(name: str, convert: Convert, value: Any) -> dict[str, Any]:
+    return {name: convert(value)}
 
 
 def _is_alike(writer: AvroType, reader: AvroType) -> bool:
@@ -261,42 +310,26 @@ def _mismatch(writer: AvroType, reader: AvroType, path: str) -> SchemaMismatchEr
     return SchemaMismatchError(f"{where}{shown} was written, and cannot be read as {what}", remedy=_REMEDY)
 
 
-def _plan_record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _record(writer: AvroType, reader: AvroType, path: str) -> Convert:
     if not _is_alike(writer, reader):
         raise _mismatch(writer, reader, path)
-    assert isinstance(kind, pa.StructType)
     written = {field.name: field for field in writer.fields}
-    fields = [field for field in reader.fields if field.type.has_column]
-    # Those of a union would be named otherwise.
-    assert [name for name, _ in members(reader, path)] == [field.name for field in fields]
-    builds = [
-        _plan_field(written, field, child.type, f"{path}.{field.name}" if path else field.name)
-        for field, child in zip(fields, kind)
-    ]
-    required = required_fields(written, reader)
+    defaults: dict[str, Any] = {}
+    steps: list[tuple[str, str, Convert]] = []
+    for field in reader.fields:
+        if field.type.has_column:
+            own, inner = written_field(written, field), f"{path}.{field.name}".removeprefix(".")
+            if own is None:
+                defaults[field.name] = default_of(field, inner)
+            else:
+                steps.append((field.name, own.name, resolution(own.type, field.type, inner)))
 
-    def build(values: Sequence[Any]) -> Column:
-        for name in required:
-            if any(value is not None and value[name] is None for value in values):
-                raise ValueError(f"{path}.{name} is null, and its type has no null".removeprefix("."))
-        return _struct([one(values) for one in builds], kind, values)
+    def convert(value: dict[str, Any]) -> dict[str, Any]:
+        found = {name: one(value[own]) for name, own, one in steps}
+        found.update(defaults)
+        return found
 
-    return build
-
-
-def _plan_field(written: dict[str, AvroField], field: AvroField, kind: pa.DataType, path: str) -> Build:
-    """How a field of the reader is made of whole records."""
-    own = written_field(written, field)
-    if own is None:
-        return default_of(field, kind, path)
-    build, get = plan(own.type, field.type, kind, path), itemgetter(own.name)
-
-    def of_records(values: Sequence[Any]) -> Column:
-        if None in values:
-            return build([None if value is None else get(value) for value in values])
-        return build(list(map(get, values)))
-
-    return of_records
+    return convert
 
 
 def written_field(written: Mapping[str, AvroField], field: AvroField) -> AvroField | None:
@@ -304,84 +337,34 @@ def written_field(written: Mapping[str, AvroField], field: AvroField) -> AvroFie
     return next((written[name] for name in (field.name, *field.aliases) if name in written), None)
 
 
-def required_fields(written: Mapping[str, AvroField], reader: AvroType) -> list[str]:
-    """The names of what was written as null, perhaps, and must not be."""
-    pairs = [(written_field(written, field), field) for field in reader.fields]
-    return [own.name for own, field in pairs if own and own.type.is_nullable and not field.type.is_nullable]
-
-
-def _nulls(count: int, kind: Any) -> Column:
-    found: Column = pa.nulls(count, kind)
-    return found
-
-
-def _struct(children: list[Column], kind: pa.StructType, values: Sequence[Any]) -> Column:
-    mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
-
-
-def _plan_array(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _array(writer: AvroType, reader: AvroType, path: str) -> Convert:
     if writer.kind != "array":
         raise _mismatch(writer, reader, path)
-    assert isinstance(kind, pa.ListType)
-    items = _plan_items(writer, reader, kind.value_type, f"{path}[]")
-
-    def build(values: Sequence[Any]) -> Column:
-        flat = [item for value in values if value is not None for item in value]
-        offsets: Any = list_offsets(values)
-        return pa.ListArray.from_arrays(offsets, items(flat), type=kind)
-
-    return build
+    item = resolution(writer.parts[0], reader.parts[0], f"{path}[]")
+    return lambda value: list(map(item, value))
 
 
-def _plan_map(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _map(writer: AvroType, reader: AvroType, path: str) -> Convert:
     if writer.kind != "map":
         raise _mismatch(writer, reader, path)
-    assert isinstance(kind, pa.MapType)
-    items = _plan_items(writer, reader, kind.item_type, f"{path}{{}}")
+    item = resolution(writer.parts[0], reader.parts[0], f"{path}{{}}")
 
-    def build(values: Sequence[Any]) -> Column:
-        pairs = [pair for value in values if value is not None for pair in value.items()]
-        keys, held = pa.array([key for key, _ in pairs], pa.string()), items([item for _, item in pairs])
-        offsets: Any = list_offsets(values)
-        made: Column = pa.MapArray.from_arrays(offsets, keys, held)
-        return made if made.type == kind else made.cast(kind)
+    def convert(pairs: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+        found = [(pair["key"], item(pair["value"])) for pair in pairs]
+        if len({key for key, _ in found}) < len(found):
+            raise ValueError(f"{path}: a key of the map is there twice")
+        return found
 
-    return build
+    return convert
 
 
-def _plan_items(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
-    own, wanted = writer.parts[0], reader.parts[0]
-    build = plan(own, wanted, kind, path)
-    if not own.is_nullable or wanted.is_nullable:
-        return build
-
-    def checked(values: Sequence[Any]) -> Column:
-        if None in values:
-            raise ValueError(f"{path} is null, and its type has no null")
-        return build(values)
-
-    return checked
-
-
-def enum_texts(writer: AvroType, reader: AvroType, path: str) -> list[str | None]:
-    """What the reader makes of each symbol of the writer; ``None`` of one that it does not know.
-
-    Raises:
-        SchemaMismatchError: they are not the same enum.
-    """
+def _enum(writer: AvroType, reader: AvroType, path: str) -> Convert:
     if not _is_alike(writer, reader):
         raise _mismatch(writer, reader, path)
     known = set(reader.symbols)
-    return [symbol if symbol in known else reader.default for symbol in writer.symbols]
+    texts = [symbol if symbol in known else reader.default for symbol in writer.symbols]
 
-
-def _plan_enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
-    texts = enum_texts(writer, reader, path)
-
-    def text(place: int | None) -> str | None:
-        if place is None:
-            return None
+    def convert(place: int) -> str:
         if not 0 <= place < len(texts):
             raise ValueError(f"{path}: {writer} has no symbol {place}")
         found = texts[place]
@@ -389,59 +372,62 @@ def _plan_enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str)
             raise ValueError(f"{path}: the reader's {reader} has no {writer.symbols[place]!r}, and no default")
         return found
 
-    return lambda values: pa.array(list(map(text, values)), kind)
+    return convert
 
 
-def _plan_scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _scalar(writer: AvroType, reader: AvroType, path: str) -> Convert:
     is_logical = bool(writer.logical and reader.logical)
     if is_logical and writer.logical.rpartition("-")[0] != reader.logical.rpartition("-")[0]:
         raise _mismatch(writer, reader, path)
     if reader.logical == "decimal":
-        return _plan_decimal(writer, reader, kind, path)
+        return _decimal(writer, reader, path)
     is_uuid = is_logical and reader.logical == "uuid"
     if reader.kind == "fixed" and not is_uuid and (not _is_alike(writer, reader) or writer.size != reader.size):
         raise _mismatch(writer, reader, path)
     if not is_uuid and writer.kind != reader.kind and reader.kind not in _PROMOTIONS.get(writer.kind, ()):
         raise _mismatch(writer, reader, path)
-    if reader.unit:
-        return _plan_moment(writer, reader, kind, path)
-    if is_logical and writer.logical != reader.logical:
+    if is_logical and not reader.unit and writer.logical != reader.logical:
         # Milliseconds of a day and microseconds of one.
         raise _mismatch(writer, reader, path)
-    if reader.logical == "date":
-        return lambda values: _checked(pa.array(values, pa.int32()), *DAYS, path).cast(kind)
-    if reader.logical == "duration":
-        return lambda values: _durations(values, kind)
-    convert = _conversion(writer, reader, path)
-    if convert is None:
-        return lambda values: _array(values, kind, path)
-    return lambda values: _array([None if value is None else convert(value) for value in values], kind, path)
+    return _plain(writer, reader, path)
 
 
-def _conversion(writer: AvroType, reader: AvroType, path: str) -> Callable[[Any], Any] | None:
-    """From what was decoded to what the column takes; ``None`` if nothing is to be done."""
-    if writer.kind == "boolean":
-        return _boolean
-    if reader.logical == "uuid" and writer.kind == "fixed" and writer.size == UUID_BYTES:
-        return lambda value: str(uuid.UUID(bytes=value))
-    if reader.kind in ("float", "double") and writer.kind in ("int", "long"):
-        return _exactly(reader.kind, path)
-    if writer.kind == "bytes" and reader.kind == "string":
-        return bytes.decode
-    return str.encode if writer.kind == "string" and reader.kind == "bytes" else None
-
-
-def _exactly(kind: str, path: str) -> Callable[[int], float]:
-    """From a whole number to the same as a floating point number."""
-    nearest: Callable[[int], Any] = float if kind == "double" else np.float32
-
-    def convert(value: int) -> float:
-        found = float(nearest(value))
-        if int(found) != value:
-            raise ValueError(f"{path} is not a whole number that a {kind} can hold exactly")
-        return found
-
+def _plain(writer: AvroType, reader: AvroType, path: str) -> Convert:
+    """The conversion between two types of which the one can be read as the other."""
+    convert: Convert = _same
+    if reader.unit:
+        convert = partial(_moment, writer.unit or reader.unit, path)
+    elif reader.logical == "date":
+        convert = partial(_checked, *DAYS, f"{path} is not in the years 1 to 9999")
+    elif reader.logical == "duration":
+        convert = _duration
+    elif writer.kind == "boolean":
+        convert = _boolean
+    elif reader.logical == "uuid" and writer.kind == "fixed" and writer.size == UUID_BYTES:
+        convert = _uuid
+    elif reader.kind in ("float", "double") and writer.kind in ("int", "long"):
+        convert = partial(_exactly, reader.kind, path)
+    elif writer.kind == "int":
+        convert = partial(_checked, *INTS, f"{path} is no int, which has 32 bits")
+    elif writer.kind == "bytes" and reader.kind == "string":
+        convert = bytes.decode
+    elif writer.kind == "string" and reader.kind == "bytes":
+        convert = str.encode
     return convert
+
+
+def _checked(first: int, last: int, why: str, value: int) -> int:
+    if not first <= value <= last:
+        raise ValueError(why)
+    return value
+
+
+def _exactly(kind: str, path: str, value: int) -> float:
+    """From a whole number to the same as a floating point number."""
+    found = float(value) if kind == "double" else float(np.float32(value))
+    if int(found) != value:
+        raise ValueError(f"{path} is not a whole number that a {kind} can hold exactly")
+    return found
 
 
 def _boolean(value: bytes) -> bool:
@@ -450,95 +436,68 @@ def _boolean(value: bytes) -> bool:
     return _BOOLEANS[value]
 
 
-def _array(values: Sequence[Any], kind: pa.DataType, path: str) -> Column:
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowInvalid, OverflowError) as error:
-        raise ValueError(f"{path}: {reason(error)}") from error
+def _moment(unit: str, path: str, value: int) -> int:
+    """A moment in microseconds; Spark has no more."""
+    found = value // 1000 if unit == "nanos" else value * {"millis": 1000, "micros": 1}[unit]
+    return _checked(*MICROSECONDS, f"{path} is not in the years 1 to 9999", found)
 
 
-def _plan_moment(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
-    """Moments, in the unit in which they were written."""
-    unit = writer.unit or reader.unit
-
-    def build(values: Sequence[Any]) -> Column:
-        if unit == "nanos":
-            # Spark has no more than microseconds.
-            values = [None if value is None else value // _NANOSECONDS for value in values]
-        factor = _PER_MICROSECOND.get(unit, 1)
-        column: Column = pa.array(values, pa.int64())
-        _checked(column, MICROSECONDS[0] // factor, MICROSECONDS[1] // factor, path)
-        return (column if factor == 1 else pc.multiply(column, factor)).cast(kind)
-
-    return build
+def _uuid(value: bytes) -> str:
+    return str(uuid.UUID(bytes=value))
 
 
-def _checked(column: Column, first: int, last: int, path: str) -> Column:
-    found: Any = pc.min_max(column).as_py()
-    if found["min"] is not None and not first <= found["min"] <= found["max"] <= last:
-        raise ValueError(f"{path} is not in the years 1 to 9999")
-    return column
+def _duration(value: bytes) -> dict[str, int]:
+    return dict(zip(("months", "days", "milliseconds"), _DURATION.unpack(value)))
 
 
-def _plan_decimal(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def _decimal(writer: AvroType, reader: AvroType, path: str) -> Convert:
     scale = writer.scale if writer.logical else reader.scale
     is_written = writer.kind in ("bytes", "fixed") if writer.logical else _is_alike(writer, reader)
     if not is_written or scale > reader.scale or (not writer.logical and writer.size != reader.size):
         raise _mismatch(writer, reader, path)
-    factor, limit = int(10 ** (reader.scale - scale)), int(10**reader.precision)
+    limit = int(10 ** (reader.precision - reader.scale + scale))
 
-    def unscaled(value: bytes) -> bytes:
-        number: int = int.from_bytes(value, "big", signed=True) * factor
+    def convert(value: bytes) -> Decimal:
+        number = int.from_bytes(value, "big", signed=True)
         if not value or abs(number) >= limit:
             raise ValueError(f"{path} is no number of {reader.precision} digits")
-        return number.to_bytes(16, "little", signed=True)
+        return Decimal(number).scaleb(-scale, context=_EXACT)
 
-    def build(values: Sequence[Any]) -> Column:
-        numbers = b"".join(bytes(16) if value is None else unscaled(value) for value in values)
-        valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
-        return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(numbers)])
-
-    return build
+    return convert
 
 
-def _durations(values: Sequence[Any], kind: pa.DataType) -> Column:
-    assert isinstance(kind, pa.StructType)
-    numbers = np.frombuffer(b"".join(bytes(12) if value is None else value for value in values), "<u4").reshape(-1, 3)
-    return _struct([pa.array(numbers[:, part].astype(np.int64)) for part in range(3)], kind, values)
-
-
-def default_of(field: AvroField, kind: pa.DataType, path: str) -> Build:
-    """How a column is made of the default of a field that was not written; ``None`` among the values is null.
+def default_of(field: AvroField, path: str) -> Any:
+    """The value of the column for a field that was not written.
 
     Raises:
-        SchemaMismatchError: it has none, or none of its type.
+        SchemaMismatchError: it has no default, or none of its type.
     """
     if field.default is None:
         raise SchemaMismatchError(f"{path} was not written, and has no default", remedy=_REMEDY)
     try:
-        one = plan(field.type, field.type, kind, path)([_default(field.type, json.loads(field.default))])
-    except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as error:
+        value = _default(field.type, json.loads(field.default), WeightBudget("Avro"))
+        return resolution(field.type, field.type, path)(value)
+    except (ValueError, TypeError, KeyError) as error:
         raise SchemaMismatchError(f"{path}: its default {field.default} is none of its type", remedy=_REMEDY) from error
 
-    def build(values: Sequence[Any]) -> Column:
-        return one.take(pa.array([None if value is None else 0 for value in values], pa.int64()))
 
-    return build
-
-
-def _default(kind: AvroType, default: Any) -> Any:
-    """A default out of JSON, as it would have been decoded."""
-    made: Any = default
+def _default(kind: AvroType, default: Any, budget: WeightBudget) -> Any:
+    """A default out of JSON, as it would have been decoded; each record in it may have defaults of its own."""
+    budget.spend(1)
     if kind.kind == "union":
-        made = _default_of_union(kind, default)
-    elif kind.kind == "record":
+        return _default_of_union(kind, default, budget)
+    if not isinstance(default, _DEFAULTS[kind.kind]) or isinstance(default, bool) != (kind.kind == "boolean"):
+        raise ValueError("it is of another type")
+    made: Any = default
+    if kind.kind == "record":
+        budget.spend(sum(len(field.default or "") for field in kind.fields))
         own = {field.name: json.loads(field.default) for field in kind.fields if field.default is not None}
         given = {**own, **default}
-        made = {field.name: _default(field.type, given[field.name]) for field in kind.fields}
+        made = {field.name: _default(field.type, given[field.name], budget) for field in kind.fields}
     elif kind.kind == "array":
-        made = [_default(kind.parts[0], item) for item in default]
+        made = [_default(kind.parts[0], item, budget) for item in default]
     elif kind.kind == "map":
-        made = {key: _default(kind.parts[0], item) for key, item in default.items()}
+        made = [{"key": key, "value": _default(kind.parts[0], item, budget)} for key, item in default.items()]
     elif kind.kind == "boolean":
         made = bytes([default])
     elif kind.kind in ("bytes", "fixed"):
@@ -550,36 +509,18 @@ def _default(kind: AvroType, default: Any) -> Any:
     return made
 
 
-def _default_of_union(kind: AvroType, default: Any) -> Any:
+def _default_of_union(kind: AvroType, default: Any, budget: WeightBudget) -> Any:
     """The value of the first branch that takes it, which in older versions of Avro has to be the first one."""
-    if default is None and kind.is_nullable:
-        return None
     for place, part in enumerate(kind.parts):
-        if part.kind == "null" or not _takes(part, default):
-            continue
-        value = _default(part, default)
-        return value if len(kind.branches) == 1 else {_branch(place): value}
+        with suppress(ValueError, KeyError):
+            value = _default(part, default, budget)
+            return value if part.kind == "null" or len(kind.branches) == 1 else {_branch(place): value}
     raise ValueError("no branch takes it")
 
 
-def _takes(kind: AvroType, default: Any) -> bool:
-    """Whether a default may be one of this type."""
-    if kind.kind in ("record", "map"):
-        return isinstance(default, dict)
-    if kind.kind == "array":
-        return isinstance(default, list)
-    if kind.kind == "boolean" or isinstance(default, bool):
-        return kind.kind == "boolean" and isinstance(default, bool)
-    if kind.kind in ("int", "long"):
-        return isinstance(default, int)
-    if kind.kind in ("float", "double"):
-        return isinstance(default, (int, float))
-    return isinstance(default, str) and (kind.kind != "enum" or default in kind.symbols)
-
-
-_PLANS: dict[str, Callable[[AvroType, AvroType, pa.DataType, str], Build]] = {
-    "record": _plan_record,
-    "array": _plan_array,
-    "map": _plan_map,
-    "enum": _plan_enum,
+_KINDS: dict[str, Callable[[AvroType, AvroType, str], Convert]] = {
+    "record": _record,
+    "array": _array,
+    "map": _map,
+    "enum": _enum,
 }

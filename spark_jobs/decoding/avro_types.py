@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jobs.decoding.ddl import TypeBudget, check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.ddl import (
+    LONGEST_COLUMN_NAME,
+    TYPE_WEIGHT,
+    check_distinct,
+    check_weight,
+    column_ddl,
+    struct_ddl,
+)
 from spark_jobs.decoding.decoders import UNNAMED
 from spark_jobs.decoding.extras import imported
+from spark_jobs.decoding.schema_cache import kept_by_size
+from spark_jobs.decoding.schema_decoder import parts_of_document, schema_document, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
-from spark_jobs.decoding.schema_source import schema_document, schema_use
 from stream_consumers.errors import SchemaMismatchError
 
 MOST_DIGITS = 38
@@ -63,7 +70,7 @@ class AvroField:
 
 @dataclass(frozen=True, slots=True)
 class AvroType:
-    """A type, with everything that it is made of.
+    """A type, with everything that it is made of; one that is referred to several times is there once.
 
     Args:
         kind: as Avro calls it.
@@ -77,6 +84,9 @@ class AvroType:
         fields: of a record.
         parts: branches of a union; items of an array; values of a map.
         aliases: full names that a writer may use.
+        weight: see :func:`spark_jobs.decoding.ddl.check_weight`.
+        depth: how many types are within each other, with this one.
+        has_column: whether there is anything to keep of it: null alone, and records without fields, are nothing.
     """
 
     kind: str
@@ -90,6 +100,19 @@ class AvroType:
     fields: tuple[AvroField, ...] = ()
     parts: tuple[AvroType, ...] = ()
     aliases: tuple[str, ...] = ()
+    weight: int = field(init=False, repr=False)
+    depth: int = field(init=False, repr=False)
+    has_column: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        within = (*self.parts, *(one.type for one in self.fields))
+        written = _length((self.name, *self.symbols, *self.aliases))
+        written += sum(_length((one.name, *one.aliases, one.default or "")) for one in self.fields)
+        is_group = self.kind in ("record", "union")
+        has_column = any(one.has_column for one in within) if is_group else self.kind != "null"
+        object.__setattr__(self, "weight", TYPE_WEIGHT + written + sum(one.weight for one in within))
+        object.__setattr__(self, "depth", 1 + max((one.depth for one in within), default=0))
+        object.__setattr__(self, "has_column", has_column)
 
     @property
     def short_name(self) -> str:
@@ -108,13 +131,6 @@ class AvroType:
         return tuple(part for part in parts if part.kind != "null")
 
     @property
-    def has_column(self) -> bool:
-        """Whether there is anything to keep of it: null alone, and records without fields, are nothing."""
-        return any(
-            branch.kind != "record" or any(field.type.has_column for field in branch.fields) for branch in self.branches
-        )
-
-    @property
     def unit(self) -> str:
         """Of a moment: millis, micros or nanos; empty for anything else."""
         head, _, unit = self.logical.rpartition("-")
@@ -127,12 +143,16 @@ class AvroType:
         return f"{shown} {self.name}" if self.name else shown
 
 
-@lru_cache(maxsize=64)
+def _length(texts: Iterable[str]) -> int:
+    return sum(len(text) + 1 for text in texts)
+
+
+@kept_by_size(lambda tree: 0)
 def parse_avro(stored: StoredSchema) -> AvroType:
     """The tree of a schema.
 
     Raises:
-        SchemaMismatchError: it is no Avro schema, or contains itself.
+        SchemaMismatchError: it is no Avro schema, contains itself, or is too large.
     """
     if stored.kind != "AVRO":
         raise SchemaMismatchError(
@@ -143,8 +163,21 @@ def parse_avro(stored: StoredSchema) -> AvroType:
     with schema_use("Avro"):
         for name, reference in stored.references:
             if name not in named:
-                fastavro.parse_schema(schema_document(reference.text), named)
-        return _Tree(named).node(fastavro.parse_schema(schema_document(stored.text), named), ())
+                fastavro.parse_schema(_document(reference.text), named)
+        return _Tree(named).node(fastavro.parse_schema(_document(stored.text), named), ())
+
+
+def _document(text: str) -> Any:
+    """The document of a schema; a name counts for each type in its namespace, so that a long one is refused."""
+    document = schema_document(text)
+    level = [document]
+    while level:
+        for one in level:
+            names = (one.get("name"), one.get("namespace")) if isinstance(one, dict) else ()
+            if any(isinstance(name, str) and len(name) > LONGEST_COLUMN_NAME for name in names):
+                raise ValueError(f"a name is longer than {LONGEST_COLUMN_NAME} characters")
+        level = parts_of_document(level)
+    return document
 
 
 class _Tree:
@@ -152,15 +185,22 @@ class _Tree:
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
-        self._budget = TypeBudget("Avro")
+        self._made: dict[str, AvroType] = {}
 
     def node(self, schema: Any, above: tuple[str, ...]) -> AvroType:
-        with self._budget:
-            if isinstance(schema, str):
-                return self.node(self._named[schema], above) if schema in self._named else AvroType(schema)
-            if isinstance(schema, dict) and schema["type"] not in _DEFINING:
-                return self.node(schema["type"], above)
-            return self._defined(schema, above)
+        if isinstance(schema, str):
+            if schema not in self._made:
+                named = self._named.get(schema)
+                self._made[schema] = AvroType(schema) if named is None else self.node(named, above)
+            found = self._made[schema]
+        elif isinstance(schema, dict) and schema["type"] not in _DEFINING:
+            found = self.node(schema["type"], above)
+        else:
+            found = self._defined(schema, above)
+            if found.name:
+                self._made[found.name] = found
+        check_weight("Avro", found.weight, found.depth)
+        return found
 
     def _defined(self, schema: Any, above: tuple[str, ...]) -> AvroType:
         if isinstance(schema, list):

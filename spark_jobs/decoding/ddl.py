@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from stream_consumers.errors import SchemaMismatchError
 
-MOST_TYPES = 10_000
+MOST_WEIGHT = 1 << 20
+"""What a schema may weigh, with each type as often as it is referred to: in characters of what is written in it."""
+TYPE_WEIGHT = 100
+"""What each type weighs besides what is written in it."""
 DEEPEST_TYPES = 100
 LONGEST_COLUMN_NAME = 1000
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -115,32 +118,52 @@ def first_twice(names: Iterable[str]) -> str | None:
     return None
 
 
-class TypeBudget:
-    """Limits the types that columns are made of, and how deep they nest: a short schema can name types without end.
+def check_weight(form: str, weight: int, depth: int) -> None:
+    """Refuse a schema that takes too much: a short one can refer to types without end.
 
-    It is entered for each type, around the types within.
+    Args:
+        form: of the schema, for errors.
+        weight: of all of its types, each as often as it is referred to; at most :data:`MOST_WEIGHT`.
+        depth: how many of them are within each other; at most :data:`DEEPEST_TYPES`.
+
+    Raises:
+        SchemaMismatchError: it takes too much.
+    """
+    if weight > MOST_WEIGHT or depth > DEEPEST_TYPES:
+        raise SchemaMismatchError(
+            f"the {form} schema has more than {MOST_WEIGHT // TYPE_WEIGHT} types, more than {MOST_WEIGHT} characters "
+            f"with each type as often as it is referred to, or more than {DEEPEST_TYPES} types within each other",
+            remedy="Give a smaller one: a schema to read with need not have all fields.",
+        )
+
+
+class WeightBudget:
+    """Counts what a schema weighs while it is read; it is entered for each type, around the types within.
 
     Args:
         form: of the schema, for errors.
 
     Raises:
-        SchemaMismatchError: when it is entered, if there are more than :data:`MOST_TYPES`, or more than
-            :data:`DEEPEST_TYPES` within each other.
+        SchemaMismatchError: when it is entered, see :func:`check_weight`.
     """
 
     def __init__(self, form: str) -> None:
         self._form = form
-        self._count = 0
+        self._weight = 0
         self._depth = 0
 
+    def spend(self, weight: int) -> None:
+        """Count what is read besides types.
+
+        Raises:
+            SchemaMismatchError: see :func:`check_weight`.
+        """
+        self._weight += weight
+        check_weight(self._form, self._weight, self._depth)
+
     def __enter__(self) -> None:
-        self._count += 1
         self._depth += 1
-        if self._count > MOST_TYPES or self._depth > DEEPEST_TYPES:
-            raise SchemaMismatchError(
-                f"the {self._form} schema is made of more than {MOST_TYPES} types, or nests more than {DEEPEST_TYPES}",
-                remedy="Give a smaller one: a schema to read with need not have all fields.",
-            )
+        self.spend(TYPE_WEIGHT)
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 import pyarrow as pa
 
 from spark_jobs.decoding.json_types import Column
+from spark_jobs.decoding.rows import decode_texts
 
 RESCUED = "_rescued"
 """The column, of text, for a JSON object of what has no column of its own."""
@@ -22,10 +23,17 @@ UNNAMED = "payload"
 
 @dataclass(frozen=True, slots=True)
 class DecodedColumns:
-    """Columns of the decoded payloads, and per row why it could not be decoded (null: it could)."""
+    """Columns of the decoded payloads.
+
+    Args:
+        columns: those of the decoder.
+        errors: per row why it could not be decoded; null where it could.
+        undeclared: per row a JSON object of the fields that the schema does not name; ``None`` if no row has any.
+    """
 
     columns: Sequence[Column]
     errors: Column
+    undeclared: Column | None = None
 
 
 class Decoder(Protocol):
@@ -81,20 +89,6 @@ class StoredDecoder(Decoder, Protocol):
                 soon.
         """
         ...
-
-
-@runtime_checkable
-class RescuingDecoder(Decoder, Protocol):
-    """A decoder that leaves fields out which nobody has declared, and can keep them in the column ``_rescued``."""
-
-    def rescuing(self) -> Decoder:
-        """The same with that column."""
-        ...
-
-
-def rescuing(decoder: Decoder) -> Decoder:
-    """The decoder that keeps what nobody has declared, if it is one of those that leave something out."""
-    return decoder.rescuing() if isinstance(decoder, RescuingDecoder) else decoder
 
 
 def is_resolved(decoder: Decoder) -> bool:
@@ -168,20 +162,7 @@ class Text:
 
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
-        try:
-            return DecodedColumns([payloads.cast(pa.string())], pa.nulls(len(payloads), pa.string()))
-        except pa.ArrowInvalid:
-            pass
-        texts: list[str | None] = []
-        errors: list[str | None] = []
-        for payload in payloads.to_pylist():
-            try:
-                texts.append(None if payload is None else payload.decode())
-                errors.append(None)
-            except UnicodeDecodeError as error:
-                texts.append(None)
-                errors.append(f"not UTF-8: {error.reason} at byte {error.start}")
-        return DecodedColumns([pa.array(texts, pa.string())], pa.array(errors, pa.string()))
+        return DecodedColumns(*decode_texts(payloads))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.memory import limited_memory
+from spark_jobs.decoding.limits import limited_memory
 
 # Imported before the first request comes; the pickled decoder would import them.
 _IMPORTED_EARLY = ("spark_jobs.reading.blocks", "spark_jobs.decoding.json_decoder")

@@ -1,6 +1,6 @@
-"""Decoding in a process of its own, which a payload may crash without ending the process that reads or writes.
+"""Decoding that no payload can stop: a block for which the decoder crashes or raises is halved down to single messages.
 
-A block whose decoding crashes is halved, and each half is decoded by a new process, until single messages are found.
+A process of its own decodes, so that a crash does not end the process that reads or writes.
 The protocol between the two processes is in :mod:`spark_jobs.decoding.isolated_process`.
 """
 
@@ -15,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -22,11 +24,11 @@ from pyspark import cloudpickle
 
 from spark_jobs.decoding import isolated_process
 from spark_jobs.decoding.isolated_process import OUT_OF_MEMORY, Reply, Request, receive, send, to_block, to_bytes
-from spark_jobs.decoding.memory import allowance, limited_memory
-from stream_consumers.errors import DecoderCrashedError
+from spark_jobs.decoding.limits import allowance, limited_memory
+from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
 MOST_CRASHES = 20
-"""Messages of a batch, or of a split that an executor reads, that may crash the decoder before it counts as broken."""
+"""How many messages of a batch, or of an executor's split, the decoder may fail for before it counts as broken."""
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Decodes a block of messages; picklable."""
 Refuse: TypeAlias = Callable[[pa.RecordBatch, str], pa.RecordBatch]
@@ -47,11 +49,18 @@ class _CrashError(Exception):
         super().__init__(f"ended the process with {how}")
         self.code = code
 
-    def reason(self, block: pa.RecordBatch) -> str:
+    def failure(self, block: pa.RecordBatch) -> _Failure:
         """What decoding a block did."""
         if self.code == OUT_OF_MEMORY:
-            return f"needed more than {allowance(block.nbytes)} bytes of memory"
-        return str(self)
+            return _Failure(f"needed more than {allowance(block.nbytes)} bytes of memory")
+        return _Failure(str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A block that could not be decoded as a whole; the reason holds no text of an error, which may hold payloads."""
+
+    reason: str
 
 
 class _Process:
@@ -90,7 +99,7 @@ class _Process:
                     remedy="What the process wrote to the standard error says why. Nothing was written.",
                 ) from error
             if reply is Reply.RAISED:
-                return _raised(content)
+                raise _raised(content)
             self._decode = decode
         reply, content = self._ask(Request.BLOCK, to_bytes(block))
         return to_block(content) if reply is Reply.ROWS else _raised(content)
@@ -135,59 +144,97 @@ def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Re
     Args:
         blocks: of messages.
         decode: decodes a block.
-        refuse: makes the result for a message that crashes the process alone.
+        refuse: makes the result for a message that alone crashes the process, or for which ``decode`` raises.
 
     Raises:
-        DecoderCrashedError: more than :data:`MOST_CRASHES` messages do, or the decoder cannot be loaded.
-        Exception: whatever ``decode`` raises.
+        DecoderCrashedError: there are more than :data:`MOST_CRASHES` such messages, or the decoder cannot be loaded.
+        StreamAssetsError: what ``decode`` raises, like a schema registry that does not answer.
     """
     pickled: bytes = cloudpickle.dumps(decode)  # type: ignore[no-untyped-call]
+    return _halved(blocks, partial(_run, pickled), refuse)
+
+
+def decode_here(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
+    """Decode blocks in this process, a Python worker of Spark; it ends if that takes too much memory.
+
+    Spark fails the job then, as for any crash, and the messages are read once more by :func:`decode_isolated`, which
+    says what the arguments are, and what else is raised.
+    """
+    return _halved(blocks, partial(_run_here, decode), refuse)
+
+
+def _halved(
+    blocks: Iterable[pa.RecordBatch], run: Callable[[pa.RecordBatch], pa.RecordBatch | _Failure], refuse: Refuse
+) -> Iterator[pa.RecordBatch]:
     refused = 0
     for block in blocks:
         parts = [block]
         while parts:
             part = parts.pop()
-            found = _run(pickled, part)
-            if not isinstance(found, _CrashError):
+            found = run(part)
+            if not isinstance(found, _Failure):
                 yield found
                 continue
             if part.num_rows > 1:
-                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found.reason(part))
+                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found.reason)
                 half = part.num_rows // 2
                 parts += [part.slice(half), part.slice(0, half)]
                 continue
             refused += 1
             if refused > MOST_CRASHES or not part.num_rows:
                 raise DecoderCrashedError(
-                    f"the decoder crashes for more than {MOST_CRASHES} messages of a batch: it {found.reason(part)}",
+                    f"the decoder fails for more than {MOST_CRASHES} messages of a batch: it {found.reason}",
                     remedy="Correct the decoder; or take fewer messages a batch (max_records). Nothing was written.",
                 )
-            yield refuse(part, f"decoding this message {found.reason(part)}")
+            yield refuse(part, f"decoding this message {found.reason}")
 
 
-def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _CrashError:
-    found = _try(decode, part)
-    if isinstance(found, _CrashError) and part.num_rows == 1:
+def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
+    try:
+        return _try(decode, part)
+    except _CrashError as error:
+        if part.num_rows > 1:
+            return error.failure(part)
+    try:
         # The system may have ended the first process for another reason.
-        found = _try(decode, part)
-    return found
+        return _try(decode, part)
+    except _CrashError as error:
+        return error.failure(part)
 
 
-def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _CrashError:
+def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
     process = _take()
     try:
         found = process.run(decode, part)
-    except _CrashError as error:
-        found = error
+    except _CrashError:
+        _idle.append(process)
+        raise
     except BaseException:
         process.end()
         raise
     _idle.append(process)
-    if isinstance(found, _CrashError):
-        return found
-    if isinstance(found, Exception):
-        raise found
-    return found
+    return _failed(found) if isinstance(found, Exception) else found
+
+
+def _run_here(decode: Decode, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
+    try:
+        with limited_memory(part.nbytes):
+            return decode(part)
+    except MemoryError:
+        os._exit(1)
+    except Exception as error:  # noqa: BLE001 - a decoder may raise anything for a payload
+        return _failed(error)
+
+
+def _failed(error: Exception) -> _Failure:
+    """What a decoder did that raised.
+
+    Raises:
+        StreamAssetsError: the error, if it is not about a payload.
+    """
+    if isinstance(error, StreamAssetsError):
+        raise error
+    return _Failure(f"raised {type(error).__name__}")
 
 
 def _take() -> _Process:
@@ -199,18 +246,6 @@ def _take() -> _Process:
                 return process
             process.end()
     return _Process()
-
-
-def decode_here(decode: Decode, block: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode a block in this process, a Python worker of Spark; it ends if that takes too much memory.
-
-    Spark fails the job then, as for any crash, and the messages are read once more by :func:`decode_isolated`.
-    """
-    try:
-        with limited_memory(block.nbytes):
-            return decode(block)
-    except MemoryError:
-        os._exit(1)
 
 
 @atexit.register

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jobs.decoding.ddl import declared_types
-from spark_jobs.decoding.decoders import RESCUED, UNNAMED, DecodedColumns, Headers, Key
-from spark_jobs.decoding.json_decode import Careful, decode_json
-from spark_jobs.decoding.json_documents import decode_block, decode_values
-from spark_jobs.decoding.json_rescue import rescued
+from spark_jobs.decoding.decoders import RESCUED, UNNAMED, DecodedColumns, Decoder, Headers, Key
+from spark_jobs.decoding.json_documents import decode_json, decode_values
+from spark_jobs.decoding.json_rescue import Path, rescued
 from spark_jobs.decoding.json_types import Column, check_json_type
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_switch, choose_fields
+
+_UNDECLARED = "it has fields that nobody has declared"
 
 
 class JsonMode(str, enum.Enum):
@@ -43,8 +44,8 @@ class Json:
 
     A column gets the value that the message says, in each ``mode``: nothing is rounded or cut to fit, except that
     DOUBLE and FLOAT have the nearest number to one with a point or an exponent. The table is in docs/payloads.md.
-    ``lenient``, the default, takes into a STRING whatever is there, as it is written, and into a TIMESTAMP also names
-    of zones and whole numbers of seconds. ``strict`` takes only what is written as the type is.
+    ``lenient``, the default, takes into a STRING whatever is there, with numbers as they are written, and into a
+    TIMESTAMP also names of zones and whole numbers of seconds. ``strict`` takes only what is written as the type is.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY (of base64),
@@ -108,16 +109,73 @@ class Json:
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         self.check(schema)
-        if self.rescue and self.schema is not None:
-            declared = schema.remove(schema.get_field_index(RESCUED))
-            columns, errors = self._decoded(payloads, declared)
-            return DecodedColumns([*columns, rescued(payloads, declared)], errors)
-        return DecodedColumns(*self._decoded(payloads, schema))
+        if self.schema is None:
+            return DecodedColumns(*decode_values(payloads))
+        declared = self.declared(schema)
+        columns, errors = decode_json(payloads, declared, is_lenient=self.mode is JsonMode.LENIENT)
+        if not self.rescue:
+            return DecodedColumns(columns, errors)
+        found = rescued(payloads, declared)
+        return DecodedColumns([*columns, found.fields], pc.coalesce(errors, found.errors))
 
-    def _decoded(self, payloads: Column, schema: pa.Schema) -> tuple[list[Column], Column]:
-        by_fields: Careful = partial(decode_block, is_lenient=self.mode is JsonMode.LENIENT)
-        return decode_json(payloads, schema, decode_values if self.schema is None else by_fields)
+    def declared(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of ``schema`` that the DDL names."""
+        return schema.remove(schema.get_field_index(RESCUED)) if self.rescue else schema
 
-    def rescuing(self) -> Json:
-        """The same with ``rescue``; without a schema nothing is left out."""
-        return replace(self, rescue=True) if self.schema is not None else self
+
+def rescuing(decoder: Decoder) -> Decoder:
+    """The decoder with ``rescue``, if it is one that leaves fields out."""
+    return replace(decoder, rescue=True) if isinstance(decoder, Json) and decoder.schema is not None else decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Decodes JSON, and finds documents with fields that the schema does not name; they have an error, too.
+
+    Fields with nothing in them (null, empty objects and arrays) are left out: they have no type yet.
+
+    Args:
+        decoder: with a schema.
+        known: paths of fields that are to be left out, too, with what is in them.
+
+    Example:
+        >>> watching = Watching(Json("id BIGINT"))
+        >>> documents = pa.array([b'{"id": 1}', b'{"id": 2, "color": "red", "empty": {}}'])
+        >>> watching.decode(documents, pa.schema({"id": pa.int64()})).undeclared.to_pylist()
+        [None, '{"color": "red"}']
+    """
+
+    decoder: Json
+    known: frozenset[Path] = frozenset()
+
+    @property
+    def key(self) -> Key:
+        """See :class:`spark_jobs.decoding.decoders.Decoder`."""
+        return self.decoder.key
+
+    @property
+    def headers(self) -> Headers:
+        """See :class:`spark_jobs.decoding.decoders.Decoder`."""
+        return self.decoder.headers
+
+    def ddl(self) -> str:
+        """See :class:`spark_jobs.decoding.decoders.Decoder`."""
+        return self.decoder.ddl()
+
+    def check(self, schema: pa.Schema) -> None:
+        """See :class:`spark_jobs.decoding.decoders.Decoder`."""
+        self.decoder.check(schema)
+
+    def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
+        """See :class:`spark_jobs.decoding.decoders.Decoder`."""
+        decoded = self.decoder.decode(payloads, schema)
+        fields, twice = rescued(payloads, self.decoder.declared(schema), self.known)
+        # Until they have columns, such a document must not be written.
+        unwritten = pc.if_else(fields.is_valid(), pa.scalar(_UNDECLARED), pa.scalar(None, pa.string()))
+        undeclared = None if fields.null_count == len(fields) else fields
+        return DecodedColumns(decoded.columns, pc.coalesce(decoded.errors, twice, unwritten), undeclared)
+
+
+def watching(decoder: Decoder) -> Watching | None:
+    """The decoder that finds fields which are not declared; ``None`` if it leaves none out, or cannot tell."""
+    return Watching(decoder) if isinstance(decoder, Json) and decoder.schema is not None else None

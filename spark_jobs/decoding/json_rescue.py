@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
-import pyarrow.json as pj
 
-from spark_jobs.decoding.json_decode import BLOCK_ROWS, FAILURES, bounded, document_lines, parsed_schema
-from spark_jobs.decoding.json_types import Column, has_own_way, is_variant
-from spark_jobs.decoding.json_values import Constant, Number, scanner
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
+from spark_jobs.decoding.json_decode import blocks_of, has_only
+from spark_jobs.decoding.json_types import Column, is_parsed, is_variant
+from spark_jobs.decoding.json_values import Constant, Number, RepeatingObject, scanner
 
 Path: TypeAlias = "tuple[str, ...]"
 """The names of a field and of all around it."""
 IN_ARRAY, IN_MAP = "[]", "{}"
 """In a path, an item of an array, and a value of a map."""
+# What is deeper may be too deep to be read again.
+_MOST_LEVELS = 100
 _scan = scanner(parse_constant=Constant)
-_FAILED: tuple[type[Exception], ...] = (ValueError, RecursionError, StopIteration)
 
 
-def rescued(
-    payloads: Column,
-    schema: pa.Schema,
-    wanted: Callable[[Path, Any], bool] | None = None,
-    *,
-    constants: bool = False,
-) -> Column:
+class Rescued(NamedTuple):
+    """What documents have that no column was declared for.
+
+    Args:
+        fields: per document a JSON object; null if there is nothing.
+        errors: per document why it cannot be kept as it is written; null where it can.
+    """
+
+    fields: Column
+    errors: Column
+
+
+class _TwiceError(Exception):
+    """A field that no column was declared for is there more than once: an object would keep one of them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the field {name!r:.200}, for which there is no column, is there twice")
+
+
+def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> Rescued:
     """For each document an object of its fields that the schema does not name; null if there are none.
 
     Fields of objects within objects, arrays and maps are found, too, and stand at the same place. Numbers stay as they
@@ -36,42 +50,34 @@ def rescued(
     Args:
         payloads: the documents; a tombstone has no fields.
         schema: the columns that were declared.
-        wanted: whether to take such a field, by its path and its value; all of them by default.
-        constants: write NaN and infinity as they are, which is no JSON; as text by default.
+        known: leave out these fields, too, with what is in them, fields whose names are too long for a column, and
+            fields that hold nothing: null, empty objects and arrays. NaN and infinity stay as they are written then,
+            which is no JSON; by default they are text.
 
     Example:
         >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
         >>> documents = [b'{"id": 1, "shop": {"name": "a", "zip": 1.10}, "new": [1]}', b'{"id": 2, "new": null}']
-        >>> rescued(pa.array(documents), schema).to_pylist()
+        >>> rescued(pa.array(documents), schema).fields.to_pylist()
         ['{"shop": {"zip": 1.10}, "new": [1]}', None]
     """
     kind = pa.struct(list(schema))
-    # Arrow does not look into what is decoded in another way.
-    is_told = not any(has_own_way(field.type) for field in schema)
-    found: list[Column] = [pa.array([], pa.string())]
-    for start in range(0, len(payloads), BLOCK_ROWS):
-        for block in bounded(payloads.slice(start, BLOCK_ROWS)):
-            if is_told and _has_only(block, schema):
-                found.append(pa.nulls(len(block), pa.string()))
-            else:
-                left = [_rescued(document, kind, wanted, constants) for document in block.to_pylist()]
-                found.append(pa.array(left, pa.string()))
-    return pa.concat_arrays(found)
-
-
-def _has_only(block: Column, schema: pa.Schema) -> bool:
-    """Whether Arrow finds no other fields in any of the documents; where it finds out nothing, there may be some."""
-    try:
-        lines = document_lines(block, schema)
-        source: Any = pa.BufferReader(lines)
-        pj.read_json(
-            source,
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            parse_options=pj.ParseOptions(explicit_schema=parsed_schema(schema), unexpected_field_behavior="error"),
-        )
-    except FAILURES:
-        return False
-    return True
+    found: list[str | None] = []
+    errors: list[str | None] = []
+    for block in blocks_of(payloads):
+        # Arrow does not look into what it does not parse.
+        if is_parsed(schema) and has_only(block, schema):
+            found += [None] * len(block)
+            errors += [None] * len(block)
+            continue
+        for document in block.to_pylist():
+            error = fields = None
+            try:
+                fields = _rescued(document, kind, known)
+            except _TwiceError as twice:
+                error = str(twice)
+            found.append(fields)
+            errors.append(error)
+    return Rescued(pa.array(found, pa.string()), pa.array(errors, pa.string()))
 
 
 def united(first: str | None, second: str | None) -> str | None:
@@ -93,42 +99,69 @@ def _together(one: Any, other: Any) -> Any:
     return {**one, **{name: _together(one[name], value) if name in one else value for name, value in other.items()}}
 
 
-def _rescued(
-    document: bytes | None, kind: pa.DataType, wanted: Callable[[Path, Any], bool] | None, constants: bool
-) -> str | None:
+def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] | None) -> str | None:
     if document is None:
         return None
     try:
         value, _ = _scan(document.decode().strip(), 0)
-        left = _left(value, kind, (), wanted) if isinstance(value, dict) else None
-        return None if left is None else _written(left, constants)
-    except _FAILED:
+        left = _left(value, kind, (), known) if isinstance(value, dict) else None
+        return None if left is None else _written(left, known is not None)
+    except (ValueError, RecursionError, StopIteration):
         # Why it is none is for the decoder to say.
         return None
 
 
-def _left(value: Any, kind: pa.DataType, path: Path, wanted: Callable[[Path, Any], bool] | None) -> Any:
+def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | None) -> Any:
     """What of a value has no place in a type; ``None`` if all of it has one."""
     found: dict[str, Any] = {}
     if is_variant(kind):
         return None
     if isinstance(value, dict) and isinstance(kind, pa.StructType):
-        known = {field.name: field.type for field in kind}
+        declared = {field.name: field.type for field in kind}
+        repeated = value.repeated if isinstance(value, RepeatingObject) else frozenset[str]()
         for name, one in value.items():
             inner = (*path, name)
-            if name in known:
-                found[name] = _left(one, known[name], inner, wanted)
-            elif wanted is None or wanted(inner, one):
+            if name in declared:
+                found[name] = _left(one, declared[name], inner, known)
+            elif known is None or (
+                len(name) <= LONGEST_COLUMN_NAME and has_content(one) and not _is_within(inner, known)
+            ):
+                if name in repeated:
+                    raise _TwiceError(name)
                 found[name] = one
     elif isinstance(value, dict) and isinstance(kind, pa.MapType):
-        found = {name: _left(one, kind.item_type, (*path, IN_MAP), wanted) for name, one in value.items()}
+        found = {name: _left(one, kind.item_type, (*path, IN_MAP), known) for name, one in value.items()}
     elif isinstance(value, list) and isinstance(kind, pa.ListType):
-        parts = [_left(one, kind.value_type, (*path, IN_ARRAY), wanted) for one in value]
+        parts = [_left(one, kind.value_type, (*path, IN_ARRAY), known) for one in value]
         return parts if any(part is not None for part in parts) else None
     return {name: one for name, one in found.items() if one is not None} or None
 
 
+def _is_within(path: Path, known: Collection[Path]) -> bool:
+    return any(path[:length] in known for length in range(1, len(path) + 1))
+
+
+def has_content(value: Any) -> bool:
+    """Whether there is anything in a parsed value but null, and empty objects and arrays; not below 100 levels.
+
+    Example:
+        >>> has_content({"a": [None, {}]}), has_content({"a": [0]})
+        (False, True)
+    """
+    left = [(value, 0)]
+    while left:
+        one, level = left.pop()
+        if isinstance(one, (dict, list)):
+            parts = one.values() if isinstance(one, dict) else one
+            left.extend((part, level + 1) for part in parts if level < _MOST_LEVELS)
+        elif one is not None:
+            return True
+    return False
+
+
 def _written(value: Any, constants: bool = False) -> str:
+    if isinstance(value, RepeatingObject):
+        raise _TwiceError(min(value.repeated))
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{json.dumps(name)}: {_written(one, constants)}' for name, one in value.items())}}}"
     if isinstance(value, list):

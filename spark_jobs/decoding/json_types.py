@@ -79,6 +79,11 @@ def has_own_way(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.ListType) and has_own_way(kind.value_type)
 
 
+def is_parsed(schema: pa.Schema) -> bool:
+    """Whether Arrow parses all of these columns."""
+    return not any(has_own_way(field.type) for field in schema)
+
+
 def decoded_type(kind: pa.DataType) -> pa.DataType:
     """The type of a decoded column: text for a VARIANT, everything else as it is."""
     if not has_own_way(kind):

@@ -6,7 +6,6 @@ is wanted of a number is its own.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -14,7 +13,6 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from typing import Any, TypeAlias
@@ -41,15 +39,23 @@ _TOO_DEEP = f"nested deeper than the {MOST_NESTED} levels of a VARIANT"
 _MOST_DIGITS = 1000
 _MOST_NAME = 50_000
 _WIDEST_INTEGER = 20
-_SURELY_EXACT = 38
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 # The bits of whole numbers up to which each of them is a floating point number.
 _WHOLE_BITS = {32: 24, 64: 53}
 # From half a step above the largest FLOAT on, the nearest one is infinity.
 _NO_FLOAT = 2**128 - 2**103
-_LONG_NUMBER = re.compile(rf"[-+0-9.eE]{{{_MOST_DIGITS + 1}}}")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_EXPONENT = re.compile("[eE]")
+# Only the beginning of a number is tried, or the time for a number would grow with the square of its length.
+_LONG_NUMBER = re.compile(rf"(?<![-+0-9.eE])[-+0-9.eE]{{{_MOST_DIGITS + 1}}}")
+_TOO_LONG = f"longer than the {MOST_VARIANT_BYTES >> 20} MiB of a VARIANT"
+# As Arrow reads days and times.
+_ISO_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_ISO_LOCAL_MOMENT = re.compile(
+    rf"{_ISO_DAY.pattern}(?:[ T][0-9]{{2}}(?::[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?)?"
+)
+_ISO_MOMENT = re.compile(
+    rf"{_ISO_DAY.pattern}(?:[ T][0-9]{{2}}(?::[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?"
+    r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
+)
 _FIRST_INSTANT = datetime(1, 1, 1, tzinfo=timezone.utc)
 _LAST_INSTANT = datetime.max.replace(tzinfo=timezone.utc)
 _EXACT = Context(prec=80, traps=[Inexact, InvalidOperation])
@@ -79,12 +85,6 @@ class Constant(Number):
     __slots__ = ()
 
 
-class JsonText(str):
-    """An object or an array as it is written."""
-
-    __slots__ = ()
-
-
 class UnfitError(ValueError):
     """A value is not what the column wants; the text says what that is."""
 
@@ -102,48 +102,13 @@ def read_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
+    return RepeatingObject(pairs, _repeated(pairs))
+
+
+def _repeated(pairs: Sequence[tuple[str, Any]]) -> frozenset[str]:
+    """The keys that are there more than once."""
     counts = Counter(name for name, _ in pairs)
-    return RepeatingObject(pairs, frozenset(name for name, count in counts.items() if count > 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """How values become those of a type that has no parts.
-
-    Args:
-        kind: the type, one that :func:`spark_jobs.decoding.json_types.check_json_type` lets pass.
-        one: from a value that is not null; raises :class:`UnfitError`.
-        parsed: the type that the result of ``one`` has in Arrow, from which it is cast to ``kind``.
-        types: of the values that Arrow may take together.
-        together: from values of these types, and null, to the same as ``one`` gives for each of them; raises
-            ``ArrowInvalid`` or ``ValueError`` if one of them does not fit, or may not.
-    """
-
-    kind: pa.DataType
-    one: Callable[[Any], Any]
-    parsed: pa.DataType
-    types: frozenset[type]
-    together: Callable[[Sequence[Any]], Column]
-
-    def column(self, values: Sequence[Any], fail: Callable[[int, str], None]) -> Column:
-        """The values as a column.
-
-        Args:
-            values: parsed JSON.
-            fail: gets the place of what does not fit, which becomes null, what it should have been, and what it is.
-        """
-        if self.types.issuperset(map(type, values)):
-            with suppress(pa.ArrowInvalid, ValueError):
-                return self.together(values)
-        found: list[Any] = []
-        for place, value in enumerate(values):
-            try:
-                found.append(None if value is None else self.one(value))
-            except UnfitError as error:
-                found.append(None)
-                fail(place, f"{error}; found {kind_of(value)}")
-        column: Column = pa.array(found, self.parsed)
-        return column if self.parsed == self.kind else column.cast(self.kind)
+    return frozenset(name for name, count in counts.items() if count > 1)
 
 
 def kind_of(value: Any) -> str:
@@ -162,45 +127,27 @@ _KINDS: tuple[tuple[type, str], ...] = (
 )
 
 
-def conversion(kind: pa.DataType, *, is_lenient: bool) -> Conversion:
-    """How values become those of a type that has no parts.
+def leaf_conversion(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
+    """The function from a parsed value to the one of a type that has no parts; it raises :class:`UnfitError`.
 
     Args:
-        kind: the type.
-        is_lenient: take text for a STRING whatever it is written as, and times as more than Arrow reads.
+        kind: the type, one that :func:`spark_jobs.decoding.json_types.check_json_type` lets pass.
+        is_lenient: take text for a STRING whatever it is written as, and times as more than ISO 8601.
     """
-
-    def cast(values: Sequence[Any]) -> Column:
-        return pa.array(values, pa.string()).cast(kind)
-
-    def take(values: Sequence[Any]) -> Column:
-        return pa.array(values, kind)
-
-    one: Callable[[Any], Any]
-    together: Callable[[Sequence[Any]], Column] = cast
-    parsed = kind
-    types: set[type] = {str}
+    convert: Callable[[Any], Any] = _text if is_lenient else _only_text
     if pa.types.is_integer(kind):
-        one, types = _integer(kind.bit_width), {Integer}
+        convert = _integer(kind.bit_width)
     elif pa.types.is_floating(kind):
-        # Arrow goes from text to FLOAT directly, and so rounds once.
-        one, types, parsed = _float(kind.bit_width), {Integer, Float}, pa.string()
-        together = lambda values: _checked(cast(values), are_surely_exact)  # noqa: E731
+        convert = _float(kind.bit_width)
     elif isinstance(kind, pa.Decimal128Type):
-        one, types = _decimal(kind.precision, kind.scale), {Integer, Float}
-        together = functools.partial(_decimals, kind=kind)
+        convert = _decimal(kind.precision, kind.scale)
     elif pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        one = _time(kind, is_lenient=is_lenient)
-        together = lambda values: _checked(_parsed_times(values, kind), are_in_range)  # noqa: E731
+        convert = _time(kind, is_lenient=is_lenient)
     elif pa.types.is_boolean(kind):
-        one, types, together = _boolean, {bool}, take
+        convert = _boolean
     elif pa.types.is_binary(kind):
-        one, together = _binary, lambda values: pa.array([v if v is None else read_base64(v) for v in values], kind)
-    else:
-        one, together = _text if is_lenient else _only_text, take
-        if is_lenient:
-            types = {str, Integer, Float, Constant, JsonText}
-    return Conversion(kind, one, parsed, frozenset({*types, type(None)}), together)
+        convert = _binary
+    return convert
 
 
 def _integer(bits: int) -> Callable[[Any], Any]:
@@ -217,15 +164,17 @@ def _integer(bits: int) -> Callable[[Any], Any]:
 
 
 def _float(bits: int) -> Callable[[Any], Any]:
-    def convert(value: Any) -> str:
+    def convert(value: Any) -> float:
         if type(value) is not Integer and type(value) is not Float:
             raise UnfitError("a number")
-        found = abs(float(value))
-        if found == math.inf or (bits == 32 and found >= 2**127 and abs(Decimal(value)) >= _NO_FLOAT):
+        number = float(value)
+        size = abs(number)
+        if size == math.inf or (bits == 32 and size >= 2**127 and abs(Decimal(value)) >= _NO_FLOAT):
             raise UnfitError(f"a number that {FLOATS[bits]} can hold")
-        if type(value) is Integer and found >= 1 << _WHOLE_BITS[bits] and not _is_whole_float(value, bits):
+        if type(value) is Integer and size >= 1 << _WHOLE_BITS[bits] and not _is_whole_float(value, bits):
             raise UnfitError(f"a whole number that {FLOATS[bits]} can hold exactly")
-        return value
+        # Arrow goes from text to FLOAT directly, and so rounds once.
+        return number if bits == 64 else float(pa.scalar(str(value)).cast(pa.float32()).as_py())
 
     return convert
 
@@ -268,13 +217,6 @@ def _decimal(precision: int, scale: int) -> Callable[[Any], Any]:
     return convert
 
 
-def _decimals(values: Sequence[Any], kind: pa.Decimal128Type) -> Column:
-    texts = [value for value in values if value is not None]
-    if max(map(len, texts), default=0) > _SURELY_EXACT or any(map(_EXPONENT.search, texts)):
-        raise ValueError("one by one")
-    return pa.array(values, pa.string()).cast(ROOMY_DECIMAL).cast(kind)
-
-
 def _boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -282,12 +224,13 @@ def _boolean(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    assert isinstance(value, str), "objects and arrays are read as JsonText"
-    if not is_encodable(value):
+    try:
+        text = value if isinstance(value, str) else json_text(value)
+    except ValueError:
+        raise UnfitError("text: a key is there twice") from None
+    if not is_encodable(text):
         raise UnfitError("text without half of a surrogate pair")
-    return value
+    return text
 
 
 def _only_text(value: Any) -> str:
@@ -298,6 +241,8 @@ def _only_text(value: Any) -> str:
 
 def is_encodable(text: str) -> bool:
     """Whether there is no half of a surrogate pair in it, which no encoding has."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -332,48 +277,25 @@ def _time(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
     """From text to a date, a time, or a time without a zone."""
     read: Callable[[str], Any]
     if pa.types.is_date32(kind):
-        read, wanted = read_day, "a date"
+        read, wanted, form = read_day, "a date", _ISO_DAY
     elif isinstance(kind, pa.TimestampType) and kind.tz:
-        read, wanted = read_moment, f"a time {_TO_MICROSECONDS}"
+        read, wanted, form = read_moment, f"a time {_TO_MICROSECONDS}", _ISO_MOMENT
     else:
-        read, wanted = read_local_moment, f"a time without a zone, {_TO_MICROSECONDS}"
+        read, wanted, form = read_local_moment, f"a time without a zone, {_TO_MICROSECONDS}", _ISO_LOCAL_MOMENT
 
     def convert(value: Any) -> Any:
         try:
             if is_lenient and read is read_moment and type(value) is Integer:
                 return read_epoch_seconds(value)
-            if type(value) is not str:
+            if type(value) is not str or not (is_lenient or form.fullmatch(value)):
                 raise UnfitError(wanted)
-            if is_lenient:
-                with suppress(ValueError):
-                    return read(value)
-            found = _parsed_times([value], kind)
+            return read(value)
         except OverflowError:
             raise UnfitError(_YEARS) from None
         except ValueError:
             raise UnfitError(wanted) from None
-        if not are_in_range(found):
-            raise UnfitError(_YEARS)
-        return found[0].as_py()
 
     return convert
-
-
-def _parsed_times(values: Sequence[Any], kind: pa.DataType) -> Column:
-    """Dates or times as Arrow reads them; it takes those with a zone and those without one only apart."""
-    texts = pa.array(values, pa.string())
-    try:
-        return texts.cast(kind)
-    except pa.ArrowInvalid:
-        if not isinstance(kind, pa.TimestampType) or kind.tz is None:
-            raise
-        return texts.cast(pa.timestamp("us")).cast(kind)
-
-
-def _checked(column: Column, is_sure: Callable[[Column], bool]) -> Column:
-    if not is_sure(column):
-        raise ValueError("one by one")
-    return column
 
 
 def are_in_range(column: Column) -> bool:
@@ -394,9 +316,7 @@ def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        raise ValueError(f"the key {min(_repeated(pairs))!r} is there twice")
     return found
 
 
@@ -442,56 +362,74 @@ def variant_problem(text: str) -> str | None:
         >>> variant_problem('{"a": 1, "a": 2}')
         "the key 'a' is there twice"
     """
-    if len(text) > MOST_VARIANT_BYTES:
-        return f"longer than the {MOST_VARIANT_BYTES >> 20} MiB of a VARIANT"
     try:
+        if len(text) > MOST_VARIANT_BYTES:
+            raise ValueError(_TOO_LONG)
         value, end = _scan_variant(text, 0)
+        if end != len(text):
+            raise ValueError("more than one JSON value")
+        # To look at each part of the value takes longer than to scan it.
+        is_long = len(text) > _MOST_NAME or (len(text) > _MOST_DIGITS and _LONG_NUMBER.search(text))
+        if is_long or "\\u" in text or text.count("[") + text.count("{") > MOST_NESTED:
+            variant_text(value)
     except StopIteration:
         return "not JSON"
     except RecursionError:
         return _TOO_DEEP
     except ValueError as error:
         return str(error)
-    return "more than one JSON value" if end != len(text) else _beyond(text, value)
-
-
-def _beyond(text: str, value: Any) -> str | None:
-    """Which limit of a VARIANT this value is beyond, if it is."""
-    if len(text) > _MOST_DIGITS and (_LONG_NUMBER.search(text) or len(text) > _MOST_NAME):
-        if any(isinstance(part, Number) and len(part) > _MOST_DIGITS for part in _parts(value)):
-            return f"a number with more than the {_MOST_DIGITS} digits of a VARIANT"
-        if any(isinstance(part, dict) and any(len(name) > _MOST_NAME for name in part) for part in _parts(value)):
-            return f"a name with more than the {_MOST_NAME} characters of a VARIANT"
-    if text.count("[") + text.count("{") > MOST_NESTED and _depth(value) > MOST_NESTED:
-        return _TOO_DEEP
-    if _SURROGATE.search(text) and not all(map(is_encodable, _strings(value))):
-        return "half of a surrogate pair, which a VARIANT cannot hold"
     return None
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    """The value and all that is in it."""
-    left = [value]
-    while left:
-        part = left.pop()
-        yield part
-        if isinstance(part, dict):
-            left.extend(part.values())
-        elif isinstance(part, list):
-            left.extend(part)
+def variant_text(value: Any) -> str:
+    """The JSON text of a parsed value, for Spark's ``parse_json``.
+
+    Raises:
+        ValueError: it does not take this value.
+    """
+    text = json_text(value, MOST_NESTED)
+    if len(text) > MOST_VARIANT_BYTES:
+        raise ValueError(_TOO_LONG)
+    if not is_encodable(text):
+        raise ValueError("half of a surrogate pair, which a VARIANT cannot hold")
+    return text
 
 
-def _strings(value: Any) -> Iterable[str]:
-    for part in _parts(value):
-        if isinstance(part, dict):
-            yield from part
-        elif isinstance(part, str):
-            yield part
+def json_text(value: Any, levels: int | None = None) -> str:
+    """The JSON text of a parsed value, with numbers as they are written.
 
+    Args:
+        value: as :func:`scanner` reads it.
+        levels: how many of them a VARIANT has room for; NaN and names and numbers that are too long are refused then.
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, (dict, list))]:
-        depth += 1
-        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
-    return depth
+    Raises:
+        ValueError: an object has a key twice, or it is no value of a VARIANT.
+
+    Example:
+        >>> json_text(scanner()('[1.10,{"a":null}]', 0)[0])
+        '[1.10, {"a": null}]'
+    """
+    if isinstance(value, Number):
+        if levels is not None and isinstance(value, Constant):
+            raise ValueError(f"{value} is not JSON")
+        if levels is not None and len(value) > _MOST_DIGITS:
+            raise ValueError(f"a number with more than the {_MOST_DIGITS} digits of a VARIANT")
+        return str(value)
+    if not isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, RepeatingObject):
+        raise ValueError(f"the key {min(value.repeated)!r} is there twice")
+    if levels == 0:
+        raise ValueError(_TOO_DEEP)
+    within = None if levels is None else levels - 1
+    # A loop, since a comprehension would take twice as many of the levels that Python has.
+    parts: list[str] = []
+    if isinstance(value, list):
+        for item in value:
+            parts.append(json_text(item, within))
+        return f"[{', '.join(parts)}]"
+    for name, one in value.items():
+        if levels is not None and len(name) > _MOST_NAME:
+            raise ValueError(f"a name with more than the {_MOST_NAME} characters of a VARIANT")
+        parts.append(f"{json.dumps(name, ensure_ascii=False)}: {json_text(one, within)}")
+    return f"{{{', '.join(parts)}}}"

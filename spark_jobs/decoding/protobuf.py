@@ -2,39 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
+from spark_jobs.decoding.ddl import WeightBudget, check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.decoders import UNNAMED, DecodedColumns
 from spark_jobs.decoding.json_types import Column
+from spark_jobs.decoding.protobuf_fields import DOCUMENTS, Check, is_map, is_one_of, is_repeated, message_check, parsed
 from spark_jobs.decoding.protobuf_files import (
     MessageSchema,
     files_of_stored,
-    message_names,
     schema_of_class,
     schema_of_set,
     schema_of_stored,
     schema_of_text,
 )
-from spark_jobs.decoding.protobuf_types import build_message, columns_ddl, is_one_value
-from spark_jobs.decoding.rows import RowReader, columns_of, decode_rows
-from spark_jobs.decoding.schema_registry import SchemaRegistry, check_subject
-from spark_jobs.decoding.schema_source import check_sources, read_file, read_text, schema_use
+from spark_jobs.decoding.rows import columns_of, decode_rows
+from spark_jobs.decoding.schema_decoder import SchemaDecoder, read_file, read_text, schema_use
+from spark_jobs.decoding.schema_registry import SchemaRegistry
 from spark_jobs.decoding.wire_format import Part, decode_frames, message_place
-from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import check_name, check_switch
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
+from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from stream_consumers.options import check_name
+
+Convert: TypeAlias = Callable[[Any], Any]
+_NANOSECONDS = 1_000_000_000
+_FIRST_SECOND, _LAST_SECOND = MIN_TIMESTAMP_MS // 1000, MAX_TIMESTAMP_MS // 1000
+_SCALARS = {
+    FieldDescriptor.CPPTYPE_INT32: "INT",
+    FieldDescriptor.CPPTYPE_INT64: "BIGINT",
+    FieldDescriptor.CPPTYPE_UINT32: "BIGINT",
+    FieldDescriptor.CPPTYPE_UINT64: "DECIMAL(20,0)",
+    FieldDescriptor.CPPTYPE_DOUBLE: "DOUBLE",
+    FieldDescriptor.CPPTYPE_FLOAT: "FLOAT",
+    FieldDescriptor.CPPTYPE_BOOL: "BOOLEAN",
+}
+_TIMESTAMP = "google.protobuf.Timestamp"
+_WRAPPERS = {
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+}
+
+
+def columns_ddl(message: Descriptor, column: str | None) -> str:
+    """The columns of a message, as Spark DDL.
+
+    Args:
+        message: its descriptor.
+        column: one column for all of it; ``None`` for a column a field.
+
+    Raises:
+        SchemaMismatchError: it contains itself, or has no columns.
+    """
+    tree = _Tree()
+    if column is not None or is_one_value(message):
+        return column_ddl(column or UNNAMED, tree.message(message).ddl)
+    return ", ".join(column_ddl(name, kind) for name, kind, _ in tree.members(message, ()))
+
+
+def is_one_value(message: Descriptor) -> bool:
+    """Whether a message is a single value, like a Timestamp."""
+    return is_one_of({_TIMESTAMP, *_WRAPPERS, *DOCUMENTS}, message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """How a value becomes one of a column.
+
+    Args:
+        ddl: the type of the column.
+        convert: from the value to what Arrow takes for it; ``None`` if it takes the value as it is.
+    """
+
+    ddl: str
+    convert: Convert | None = None
+
+
+class _Tree:
+    """Makes columns of messages."""
+
+    def __init__(self) -> None:
+        self._budget = WeightBudget("Protobuf")
+        self._symbols: dict[str, dict[int, str]] = {}
+
+    def members(self, message: Descriptor, above: tuple[str, ...]) -> list[tuple[str, str, Convert]]:
+        """The fields of a message, each with its type and the function from the message to its value."""
+        if message.full_name in above:
+            raise SchemaMismatchError(
+                f"the message {message.full_name} contains itself, and columns cannot",
+                remedy="Read with a schema without that field; or keep the bytes with Raw().",
+            )
+        # Of messages without fields there is nothing to keep.
+        fields = [field for field in message.fields if field.message_type is None or field.message_type.fields]
+        if not fields:
+            raise SchemaMismatchError(
+                f"the message {message.full_name} has no fields", remedy="Read with a schema in which it has some."
+            )
+        check_distinct([field.name for field in fields], message.full_name)
+        found = [(field, self._field(field, (*above, message.full_name))) for field in fields]
+        return [(field.name, value.ddl, _of_message(field, value.convert)) for field, value in found]
+
+    def message(self, message: Descriptor, above: tuple[str, ...] = ()) -> _Value:
+        """A message as one value."""
+        if is_one_of({_TIMESTAMP}, message):
+            return _Value("TIMESTAMP", _moment)
+        if is_one_of(DOCUMENTS, message):
+            return _Value("STRING", _json)
+        if is_one_of(_WRAPPERS, message):
+            return _Value(self._value(message.fields_by_name["value"], above).ddl, attrgetter("value"))
+        members = self.members(message, above)
+        fields = [(name, read) for name, _, read in members]
+        return _Value(
+            struct_ddl([(name, kind) for name, kind, _ in members]),
+            lambda value: {name: read(value) for name, read in fields},
+        )
+
+    def _field(self, field: FieldDescriptor, above: tuple[str, ...]) -> _Value:
+        if is_map(field) and field.message_type is not None:
+            key, value = (self._value(field.message_type.fields_by_name[name], above) for name in ("key", "value"))
+            return _Value(f"MAP<{key.ddl}, {value.ddl}>", partial(_pairs, value.convert))
+        found = self._value(field, above)
+        return _Value(f"ARRAY<{found.ddl}>", partial(_items, found.convert)) if is_repeated(field) else found
+
+    def _value(self, field: FieldDescriptor, above: tuple[str, ...]) -> _Value:
+        with self._budget:
+            if field.message_type is not None:
+                return self.message(field.message_type, above)
+        if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+            return _Value("BINARY" if field.type == FieldDescriptor.TYPE_BYTES else "STRING")
+        if field.enum_type is None:
+            return _Value(_SCALARS[field.cpp_type])
+        # Fields of one type share its names, which may be many.
+        enum = field.enum_type
+        if enum.full_name not in self._symbols:
+            self._symbols[enum.full_name] = {number: one.name for number, one in enum.values_by_number.items()}
+        names = self._symbols[enum.full_name]
+        # A number that is newer than the schema is no reason to lose the message.
+        return _Value("STRING", lambda value: names.get(value) or str(value))
+
+
+def _of_message(field: FieldDescriptor, convert: Convert | None) -> Convert:
+    """The function from a message to what Arrow takes for one of its fields."""
+    name, get = field.name, attrgetter(field.name)
+    if convert is None:
+        return (lambda message: get(message) if message.HasField(name) else None) if field.has_presence else get
+    if field.has_presence:
+        return lambda message: convert(get(message)) if message.HasField(name) else None
+    return lambda message: convert(get(message))
+
+
+def _items(convert: Convert | None, value: Any) -> list[Any]:
+    return list(value) if convert is None else list(map(convert, value))
+
+
+def _pairs(convert: Convert | None, value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if convert is None else [(key, convert(one)) for key, one in value.items()]
+
+
+def _moment(value: Any) -> int:
+    """Spark has microseconds: what is finer is cut off."""
+    if _FIRST_SECOND <= value.seconds <= _LAST_SECOND and 0 <= value.nanos < _NANOSECONDS:
+        return int(value.seconds * 1_000_000 + value.nanos // 1000)
+    raise ValueError(f"a Timestamp of {value.seconds} s and {value.nanos} ns is not in the years 1 to 9999")
+
+
+def _json(value: Message) -> str:
+    return json.dumps(json_format.MessageToDict(value), ensure_ascii=False, separators=(",", ":"))
+
 
 SERIALIZED = "serialized"
 
 
 @dataclass(frozen=True, slots=True)
-class Protobuf:
+class Protobuf(SchemaDecoder):
     """Payloads are Protobuf messages of one type; its fields are the columns.
 
     Fields are told apart by their numbers, as Protobuf has it: those that the schema does not have are left out, those
@@ -70,21 +219,11 @@ class Protobuf:
     """
 
     schema: type[Message] | str | MessageSchema | None = None
-    schema_file: str | Path | None = field(default=None, kw_only=True)
-    registry: SchemaRegistry | None = field(default=None, kw_only=True)
-    subject: str | None = field(default=None, kw_only=True)
-    version: int | None = field(default=None, kw_only=True)
     message: str | None = field(default=None, kw_only=True)
-    framed: bool | None = field(default=None, kw_only=True)
     column: str | None = field(default=None, kw_only=True)
-    key: Key = field(default=None, kw_only=True)
-    headers: Headers = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_sources(schema=self.schema, schema_file=self.schema_file, subject=self.subject)
-        check_subject(self.registry, self.subject, self.version)
-        if self.framed is not None:
-            check_switch("framed", self.framed)
+        SchemaDecoder.__post_init__(self)
         for name in ("column", "message"):
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name))
@@ -110,28 +249,8 @@ class Protobuf:
             remedy="Give a generated class, or the text of a .proto file.",
         )
 
-    @property
-    def is_resolved(self) -> bool:
-        """Whether its columns are known without the registry, and executors can use it as it is."""
-        return self.subject is None and (self.registry is None or self.registry.is_resolved)
-
-    def resolved(self) -> Protobuf:
-        """The same with the schema that the subject has now.
-
-        Raises:
-            SchemaRegistryError: the registry does not answer for now.
-            SchemaNotFoundError, AccessDeniedError, InvalidOptionError: it has none, or none for us.
-            SchemaMismatchError: it is no schema of Protobuf, or has no columns in Spark.
-            MissingDependencyError: the registry gives the text of the schema only, and there is no compiler.
-        """
-        if self.is_resolved or self.registry is None:
-            return self
-        registry = self.registry.resolved()
-        if self.subject is None:
-            return replace(self, registry=registry)
-        stored = registry.subject(self.subject, self.version, form=SERIALIZED)
-        schema = schema_of_stored(stored, self.message)
-        return replace(self, schema=schema, registry=registry, subject=None, version=None)
+    def _of_subject(self, registry: SchemaRegistry, subject: str) -> MessageSchema:
+        return schema_of_stored(registry.subject(subject, self.version, form=SERIALIZED), self.message)
 
     @property
     def is_one_column(self) -> bool:
@@ -149,22 +268,18 @@ class Protobuf:
         """See :meth:`Decoder.decode`."""
         own, registry = self._known(), self.registry
         reader = MessageReader(own, schema, is_one=self.is_one_column)
-        if not (self.framed if self.framed is not None else registry is not None):
-            return DecodedColumns(*_decoded(reader, payloads))
+        if not self.is_framed:
+            return DecodedColumns(*decode_rows(reader, payloads))
 
         def part_of(number: int) -> Part:
             if registry is None:
-                return partial(_decoded, Unframed(reader, None, own.name))
-            names = message_names(files_of_stored(registry.schema(number, form=SERIALIZED))[-1])
-            return partial(_decoded, Unframed(reader, names, own.name))
+                return partial(decode_rows, Unframed(reader, None, own.name))
+            found = files_of_stored(registry.schema(number, form=SERIALIZED))
+            is_there = own.name in found.names.values()
+            check = message_check(MessageSchema(own.name, found.files), own) if is_there else None
+            return partial(decode_rows, Unframed(reader, found.names, own.name, check))
 
         return decode_frames(payloads, schema, part_of, registry)
-
-    def _known(self) -> MessageSchema:
-        if self.subject is not None:
-            return self.resolved()._known()
-        assert isinstance(self.schema, MessageSchema)
-        return self.schema
 
 
 class MessageReader:
@@ -177,22 +292,29 @@ class MessageReader:
     """
 
     def __init__(self, message: MessageSchema, schema: pa.Schema, *, is_one: bool) -> None:
-        self._parse = message.message_class().FromString
-        kind = schema.field(0).type if is_one else pa.struct(list(schema))
-        self._build = build_message(message.descriptor, kind)
+        self._parse = message.reading_class().FromString
+        self._kind = schema.field(0).type if is_one else pa.struct(list(schema))
+        self._convert: Any = _Tree().message(message.descriptor).convert
         self._is_one = is_one
 
-    def read(self, payload: bytes) -> Any:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.read`."""
-        message: Any = self._parse(payload)
+    def read(self, payload: bytes, check: Check | None = None) -> Any:
+        """See :meth:`spark_jobs.decoding.rows.RowReader.read`.
+
+        Args:
+            payload: of the message.
+            check: of what was read, before it becomes values of columns.
+        """
+        message: Any = parsed(self._parse, payload)
         if not message.IsInitialized():
             # Protobuf 2 has fields that are required.
             raise ValueError(f"the message lacks {', '.join(message.FindInitializationErrors())}")
-        return message
+        if check is not None:
+            check(payload, message)
+        return self._convert(message)
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
         """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
-        return columns_of(self._build(values), is_one=self._is_one)
+        return columns_of(pa.array(values, self._kind), is_one=self._is_one)
 
 
 class Unframed:
@@ -202,12 +324,20 @@ class Unframed:
         reader: of the messages.
         names: the full names of the messages of the schema, by their places; ``None`` if they are not known.
         name: that of the messages to read.
+        check: of each message, if values of the schema that has written them may be none of the reader's.
     """
 
-    def __init__(self, reader: MessageReader, names: Mapping[tuple[int, ...], str] | None, name: str) -> None:
+    def __init__(
+        self,
+        reader: MessageReader,
+        names: Mapping[tuple[int, ...], str] | None,
+        name: str,
+        check: Check | None = None,
+    ) -> None:
         self._reader = reader
         self._names = names
         self._name = name
+        self._check = check
         self.columns = reader.columns
 
     def read(self, payload: bytes) -> Any:
@@ -216,9 +346,4 @@ class Unframed:
         if self._names is not None and (found := self._names.get(place)) != self._name:
             what = f"message {found}" if found else f"place {list(place)} of no message"
             raise ValueError(f"the payload is of the {what}, and not of {self._name}")
-        return self._reader.read(payload[start:])
-
-
-def _decoded(reader: RowReader, payloads: Column) -> tuple[list[Column], Column]:
-    columns, errors = decode_rows(reader, payloads.to_pylist())
-    return columns, pa.array(errors, pa.string())
+        return self._reader.read(payload[start:], self._check)

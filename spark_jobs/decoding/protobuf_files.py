@@ -9,9 +9,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,19 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, TYPE_WEIGHT, WeightBudget
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.rows import shortened
+from spark_jobs.decoding.schema_cache import kept_by_size
+from spark_jobs.decoding.schema_decoder import schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
-from spark_jobs.decoding.schema_source import schema_use
 from stream_consumers.errors import SchemaMismatchError
 
 OWN_FILE = "stream_assets/schema.proto"
 OF_PROTOBUF = "google/protobuf/"
 LONGEST_NAME = 255
 _COMPILE_SECONDS = 60.0
+_COMPILE_CPU_SECONDS = 2
 # Each part begins with a letter, a digit or an underscore, so that no part is "." or "..", and no name is an option.
 _FILE_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.proto")
 # Where the descriptors of what everybody may import are.
@@ -43,7 +45,8 @@ _KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/((?:[a-z0-9_]+/)*[a-z0-9_]+)\.p
 # and ends before it takes the memory or the disk of the machine. Not each system has each limit.
 _COMPILER = """
 import resource, sys
-for name, most in ("RLIMIT_CPU", 20), ("RLIMIT_AS", 2 << 30), ("RLIMIT_FSIZE", 64 << 20), ("RLIMIT_CORE", 0):
+seconds = int(sys.argv.pop(1))
+for name, most in ("RLIMIT_CPU", seconds), ("RLIMIT_AS", 2 << 30), ("RLIMIT_FSIZE", 64 << 20), ("RLIMIT_CORE", 0):
     try:
         resource.setrlimit(getattr(resource, name), (most, most))
     except (AttributeError, OSError, ValueError):
@@ -66,9 +69,18 @@ class MessageSchema:
     name: str
     files: bytes = field(repr=False)
 
+    @property
+    def characters(self) -> int:
+        """How large it is: see :func:`spark_jobs.decoding.schema_cache.kept_by_size`."""
+        return len(self.files)
+
     def message_class(self) -> type[Message]:
         """A class for it."""
         return _message_class(self)
+
+    def reading_class(self) -> type[Message]:
+        """A class to read it with: a field of a closed enum is an INT32 there, which keeps numbers without a name."""
+        return _reading_class(self)
 
     @property
     def descriptor(self) -> Descriptor:
@@ -78,14 +90,52 @@ class MessageSchema:
         return found
 
 
-@lru_cache(maxsize=64)
+@kept_by_size(lambda message: 0)
 def _message_class(schema: MessageSchema) -> type[Message]:
+    return _class_in(descriptor_pb2.FileDescriptorSet.FromString(schema.files).file, schema.name)
+
+
+def _class_in(files: Iterable[Any], name: str) -> type[Message]:
     # A pool of its own: two versions of a file do not go into one.
     pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(schema.files).file:
+    for file in files:
         pool.Add(file)
-    found: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName(schema.name))
+    found: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     return found
+
+
+@kept_by_size(lambda message: 0)
+def _reading_class(schema: MessageSchema) -> type[Message]:
+    pool = schema.descriptor.file.pool
+    files = descriptor_pb2.FileDescriptorSet.FromString(schema.files).file
+    closed = [
+        enum
+        for file in files
+        for message in file.message_type
+        for enum in _closed_fields(message, pool.FindFileByName(file.name).message_types_by_name[message.name])
+    ]
+    if not closed:
+        return schema.message_class()
+    for enum in closed:
+        enum.type = enum.TYPE_INT32
+        enum.ClearField("type_name")
+        enum.ClearField("default_value")
+    return _class_in(files, schema.name)
+
+
+def _closed_fields(message: Any, descriptor: Descriptor) -> Iterator[Any]:
+    """The fields of closed enums of a message, and of those within it.
+
+    Args:
+        message: its ``DescriptorProto``, of which the fields are.
+        descriptor: that of the message.
+    """
+    for own in message.field:
+        kind = descriptor.fields_by_number[own.number].enum_type
+        if kind is not None and kind.is_closed:
+            yield own
+    for nested in message.nested_type:
+        yield from _closed_fields(nested, descriptor.nested_types_by_name[nested.name])
 
 
 def schema_of_class(message: type[Message]) -> MessageSchema:
@@ -141,12 +191,30 @@ def schema_of_set(content: bytes, message: str | None) -> MessageSchema:
     return MessageSchema(_chosen(message, names), _serialized(ordered))
 
 
-@lru_cache(maxsize=64)
-def files_of_stored(stored: StoredSchema) -> tuple[Any, ...]:
-    """The files of a schema of a registry, each behind those that it imports; the last one is its own.
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """The files of a schema of a registry.
+
+    Args:
+        names: of the messages, see :func:`message_names`.
+        files: a serialized ``FileDescriptorSet``, each file behind those that it imports; the last one is its own.
+    """
+
+    names: Mapping[tuple[int, ...], str]
+    files: bytes = field(repr=False)
+
+    @property
+    def weight(self) -> int:
+        """What it takes, in characters of a schema."""
+        return len(self.files) + len(self.names) * TYPE_WEIGHT
+
+
+@kept_by_size(lambda found: found.weight)
+def files_of_stored(stored: StoredSchema) -> StoredFiles:
+    """The files of a schema of a registry.
 
     Raises:
-        SchemaMismatchError: it is no schema of Protobuf, or cannot be compiled.
+        SchemaMismatchError: it is no schema of Protobuf, cannot be compiled, or is too large.
         MissingDependencyError: the registry gives text only, and there is no compiler.
     """
     if stored.kind != "PROTOBUF":
@@ -164,8 +232,11 @@ def files_of_stored(stored: StoredSchema) -> tuple[Any, ...]:
         _add_stored(OWN_FILE, stored.text, files, texts)
         if texts:
             # The compiler takes files of both kinds.
-            return tuple(compiled(texts, OWN_FILE, known=files.values()).file)
-        return tuple(_ordered(files, last=OWN_FILE))
+            ordered = list(compiled(texts, OWN_FILE, known=files.values()).file)
+        else:
+            ordered = _ordered(files, last=OWN_FILE)
+        *_, names = map(message_names, ordered)
+        return StoredFiles(names, _serialized(ordered))
 
 
 def schema_of_stored(stored: StoredSchema, message: str | None) -> MessageSchema:
@@ -178,17 +249,26 @@ def schema_of_stored(stored: StoredSchema, message: str | None) -> MessageSchema
     Raises:
         SchemaMismatchError, MissingDependencyError: see :func:`files_of_stored`; or it has no such message.
     """
-    files = files_of_stored(stored)
-    return MessageSchema(_chosen(message, message_names(files[-1]).values()), _serialized(files))
+    found = files_of_stored(stored)
+    return MessageSchema(_chosen(message, found.names.values()), found.files)
 
 
 def message_names(file: Any) -> dict[tuple[int, ...], str]:
-    """The full names of the messages of a file, by their places in it, as the wire format has them."""
+    """The full names of the messages of a file, by their places in it, as the wire format has them.
+
+    Raises:
+        SchemaMismatchError: there are too many, or one is too long: it is a part of the name of all that it contains.
+    """
     found: dict[tuple[int, ...], str] = {}
+    budget = WeightBudget("Protobuf")
+    for scope in (file.package, *(service.name for service in file.service)):
+        _check_length(scope)
 
     def add(messages: Iterable[Any], prefix: str, above: tuple[int, ...]) -> None:
         for place, message in enumerate(messages):
             name = f"{prefix}{message.name}"
+            _check_length(name)
+            budget.spend(TYPE_WEIGHT + len(name))
             if not message.options.map_entry:
                 place_of = (*above, place)
                 found[place_of] = name
@@ -196,6 +276,14 @@ def message_names(file: Any) -> dict[tuple[int, ...], str]:
 
     add(file.message_type, f"{file.package}." if file.package else "", ())
     return found
+
+
+def _check_length(name: str) -> None:
+    if len(name) > LONGEST_COLUMN_NAME:
+        raise SchemaMismatchError(
+            f"the Protobuf schema has a name of {len(name)} characters",
+            remedy=f"Names of up to {LONGEST_COLUMN_NAME} are read.",
+        )
 
 
 def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) -> Any:
@@ -228,6 +316,7 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
                     "-I",
                     "-c",
                     _COMPILER,
+                    str(_COMPILE_CPU_SECONDS),
                     str(Path(package.__path__[0]).parent),
                     f"--proto_path={root / 'source'}",
                     f"--descriptor_set_in={root / 'known'}",
@@ -252,8 +341,9 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
             ) from error
         if made.returncode:
             said = next((line for line in made.stderr.splitlines() if "warning" not in line.lower()), "")
+            said = said.removeprefix(f"{root}/source/")
             raise SchemaMismatchError(
-                f"the schema of Protobuf cannot be compiled: {shortened(said.removeprefix(f'{root}/source/'))}",
+                f"the schema of Protobuf cannot be compiled: {shortened(said) or 'it takes too long'}",
                 remedy="Correct it; protoc says the same.",
                 exit_code=made.returncode,
             )

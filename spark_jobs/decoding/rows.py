@@ -6,7 +6,6 @@ that its column cannot hold.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -32,26 +31,32 @@ class RowReader(Protocol):
         ...
 
 
-def decode_rows(reader: RowReader, payloads: Sequence[bytes | None]) -> tuple[list[Column], list[str | None]]:
+def decode_rows(reader: RowReader, payloads: Column) -> tuple[list[Column], Column]:
     """Decode payloads one by one.
 
     Args:
         reader: of their schema.
-        payloads: ``None`` is a tombstone.
+        payloads: binary; null is a tombstone.
 
     Returns:
-        The columns, and per row why it could not be decoded (``None``: it could).
+        The columns, and per row why it could not be decoded (null: it could).
+
+    Raises:
+        MemoryError: the rows take too much together, which is the fault of none of them: fewer are to be decoded.
     """
     read = reader.read
     values: list[Any] = []
     errors: list[str | None] = [None] * len(payloads)
-    for row, payload in enumerate(payloads):
+    for row, payload in enumerate(payloads.to_pylist()):
         try:
             values.append(None if payload is None else read(payload))
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - damaged bytes make a library raise whatever comes
             values.append(None)
             errors[row] = reason(error)
-    return _built(reader.columns, values, errors, start=0), errors
+    columns = _built(reader.columns, values, errors, start=0)
+    return columns, pa.array(errors, pa.string())
 
 
 def _built(
@@ -60,6 +65,8 @@ def _built(
     """The columns of these values, without those that are alone to blame for a failure."""
     try:
         return build(values)
+    except MemoryError:
+        raise
     except Exception as error:
         if len(values) == 1:
             # Nothing is to blame but the reader, then.
@@ -72,6 +79,29 @@ def _built(
     return joined(parts)
 
 
+class Texts:
+    """Reads UTF-8 into one column of text."""
+
+    def read(self, payload: bytes) -> str:
+        """See :meth:`RowReader.read`."""
+        try:
+            return payload.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+
+    def columns(self, values: Sequence[Any]) -> list[Column]:
+        """See :meth:`RowReader.columns`."""
+        return [pa.array(values, pa.string())]
+
+
+def decode_texts(payloads: Column) -> tuple[list[Column], Column]:
+    """The text of UTF-8, and per row why it is none; see :func:`decode_rows`."""
+    try:
+        return [payloads.cast(pa.string())], pa.nulls(len(payloads), pa.string())
+    except pa.ArrowInvalid:
+        return decode_rows(Texts(), payloads)
+
+
 def columns_of(built: Column, *, is_one: bool) -> list[Column]:
     """What was built of values: one column as it is, or those of its fields.
 
@@ -80,24 +110,12 @@ def columns_of(built: Column, *, is_one: bool) -> list[Column]:
     if is_one:
         return [built]
     assert isinstance(built, pa.StructArray)
-    return [built.field(place) for place in range(built.type.num_fields)]
+    return built.flatten()
 
 
 def joined(parts: Sequence[Sequence[Column]]) -> list[Column]:
     """The columns of several blocks, one behind the other."""
     return list(parts[0]) if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
-
-
-def list_offsets(lists: Sequence[Any]) -> Column:
-    """Where the items of each list begin in all of them; null for a list that is ``None``.
-
-    Example:
-        >>> list_offsets([["a", "b"], None, ["c"]]).to_pylist()
-        [0, None, 2, 3]
-    """
-    ends = list(itertools.accumulate((0 if one is None else len(one) for one in lists), initial=0))
-    starts = [None if one is None else start for one, start in zip(lists, ends)]
-    return pa.array([*starts, ends[-1]], pa.int32())
 
 
 def reason(error: Exception) -> str:

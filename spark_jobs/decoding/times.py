@@ -1,6 +1,6 @@
 """Dates and times as text.
 
-``yyyy-[m]m-[d]d[( |T)[h]h[:[m]m[:[s]s[.fraction][ ][zone]]]]``. Of the fraction no digit but 0 may follow the sixth,
+``yyyy-[m]m-[d]d[( |T)[h]h[:[m]m[:[s]s[.fraction]]][ ][zone]]``. Of the fraction no digit but 0 may follow the sixth,
 since times have microseconds. A zone is an offset, ``UTC``, ``GMT`` or ``UT`` with or without one, or a name like
 ``Europe/Paris``. Text that says several times, or none, is refused: what a clock shows twice, or never, and short names
 of zones, which mean several places.
@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import functools
 import re
-from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone, tzinfo
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MOMENT = re.compile(
     r"([0-9]{4,6})-([0-9]{1,2})-([0-9]{1,2})(?:[ T]([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})"
-    r"(?:\.([0-9]{1,6})0*)?(?: ?([^0-9 ].*))?)?)?)?",
+    r"(?:\.([0-9]{1,6})0*)?)?)?(?: ?([^0-9 ].*))?)?",
     re.DOTALL,
-)
-# As most are written; for these there is a faster way.
-_USUAL = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.([0-9]{1,6})0*)?(?: ?([^0-9 ].*))?", re.DOTALL
 )
 _DAY = re.compile(r"([0-9]{4,7})-([0-9]{1,2})-([0-9]{1,2})")
 _OFFSET = re.compile(r"([+-])(?:([0-9]{1,2})(?::([0-9]{1,2})|:([0-9]{2}):([0-9]{2}))?|([0-9]{2})([0-9]{2})([0-9]{2})?)")
 _PREFIXED = re.compile(r"(?:UTC|GMT|UT)(?=[+-]|\Z)")
-_REGION = re.compile(r"[A-Za-z][A-Za-z0-9~/._+-]+")
 # In the database of zones, but not in Java's.
 _NO_REGIONS = re.compile(r"posix/|right/|(?:localtime|posixrules|Factory)\Z")
-_FARTHEST = timedelta(hours=18)
+_FARTHEST = timedelta(hours=24)
 
 
 def read_moment(text: str) -> datetime:
@@ -72,14 +66,6 @@ def read_local_moment(text: str) -> datetime:
 
 
 def _moment(text: str) -> tuple[datetime, tzinfo | None]:
-    if usual := _USUAL.fullmatch(text):
-        # The year 0 is for below.
-        with suppress(ValueError):
-            found = datetime.fromisoformat(text[:19])
-            fraction, zone = usual.groups()
-            if fraction:
-                found = found.replace(microsecond=int(fraction.ljust(6, "0")))
-            return found, None if zone is None else _zone(zone)
     match = _MOMENT.fullmatch(text)
     if match is None:
         raise ValueError("no time")
@@ -144,15 +130,18 @@ def _zone(name: str) -> tzinfo:
         sign, *parts = offset.groups()
         hours, minutes, seconds = (int(next((parts[i] for i in places if parts[i]), 0)) for places in _PLACES)
         distance = timedelta(hours=hours, minutes=minutes, seconds=seconds)
-        if minutes > 59 or seconds > 59 or distance > _FARTHEST:
+        if minutes > 59 or seconds > 59 or distance >= _FARTHEST:
             raise ValueError("no zone")
         return timezone(-distance if sign == "-" else distance)
-    if not _REGION.fullmatch(name) or _NO_REGIONS.match(name):
+    if name not in _regions():
         raise ValueError("no zone")
-    try:
-        return ZoneInfo(name)
-    except (KeyError, OSError) as error:
-        raise ValueError("no zone") from error
+    return ZoneInfo(name)
+
+
+@functools.cache
+def _regions() -> frozenset[str]:
+    """The names of zones; of others, which a message may hold, none is looked up as a file or a module."""
+    return frozenset(name for name in available_timezones() if not _NO_REGIONS.match(name))
 
 
 # Where the groups of _OFFSET have hours, minutes and seconds.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.decoding.json_types import Column
@@ -19,8 +20,7 @@ HEADER_BYTES = 5
 MAGIC = 0
 DEEPEST = 100
 LONGEST_NUMBER_BITS = 35
-_NO_FRAME = -1
-_PLACES = 1 << np.arange(24, -1, -8, dtype=np.int64)
+_TOMBSTONE = -1
 Part = Callable[[Column], tuple[Sequence[Column], Column]]
 
 
@@ -39,23 +39,42 @@ def decode_frames(
     Raises:
         StreamAssetsError: it cannot be told whether there is such a schema.
     """
-    numbers, is_framed = _numbers(payloads)
-    places = [np.flatnonzero(~is_framed)]
-    broken = _taken(payloads, places[0])
-    parts: list[list[Column]] = [[*(pa.nulls(len(places[0]), field.type) for field in schema), _reasons(broken)]]
+    headers: Any = pc.binary_slice(payloads, 0, HEADER_BYTES).dictionary_encode()
+    headers_of_rows = np.asarray(headers.indices.fill_null(_TOMBSTONE))
+    places = [np.flatnonzero(headers_of_rows == _TOMBSTONE)]
+    parts = [_nulls(schema, len(places[0]), None)]
     with registry.open() if registry else nullcontext():
-        for number in np.unique(numbers[is_framed]).tolist():
-            rows = np.flatnonzero(numbers == number)
+        # Those of most messages first: what the registry says of them makes the others plausible or not.
+        counts = np.bincount(headers_of_rows[headers_of_rows != _TOMBSTONE], minlength=len(headers.dictionary))
+        for place in np.argsort(-counts, kind="stable").tolist():
+            header = headers.dictionary[place].as_py()
+            rows = np.flatnonzero(headers_of_rows == place)
             places.append(rows)
-            framed = payloads if len(rows) == len(payloads) else _taken(payloads, rows)
-            parts.append(_part(framed, schema, number, part_of))
-    filled = [part for part, rows in zip(parts, places) if len(rows)] or parts[:1]
-    *columns, errors = joined(filled)
-    if len(filled) > 1:
-        order = np.empty(len(payloads), np.int64)
-        order[np.concatenate(places)] = np.arange(len(payloads))
-        *columns, errors = (_taken(column, order) for column in (*columns, errors))
+            framed = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows, pa.int64()))
+            parts.append(_part(framed, schema, header, part_of))
+    *columns, errors = joined(parts)
+    order = np.empty(len(payloads), np.int64)
+    order[np.concatenate(places)] = np.arange(len(payloads))
+    if len(parts) > 2 or len(places[0]):
+        *columns, errors = (column.take(pa.array(order, pa.int64())) for column in (*columns, errors))
     return DecodedColumns(columns, errors)
+
+
+def _part(framed: Column, schema: pa.Schema, header: bytes, part_of: Callable[[int], Part]) -> list[Column]:
+    """The columns, and the errors, of payloads with one header."""
+    if len(header) < HEADER_BYTES:
+        return _nulls(schema, len(framed), f"{len(header)} bytes are too short for a schema id")
+    if header[0] != MAGIC:
+        return _nulls(schema, len(framed), f"the first byte is {header[0]}, and not the 0 before a schema id")
+    try:
+        columns, errors = part_of(int.from_bytes(header[1:], "big"))(_behind_headers(framed))
+    except (SchemaNotFoundError, SchemaMismatchError) as error:
+        return _nulls(schema, len(framed), shortened(error.what))
+    return [*columns, errors]
+
+
+def _nulls(schema: pa.Schema, count: int, error: str | None) -> list[Column]:
+    return [*(pa.nulls(count, field.type) for field in schema), pa.array([error] * count, pa.string())]
 
 
 def message_place(payload: bytes) -> tuple[tuple[int, ...], int]:
@@ -95,60 +114,14 @@ def _number(payload: bytes, place: int) -> tuple[int, int]:
     raise ValueError("the payload has no place of a message behind its schema id")
 
 
-def _part(framed: Column, schema: pa.Schema, number: int, part_of: Callable[[int], Part]) -> list[Column]:
-    """The columns, and the errors, of payloads with one id."""
-    try:
-        columns, errors = part_of(number)(_behind_headers(framed))
-    except (SchemaNotFoundError, SchemaMismatchError) as error:
-        columns = [pa.nulls(len(framed), field.type) for field in schema]
-        errors = pa.array([shortened(error.what)] * len(framed), pa.string())
-    return [*columns, errors]
-
-
-def _taken(column: Column, places: Any) -> Column:
-    return column.take(pa.array(places, pa.int64()))
-
-
-def _numbers(payloads: Column) -> tuple[Any, Any]:
-    """The id of each payload, and whether it has one."""
-    ends, content = _buffers(payloads)
-    is_whole = (np.diff(ends) >= HEADER_BYTES) & np.asarray(payloads.is_valid())
-    heads = content[ends[:-1][is_whole, None] + np.arange(HEADER_BYTES)]
-    numbers = np.full(len(payloads), _NO_FRAME, np.int64)
-    numbers[is_whole] = np.where(heads[:, 0] == MAGIC, heads[:, 1:] @ _PLACES, _NO_FRAME)
-    return numbers, numbers != _NO_FRAME
-
-
 def _behind_headers(framed: Column) -> Column:
-    """What is behind the header of each payload, all of which have one."""
-    ends, content = _buffers(framed)
+    """What is behind the header of each payload, all of which have one; Arrow's ``binary_slice`` fails for some."""
+    buffers: Any = framed.buffers()
+    own = np.frombuffer(buffers[1], np.int32)[framed.offset : framed.offset + len(framed) + 1]
+    ends = own.astype(np.int64) - own[0]
+    content = np.frombuffer(buffers[2], np.uint8)[own[0] : own[-1]]
     is_kept = np.ones(len(content), bool)
     is_kept[ends[:-1, None] + np.arange(HEADER_BYTES)] = False
-    rest = content[ends[0] : ends[-1]][is_kept[ends[0] : ends[-1]]]
-    behind = (ends - ends[0] - HEADER_BYTES * np.arange(len(ends))).astype(np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(framed), [None, pa.py_buffer(behind), pa.py_buffer(rest)])
-
-
-def _buffers(payloads: Column) -> tuple[Any, Any]:
-    """Where each payload ends, with the start of the first one before it; and all bytes."""
-    buffers: Any = payloads.buffers()
-    _, ends, content = buffers
-    if ends is None or content is None:
-        return np.zeros(len(payloads) + 1, np.int64), np.zeros(0, np.uint8)
-    own = np.frombuffer(ends, np.int32)[payloads.offset : payloads.offset + len(payloads) + 1]
-    return own.astype(np.int64), np.frombuffer(content, np.uint8)
-
-
-def _reasons(broken: Column) -> Column:
-    """Why payloads without an id have none; null for a tombstone."""
-    return pa.array(
-        [
-            None
-            if payload is None
-            else f"{len(payload)} bytes are too short for a schema id"
-            if len(payload) < HEADER_BYTES
-            else f"the first byte is {payload[0]}, and not the 0 before a schema id"
-            for payload in broken.to_pylist()
-        ],
-        pa.string(),
-    )
+    behind = (ends - HEADER_BYTES * np.arange(len(ends))).astype(np.int32)
+    kept: Any = content[is_kept]
+    return pa.Array.from_buffers(pa.binary(), len(framed), [None, pa.py_buffer(behind), pa.py_buffer(kept)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -20,17 +22,19 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.storage_errors import one_line, unreadable
+from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_expressions
 from spark_jobs.table_location import reader_options
+from stream_consumers.client_config import without_values
 from stream_consumers.errors import (
     LedgerUnreadableError,
+    StreamAssetsError,
     TableUnreadableError,
     UnsupportedError,
     UnsupportedVersionError,
 )
 
-DEFAULT = "CURRENT_DEFAULT"
-"""Where Delta keeps the value that a column has in rows which lack it."""
+STORES = ("AWS_", "AZURE_", "GOOGLE_")
+"""As the environment variables begin that delta-rs takes for storage options."""
 KEPT_COMMITS = 10_000
 TORN_REMEDY = (
     "A power cut, or a full or broken disk, leaves such files. If it is the newest version, move this file and the "
@@ -38,22 +42,87 @@ TORN_REMEDY = (
     "Otherwise restore the file from a backup."
 )
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
-# Delta goes by the times of the files, which are written after the times in them.
-LATE_FILE_MS = 60_000
-SKEW_MS = 3_600_000
-# No clock is set further from UTC, nor by less than a quarter of an hour.
-ZONE_OFFSETS_MS = range(-18 * 3_600_000, 18 * 3_600_000 + 1, 900_000)
 _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT_FILE = re.compile(r"[0-9]{20}\.checkpoint\..*parquet")
-_FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
 # How far an identity column has counted: part of a table's schema.
 _IDENTITIES = re.compile(r'"delta\.identity\.highWaterMark":"?-?[0-9]+"?')
 _Parsed = TypeVar("_Parsed")
 # What the reader says of the table feature catalogManaged, and of its preview.
 _CATALOG_MANAGED = "catalog-managed table"
+MOST_CHARACTERS = 500
+# What others may say of their commits: the digits of a number, the characters of a moment, and the last millisecond of
+# the year 9999.
+_DIGITS = re.compile(r"[0-9]{1,19}")
+_LONGEST_NUMBER, _LONGEST_MOMENT, _LAST_MS = 100, 100, 253_402_300_799_999
+_FILE_URI = re.compile(r"^file:(//)?/")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m|↳")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified (bucket|container) does not exist")
+_AWAY = re.compile(
+    r"error sending request|max_retries|retry_timeout|timed? ?out|connection (refused|reset|closed)"
+    r"|status code\D{1,20}(50[0234]|429)|SlowDown|dns error",
+    re.IGNORECASE,
+)
+
+
+def one_line(text: str) -> str:
+    r"""The text of an error, without colours, in one line.
+
+    Example:
+        >>> one_line("it failed\n   \x1b[31m↳\x1b[0m since nobody answered")
+        'it failed since nobody answered'
+    """
+    said = " ".join(_COLOURS.sub("", text).split())
+    return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} …"
+
+
+def unreadable(log: DeltaLog, error: BaseException, *, what: str, remedy: str) -> StreamAssetsError:
+    """Map an error of delta-rs to a :class:`StreamAssetsError`, to be raised ``from None``: see :meth:`DeltaLog.said`.
+
+    Args:
+        log: of the table.
+        error: what was raised.
+        what: cannot be read, for an error that stays.
+        remedy: of an error that stays.
+
+    Example:
+        >>> type(unreadable(DeltaLog("s3://lake/t"), OSError("error sending request"), what="", remedy="")).__name__
+        'LedgerUnreadableError'
+    """
+    raw, said = one_line(str(error)), log.said(error)
+    if _NO_BUCKET.search(raw):
+        return TableUnreadableError(
+            f"there is no bucket or container of {log.path}", remedy="Make it, or correct the address or the endpoint."
+        )
+    if _AWAY.search(raw):
+        return LedgerUnreadableError(
+            f"the storage of {log.path} does not answer ({said})",
+            remedy="Check the address, the endpoint and the network.",
+        )
+    return TableUnreadableError(f"{what} ({said})", remedy=remedy)
+
+
+@contextmanager
+def reading(log: DeltaLog) -> Iterator[None]:
+    """Whatever goes wrong while a log is read is a :class:`stream_consumers.errors.StreamAssetsError`.
+
+    Args:
+        log: of the table.
+
+    Raises:
+        LedgerUnreadableError: something was raised that has no name of its own.
+    """
+    try:
+        yield
+    except StreamAssetsError:
+        raise
+    except Exception as error:  # noqa: BLE001 - anybody may have written it
+        raise LedgerUnreadableError(
+            f"the log of {log.path} cannot be read ({type(error).__name__}: {log.said(error)})",
+            remedy="Another program wrote what it says, or its files are damaged: restore them from a backup.",
+        ) from None
 
 
 def catalog_decides(path: str, why: str) -> UnsupportedError:
@@ -86,7 +155,6 @@ class Commit:
         user_metadata: the commit's ``userMetadata``, if it is a JSON object and not our entry.
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
-        is_exact_time: whether time travel goes by just this time (in-commit timestamps).
         output_bytes: of the files written, as the writer counted them.
         changes_rows: whether rows come or go, and are not only put into other files.
         by: who made it: the user, or the engine, as the writer says.
@@ -102,7 +170,6 @@ class Commit:
     user_metadata: Mapping[str, object] = field(default_factory=dict)
     predicate: str = ""
     timestamp_ms: int | None = None
-    is_exact_time: bool = False
     output_bytes: int = 0
     changes_rows: bool = False
     by: str = ""
@@ -152,7 +219,7 @@ class TableSnapshot:
     @property
     def computed_columns(self) -> frozenset[str]:
         """The columns whose values Delta makes: generated ones, and identities."""
-        marks = ("delta.generationExpression", "delta.identity.start")
+        marks = (GENERATED, "delta.identity.start")
         return frozenset(c.name for c in self._table.schema().fields if any(mark in c.metadata for mark in marks))
 
     @property
@@ -205,7 +272,7 @@ class DeltaLog:
 
         Raises:
             TableUnreadableError: something is there, but no Delta table that can be read; or there is no bucket.
-            UnsupportedError: a catalog decides on its commits.
+            UnsupportedError: a catalog decides on its commits, or an expression in its metadata may run code.
             LedgerUnreadableError: the storage does not answer, or a file of the log is torn.
         """
         self._check_path()
@@ -214,23 +281,51 @@ class DeltaLog:
         except TableNotFoundError:
             self._forget()
             return None
-        except (DeltaError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the log says
             if _CATALOG_MANAGED in str(error):
-                raise catalog_decides(self.path, "it is a catalog-managed table") from error
-            unread = unreadable(
-                self.path,
-                error,
-                what=f"the Delta table at {self.path} cannot be read",
-                remedy="Check the path, its permissions and the storage options.",
-            )
+                raise catalog_decides(self.path, "it is a catalog-managed table") from None
+            unread = self._unreadable(error)
             if isinstance(unread, TableUnreadableError):
                 self._check_log()
-            raise unread from error
+            raise unread from None
+        check_expressions(self.path, snapshot.configuration, snapshot.schema)
         # A table that was dropped and created again has other commits under the same versions.
         if self._seen and (snapshot.table_id != self._seen[0] or snapshot.version < self._seen[1]):
             self._forget()
         self._seen = (snapshot.table_id, snapshot.version)
         return snapshot
+
+    def open(self, version: int | None = None) -> DeltaTable:
+        """A version for delta-rs, the newest by default.
+
+        Raises:
+            TableNotFoundError: there is no table.
+            TableUnreadableError: it cannot be read.
+            LedgerUnreadableError: the storage does not answer.
+        """
+        try:
+            return DeltaTable(self.path, version=version, storage_options=self.storage_options)
+        except TableNotFoundError:
+            raise
+        except (DeltaError, OSError) as error:
+            raise self._unreadable(error) from None
+
+    def said(self, error: BaseException) -> str:
+        """The text of an error of delta-rs in one line, without the values of the storage options.
+
+        The storage, and delta-rs, repeat them; for that no error of theirs is the cause of one of ours, since Dagster
+        keeps causes.
+        """
+        of_environment = {name: value for name, value in os.environ.items() if name.startswith(STORES)}
+        return one_line(without_values(str(error), {**of_environment, **self.storage_options}))
+
+    def _unreadable(self, error: BaseException) -> StreamAssetsError:
+        return unreadable(
+            self,
+            error,
+            what=f"the Delta table at {self.path} cannot be read",
+            remedy="Check the path, its permissions and the storage options.",
+        )
 
     def _forget(self) -> None:
         self._commits.clear()
@@ -256,7 +351,7 @@ class DeltaLog:
             hint = json.loads(self._read("_delta_log/_last_checkpoint"))
         except FileNotFoundError:
             hint = {"version": -1}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         try:
             found = set(self._checkpoint_transactions(hint))
@@ -265,7 +360,9 @@ class DeltaLog:
                 if commit is None:
                     return None
                 found.update(commit.transactions)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+        except StreamAssetsError:
+            raise
+        except Exception:  # noqa: BLE001 - anybody may have written it
             return None
         return frozenset(found)
 
@@ -275,11 +372,13 @@ class DeltaLog:
         if version < 0:
             return
         stem = f"{version:020d}.checkpoint"
-        names = [f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
-        names = names if parts > 1 else [f"{stem}.parquet"]
+        names: Iterable[str] = (f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1))
         if "v2Checkpoint" in hint:
             names = [str(hint["v2Checkpoint"]["path"])]
+        elif parts == 1:
+            names = [f"{stem}.parquet"]
         for name in names:
+            self._status(f"_delta_log/{name}")
             if name.endswith(".json"):
                 yield from parse_commit(version, self._read(f"_delta_log/{name}")).transactions
                 continue
@@ -338,8 +437,7 @@ class DeltaLog:
         """Rows in a version, the newest by default, from the statistics in the log; ``None`` if they do not tell."""
         if self.snapshot() is None:
             return None
-        table = DeltaTable(self.path, version=version, storage_options=self.storage_options)
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = pa.table(self.open(version).get_add_actions(flatten=True))
         vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
         counts = actions.column("num_records")
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
@@ -379,9 +477,9 @@ class DeltaLog:
         except (OSError, pa.ArrowInvalid) as error:
             raise LedgerUnreadableError(
                 f"the checkpoint {self.path}/_delta_log/{file.base_name} is torn: it has {file.size:,} bytes "
-                f"({one_line(error)})",
+                f"({self.said(error)})",
                 remedy="Delete it and the file _last_checkpoint beside it: the log before it is whole.",
-            ) from error
+            ) from None
 
     def torn_files(self, version: int | None = None) -> list[str]:
         """The data files of a version that are shorter than their commits say; none if the log cannot be read.
@@ -390,27 +488,69 @@ class DeltaLog:
 
         Args:
             version: of the table, the newest by default.
+
+        Raises:
+            LedgerUnreadableError: what the log names is no data file, see :meth:`check_files`.
         """
         if "://" in self.path:
             return []
         try:
             actions = pa.table(DeltaTable(self.path, version=version).get_add_actions(flatten=True))
-        except (DeltaError, OSError):
+        except Exception:  # noqa: BLE001 - whatever the log says
             return []
         torn = []
         for added in actions.select(["path", "size_bytes"]).to_pylist():
-            file, size = Path(self.path) / unquote(added["path"]), added["size_bytes"]
-            if file.is_file() and (there := file.stat().st_size) < size:
-                torn.append(f"{file} has {there:,} of {size:,} bytes")
+            path, size = unquote(added["path"]), added["size_bytes"]
+            there = self._status(path)
+            if there is not None and there.st_size < size:
+                torn.append(f"{Path(self.path) / path} has {there.st_size:,} of {size:,} bytes")
         return torn
 
+    def check_files(self, paths: Iterable[str]) -> None:
+        """Refuse to open what is no data file: a FIFO has no end. Only local tables are looked at.
+
+        Args:
+            paths: as actions of the log have them, unescaped. Those of a shallow clone are whole paths, or URIs.
+
+        Raises:
+            LedgerUnreadableError: one leads out of the folder with ``..``, cannot be a name, or is no regular file.
+        """
+        if "://" not in self.path:
+            for path in paths:
+                self._status(path)
+
+    def _status(self, path: str) -> os.stat_result | None:
+        """What the disk says of a file that the log names; ``None`` where it is gone, or the table is not local."""
+        if "://" in self.path:
+            return None
+        why = "it leads out of the folder of the table"
+        found = None
+        if ".." not in path.split("/"):
+            try:
+                found = os.stat(os.path.join(self.path, _FILE_URI.sub("/", path)))
+                why = "" if stat.S_ISREG(found.st_mode) else "it is no regular file"
+            except (FileNotFoundError, NotADirectoryError):
+                why = ""
+            except (OSError, ValueError) as error:
+                why = self.said(error)
+        if why:
+            raise LedgerUnreadableError(
+                f"the log of {self.path} names {path[:MOST_CHARACTERS]!a}, which is not opened: {why}",
+                remedy="Go back with RESTORE TABLE … TO VERSION AS OF a version before the one that names it.",
+            )
+        return found
+
     def missing_files(self, version: int) -> list[str]:
-        """The files that a commit adds and that are not in the folder of the table; only asked of local tables."""
+        """The files that a commit adds and that are not in the folder of the table; only asked of local tables.
+
+        Raises:
+            LedgerUnreadableError: what it names is no data file, see :meth:`check_files`.
+        """
         if "://" in self.path:
             return []
         # What only got a deletion vector was there before, and in a clone is a file of the other table.
         paths = [unquote(path) for path, vector in self._file_changes(version).added if not vector]
-        return sorted(path for path in paths if not (Path(self.path) / path).exists())
+        return sorted(path for path in paths if self._status(path) is None)
 
     def commit(self, version: int) -> Commit | None:
         """One commit; ``None`` if its file was cleaned away.
@@ -438,49 +578,42 @@ class DeltaLog:
         """The versions that a RESTORE may have gone back to, the newest first.
 
         A RESTORE to a time names it in the time zone of its session, which the log does not tell. So the files decide:
-        the version is one that has just the files that the RESTORE left behind. Where commits without rows lie between,
-        several have; the time rules out those that it means in no zone.
+        each version that has exactly the files that the RESTORE left. Several have where commits added no rows.
 
         Args:
             commit: the RESTORE.
 
         Raises:
-            LedgerUnreadableError: no version fits, or one that was cleaned from the log may.
+            LedgerUnreadableError: no version has these files, or one that was cleaned from the log may have them.
         """
         if isinstance(commit.restored, int):
             return (commit.restored,)
         if commit.version not in self._restored:
-            self._restored[commit.version] = self._find_restored(commit, str(commit.restored))
+            self._restored[commit.version] = self._find_restored(commit)
         return self._restored[commit.version]
 
-    def _find_restored(self, restore: Commit, moment: str) -> tuple[int, ...]:
-        instants = _instants(moment)
-        scanned: list[tuple[Commit, bool]] = []
+    def _find_restored(self, restore: Commit) -> tuple[int, ...]:
         change = self._file_changes(restore.version)
+        # What a version lacks of the files that the RESTORE left, and what it has besides.
         missing, surplus = change.added, change.removed
+        found = []
         for version in range(restore.version - 1, -1, -1):
             commit = self.commit(version)
             if commit is None:
                 raise self._not_certain(restore, f"version {version} was cleaned from the log, and may be the one")
-            scanned.append((commit, not missing and not surplus))
-            if instants and commit.timestamp_ms is not None and min(instants) - commit.timestamp_ms > SKEW_MS:
-                break
-            # What the version before lacks of the files that the RESTORE left behind, and what it has besides.
+            if not missing and not surplus:
+                found.append(version)
             change = self._file_changes(version)
+            if commit.restored is None and change.added - surplus:
+                # It wrote one of the files: no earlier version has it. Only a RESTORE adds a file again.
+                break
             missing, surplus = (
                 (missing - change.removed) | (change.added - surplus),
                 (surplus - change.added) | (change.removed - missing),
             )
-        found, latest = [], 0
-        times = [commit.timestamp_ms for commit, _ in scanned]
-        for (commit, is_same), ends in reversed([*zip(scanned, [None, *times])]):
-            # Where clocks ran backwards, Delta lets a version begin when the one before did.
-            latest = max(latest, commit.timestamp_ms or 0, ends or 0)
-            if is_same and _is_within(instants, commit, None if ends is None else latest):
-                found.append(commit.version)
         if not found:
-            raise self._not_certain(restore, "no version is as old and has the files that the RESTORE left behind")
-        return tuple(reversed(found))
+            raise self._not_certain(restore, "no version has the files that the RESTORE left")
+        return tuple(found)
 
     def added_files(self, version: int) -> list[DataFile]:
         """The data files that a commit wrote.
@@ -514,7 +647,7 @@ class DeltaLog:
         try:
             return self._parsed(version, _file_changes)
         except FileNotFoundError as error:
-            raise self._away(version, error) from error
+            raise self._away(version, error) from None
 
     def _parsed(self, version: int, parse: Callable[[str], _Parsed]) -> _Parsed:
         """What a commit says.
@@ -528,18 +661,20 @@ class DeltaLog:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise self._away(version, error) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._away(version, error) from None
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - anybody may have written it
             name = f"_delta_log/{version:020d}.json"
             size = self.files().get_file_info(name).size
             raise LedgerUnreadableError(
-                f"version {version} of {self.path} is torn: {name} has {size or 0:,} bytes ({one_line(error)})",
+                f"version {version} of {self.path} is torn: {name} has {size or 0:,} bytes ({self.said(error)})",
                 remedy=TORN_REMEDY,
-            ) from error
+            ) from None
 
     def _away(self, version: int, error: OSError) -> LedgerUnreadableError:
         return LedgerUnreadableError(
-            f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."
+            f"version {version} of {self.path} cannot be read ({self.said(error)})", remedy="Run again."
         )
 
     def _not_certain(self, restore: Commit, why: str) -> LedgerUnreadableError:
@@ -575,49 +710,89 @@ def _is_left_over(file: Path) -> bool:
 def parse_commit(version: int, text: str) -> Commit:
     """Read the actions of one commit file that matter here.
 
+    Delta lets a writer say of a commit what it likes. What is of another type or size than expected is left out.
+
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it is not the whole file of a commit.
+        ValueError: it is not the whole file of a commit.
     """
     _check_whole(text)
-    info: dict[str, Any] = {}
+    info: Mapping[str, Any] = {}
     transactions: dict[str, int] = {}
     # Not splitlines(): JSON may hold other line separators in its texts.
     for line in text.split("\n"):
         # Files of a batch can be many; only two kinds of action are of interest.
         kind = _ACTION.match(line)
         if kind:
-            action = json.loads(line)[kind[1]]
+            action = _json_of_line(line).get(kind[1], {})
+            if not isinstance(action, dict):
+                raise ValueError(f"its {kind[1]} is no object")
             if kind[1] == "commitInfo":
                 info = action
-            else:
+            elif isinstance(action.get("appId"), str) and isinstance(action.get("version"), int):
                 transactions[action["appId"]] = action["version"]
-    parameters, metrics = info.get("operationParameters") or {}, info.get("operationMetrics") or {}
+    parameters, metrics = _object(info.get("operationParameters")), _object(info.get("operationMetrics"))
     restored: int | str | None = None
     if info.get("operation") == "RESTORE":
-        target = parameters.get("version")
+        target = _whole_number(parameters.get("version"), most=version - 1)
         moment = parameters.get("timestamp") or parameters.get("datetime")
-        restored = int(target) if target not in (None, "", "null") else str(moment)
+        restored = str(moment)[:_LONGEST_MOMENT] if target is None else target
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
-    stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
+    written, exact = _whole_number(rows), _whole_number(info.get("inCommitTimestamp"), most=_LAST_MS)
     metadata = _json_object(info.get("userMetadata"))
-    entry = LedgerEntry.from_document(metadata)
+    entry = LedgerEntry.from_json(metadata)
     return Commit(
         version,
-        info.get("operation", ""),
+        str(info.get("operation", "")),
         transactions,
         entry,
         restored,
-        int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
-        int(deleted) if deleted is not None else None,
+        None if written is None else written - (_whole_number(metrics.get("numCopiedRows")) or 0),
+        _whole_number(deleted),
         metadata if entry is None else {},
         str(parameters.get("predicate", "")),
-        stamp if exact is None else exact,
-        exact is not None,
-        int(metrics.get("numOutputBytes", metrics.get("numAddedBytes", 0))),
+        _whole_number(info.get("timestamp"), most=_LAST_MS) if exact is None else exact,
+        _whole_number(metrics.get("numOutputBytes", metrics.get("numAddedBytes"))) or 0,
         _DATA_CHANGE.search(text) is not None,
         str(info.get("userName") or info.get("engineInfo") or ""),
     )
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole_number(value: object, *, most: int = 2**63 - 1) -> int | None:
+    """A number from 0 to ``most``, also as text, which Delta writes of numbers; ``None`` for anything else.
+
+    Example:
+        >>> _whole_number("12"), _whole_number(12), _whole_number("1e400"), _whole_number(10**30), _whole_number(True)
+        (12, 12, None, None, None)
+    """
+    if type(value) is int or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+        number = int(value)
+        return number if 0 <= number <= most else None
+    return None
+
+
+def _json_of_line(line: str) -> Mapping[str, Any]:
+    """The object in a line of a commit; empty if it is nested too deeply to be read.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return _object(_DECODER.decode(line))
+    except RecursionError:
+        return {}
+
+
+def _number_of(digits: str) -> int | str:
+    """The number; where Python takes it for too long, its text."""
+    return int(digits) if len(digits) < _LONGEST_NUMBER else digits
+
+
+_DECODER = json.JSONDecoder(parse_int=_number_of)
 
 
 def _check_whole(text: str) -> None:
@@ -631,34 +806,7 @@ def _check_whole(text: str) -> None:
         raise ValueError("there is no action in it")
     if "\0" in text or not all(line.lstrip().startswith("{") for line in lines):
         raise ValueError("it has lines that are not JSON objects")
-    json.loads(lines[-1])
-
-
-def _instants(moment: str) -> list[int]:
-    """The times in milliseconds that a RESTORE may name; none if it is no time.
-
-    delta-rs writes milliseconds, Spark ``2026-01-31 12:00:00.5`` in the time zone of its session, whatever that was.
-    """
-    if moment.isdigit():
-        return [int(moment)]
-    digits = _FRACTION.sub(lambda fraction: f".{fraction[1]:0<6}", moment)
-    try:
-        when = datetime.fromisoformat(digits.replace("Z", "+00:00"))
-        if when.tzinfo:
-            return [int(when.timestamp() * 1000)]
-        local = int(when.replace(tzinfo=timezone.utc).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        return []
-    return [local - offset for offset in ZONE_OFFSETS_MS]
-
-
-def _is_within(instants: list[int], commit: Commit, ends: int | None) -> bool:
-    """Whether one of the times lies between this version and the next."""
-    if not instants or commit.timestamp_ms is None:
-        return True
-    slack = 0 if commit.is_exact_time else LATE_FILE_MS
-    begins = commit.timestamp_ms
-    return any(begins - slack <= instant and (ends is None or instant < ends + slack) for instant in instants)
+    _json_of_line(lines[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -691,9 +839,8 @@ def _file_changes(text: str) -> _FileChanges:
     return _FileChanges(frozenset(found["add"]), frozenset(found["remove"]), partitions)
 
 
-def _json_object(text: str | None) -> Mapping[str, object]:
+def _json_object(text: object) -> Mapping[str, object]:
     try:
-        document = json.loads(text or "")
-    except ValueError:
+        return _object(json.loads(text)) if isinstance(text, str) else {}
+    except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}

@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals, json_values, per_shard
 from spark_jobs.ledger.packing import LARGEST_PLAIN, pack, unpack
 from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import LastMessage, Range
-from stream_consumers.errors import InvalidUrlError
+from stream_consumers.errors import FormatError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
 from stream_consumers.versions import check_choice, check_keys, check_version, newer
 
 FORMAT = 3
-"""The format that is written; :data:`FORMATS` are read. In format 1 each entry carries the whole state. Readers of the
-formats 1 and 2 refuse a larger number, but ignore keys, modes and ways to share that they do not know.
+"""The format that is written; :data:`FORMATS` are read. It grows when the meaning of a field changes. A reader of
+format 2 refuses a larger number, but ignores keys, modes and ways to share that it does not know.
 """
-FORMATS = range(1, FORMAT + 1)
+FORMATS = range(2, FORMAT + 1)
+KEEPER = "keep"
+"""The member in whose transaction sequence a group says what its ledger knows: it races with no batch."""
 KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn", "dismiss")
 MODES = ("append", "replace")
 SWITCHING = "switching"
@@ -60,6 +62,17 @@ class ShardState:
         missing = self.covered.position
         return min(missing, self.redo.ranges[0].start) if self.redo and missing is not None else missing
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the group has done more than claim it: a batch was written, or the position was moved."""
+        return self.claimed is not None or self.covered != Intervals.of((MIN_SEQUENCE, self.origin or 0))
+
+    @property
+    def written(self) -> int | None:
+        """Behind the last Redis entry that is in the table, claimed or read by position; ``None`` if there is none."""
+        reached = self.covered.position or 0
+        return max(self.claimed or 0, reached if reached > (self.origin or 0) else 0) or None
+
     def to_json(self) -> list[int] | dict[str, Any]:
         """The state as JSON values: position, origin and the last message, where these are all there is to know."""
         plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last)
@@ -79,10 +92,7 @@ class ShardState:
             position, origin, *last = known
             covered = Intervals.of((MIN_SEQUENCE, position))
             return cls(covered, origin=origin, last=LastMessage(*last) if last else None)
-        # Early tables of the first format have an owner of each shard.
-        check_keys(
-            known, what="the state of a shard", keys=("cov", "redo", "origin", "claimed", "ended", "last", "owner")
-        )
+        check_keys(known, what="the state of a shard", keys=("cov", "redo", "origin", "claimed", "ended", "last"))
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         remembered = LastMessage(*known["last"]) if known.get("last") else None
         return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"), remembered)
@@ -136,7 +146,7 @@ class LedgerEntry:
             replaced their range. Said here because the commits that tell it are cleaned from the log one day; only full
             entries tell.
         judged: how many replaces ``uncounted`` knows of; only full entries tell.
-        totals: what the commits up to ``base`` add up to; ``None`` if the entry is not full, or of an older version.
+        totals: what the commits up to ``base`` add up to; only full entries tell.
         sharing: how the group shared its shards at ``base``, see
             :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it tells which transaction sequences there are.
             Empty before the first commit.
@@ -180,7 +190,7 @@ class LedgerEntry:
     uncounted: Uncounted = field(default_factory=dict)
     ended: Mapping[Shard, int] = field(default_factory=dict)
     judged: int = 0
-    totals: Totals | None = None
+    totals: Totals = field(default_factory=Totals)
     begins: bool = False
     places: Mapping[Shard, Intervals] = field(default_factory=dict)
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
@@ -215,14 +225,29 @@ class LedgerEntry:
         return self.state is not None
 
     def to_json(self) -> str:
-        """The ``userMetadata`` text: plain JSON, or where that is long, packed but for a head of it."""
+        """The ``userMetadata`` text: plain JSON, or where that is long, packed but for a head of it.
+
+        Raises:
+            FormatError: :meth:`from_json` could not read it, and so the table could not be read any more.
+        """
+        text = self._text()
+        try:
+            self._read(json.loads(text))
+        except _UNREADABLE as error:
+            raise FormatError(
+                f"the metadata of batch {self.bid!r:.100} could not be read back ({error!r:.200}): it is not written",
+                remedy="Name sequences below 2^63-1 only. If you named none, report this as a bug.",
+            ) from error
+        return text
+
+    def _text(self) -> str:
         document: dict[str, object] = {"v": FORMAT}
         for name, key in _KEYS.items():
             value = getattr(self, name)
             if name != "state" and name in _DEFAULTS and value == _DEFAULTS[name]:
                 continue
-            document[key] = _to_json(name, value)
-        text = json.dumps(document, separators=(",", ":"), default=dict)
+            document[key] = json_values(value)
+        text = json.dumps(document, separators=(",", ":"))
         if len(text) <= LARGEST_PLAIN:
             return text
         plain = json.loads(text)
@@ -230,45 +255,29 @@ class LedgerEntry:
         return json.dumps({**head, "packed": pack(plain)}, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | None) -> LedgerEntry | None:
-        """Read the text back; ``None`` if it is not ours.
+    def from_json(cls, document: object) -> LedgerEntry | None:
+        """Read the JSON of :meth:`to_json` back; ``None`` if it is not ours.
 
         Raises:
             UnsupportedVersionError: it is ours, and this release cannot read all of it.
         """
-        try:
-            document = json.loads(text or "")
-        except ValueError:
-            return None
-        return cls.from_document(document)
-
-    @classmethod
-    def from_document(cls, document: object) -> LedgerEntry | None:
-        """As :meth:`from_json`, where the JSON was read."""
         if not isinstance(document, dict) or not document.keys() >= _MARKS:
             return None
         check_version(document["v"], what="batch metadata", versions=FORMATS)
         try:
             return cls._read(document)
-        except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError) as error:
+        except _UNREADABLE as error:
             raise newer(f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})") from error
 
     @classmethod
     def _read(cls, document: Mapping[str, Any]) -> LedgerEntry:
-        is_first = document["v"] == 1
         if "packed" in document:
             document = {**document, **unpack(document["packed"])}
-        # Early tables of the first format say which members have taken shards from each other.
-        check_keys(
-            document, what="batch metadata", keys=("v", "packed", *_KEYS.values(), *(("take",) if is_first else ()))
-        )
-        # The first format names everything, but what was added to it later.
-        optional = _ADDED_LATER if is_first else _DEFAULTS.keys() - {"state"}
+        check_keys(document, what="batch metadata", keys=("v", "packed", *_KEYS.values()))
+        # An entry that is not full has a state, which is null.
+        optional = _DEFAULTS.keys() - {"state"}
         values = {name: document[key] for name, key in _KEYS.items() if key in document or name not in optional}
-        values = {name: _from_json(name, value) for name, value in values.items()}
-        # Older tables call the first commit of a group a claim.
-        kind = "init" if is_first and values["kind"] == "claim" else values["kind"]
-        entry = cls(**{**values, "kind": kind})
+        entry = cls(**{name: _from_json(name, value) for name, value in values.items()})
         if not all(map(BATCH_ID.fullmatch, [entry.bid, *entry.uncounted])):
             raise ValueError("the id of a batch has characters that no release writes")
         check_choice(entry.kind, what="the kind of batch metadata", choices=KINDS)
@@ -279,52 +288,49 @@ class LedgerEntry:
         return entry
 
 
-def _to_json(name: str, value: Any) -> object:
-    if isinstance(value, Totals):
-        return value.to_json()
-    if name == "uncounted":
-        return {bid: {str(s): parts.to_json() for s, parts in ranges.items()} for bid, ranges in value.items()}
-    if name in _PER_SHARD and value is not None:
-        return {str(shard): _PER_SHARD[name].write(part) for shard, part in value.items()}
-    return value
-
-
 def _from_json(name: str, value: Any) -> Any:
     if name in _PLAIN and type(value) is not _PLAIN[name]:
         raise TypeError(f"{name} is {value!r:.100}")
-    if name == "totals" and value is not None:
+    if name in ("hint", "identities") and value is not None:
+        if not isinstance(value, dict) or (
+            name == "identities" and not all(isinstance(v, str) for v in value.values())
+        ):
+            raise TypeError(f"{name} is {value!r:.100}")
+        json.dumps(value, allow_nan=False)
+    if name == "totals":
         return Totals.from_json(value)
     if name == "uncounted":
-        return {
-            bid: {Shard.parse(shard): Intervals.from_json(parts) for shard, parts in ranges.items()}
-            for bid, ranges in value.items()
-        }
+        return {bid: per_shard(ranges, Intervals.from_json) for bid, ranges in value.items()}
     if name in _PER_SHARD and value is not None:
-        return {Shard.parse(shard): _PER_SHARD[name].read(part) for shard, part in value.items()}
+        _check_numbers(value)
+        return per_shard(value, _PER_SHARD[name])
     return value
 
 
-class _Codec(NamedTuple):
-    """How the value of one shard stands in JSON."""
+def _check_numbers(value: object) -> None:
+    """Refuse what is no position: fractions, infinity, and whole numbers of more than 64 bits."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            _check_numbers(part)
+    elif value is not None and not (type(value) is int and -(2**63) <= value < 2**63):
+        raise ValueError(f"{value!r:.100} is no position")
 
-    write: Callable[[Any], object]
-    read: Callable[[Any], object]
 
-
-_RANGE = _Codec(list, lambda pair: Range(*pair))
-_NUMBER = _Codec(int, int)
-_PER_SHARD: Mapping[str, _Codec] = {
-    "ranges": _RANGE,
-    "until": _NUMBER,
-    "origin": _NUMBER,
-    "state": _Codec(ShardState.to_json, ShardState.from_json),
-    "lost": _Codec(Intervals.to_json, Intervals.from_json),
-    "places": _Codec(Intervals.to_json, Intervals.from_json),
-    "claims": _Codec(list, lambda triple: ClaimedRange(*triple)),
-    "goal": _RANGE,
-    "skipped": _RANGE,
-    "ended": _NUMBER,
-    "last_messages": _Codec(list, lambda values: LastMessage(*values)),
+# What reading an entry that no release has written may raise.
+_UNREADABLE = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError),
+    InvalidUrlError,
+)
+# How the value of one shard is read.
+_PER_SHARD: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("ranges", "goal", "skipped"), lambda pair: Range(*pair)),
+    **dict.fromkeys(("until", "origin", "ended"), int),
+    **dict.fromkeys(("lost", "places"), Intervals.from_json),
+    "state": ShardState.from_json,
+    "claims": lambda triple: ClaimedRange(*triple),
+    "last_messages": lambda values: LastMessage(*values),
 }
 _PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
 # Field names and their JSON keys.
@@ -339,17 +345,3 @@ _PLAIN: Mapping[str, type] = {f.name: _PLAIN_TYPES[str(f.type)] for f in fields(
 _MARKS = frozenset(("v", "kind", "group", "app", "bid"))
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
-# Early tables of the first format do not have these.
-_ADDED_LATER = (
-    "replay",
-    "goal",
-    "skipped",
-    "transform",
-    "uncounted",
-    "ended",
-    "judged",
-    "totals",
-    "begins",
-    "places",
-    "last_messages",
-)

@@ -16,9 +16,7 @@ planned from and itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -110,11 +108,6 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
         replays=replays,
         is_forgetful=is_forgetful,
     )
-
-
-def tally_all(newest_first: Sequence[LedgerEntry]) -> Totals:
-    """The totals of these commits alone."""
-    return reduce(tally, reversed(newest_first), Totals())
 
 
 def _joined(lost: Intervals) -> Intervals:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
+
+_Read = TypeVar("_Read")
 
 MIN_SEQUENCE = -(2**63)
 """Stands for "before everything": an origin covers ``[MIN_SEQUENCE, origin)``."""
@@ -113,3 +117,22 @@ class Intervals:
 
 def _end(part: Range) -> int:
     return part.end
+
+
+def json_values(value: Any) -> Any:
+    """Return JSON values: the ``to_json`` of what has one, and text for the shards that are keys.
+
+    Example:
+        >>> json_values({Shard("orders", 3): Intervals.of((1, 2))})
+        {'orders/3': [[1, 2]]}
+    """
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {str(key): json_values(part) for key, part in value.items()}
+    return [json_values(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def per_shard(values: Mapping[str, Any], read: Callable[[Any], _Read]) -> dict[Shard, _Read]:
+    """Read an object whose keys are shards back."""
+    return {Shard.parse(shard): read(value) for shard, value in values.items()}

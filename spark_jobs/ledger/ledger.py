@@ -8,15 +8,15 @@ import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides
-from spark_jobs.ledger.entries import LedgerEntry, State, Uncounted
-from spark_jobs.ledger.fold import fold, restore, tally, tally_all
+from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides, reading
+from spark_jobs.ledger.entries import KEEPER, LedgerEntry, State, Uncounted
+from spark_jobs.ledger.fold import fold, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import Totals
-from stream_consumers.batches import LastMessage
+from stream_consumers.batches import LastMessage, Resume
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -30,14 +30,16 @@ from stream_consumers.wording import counted
 
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
-"""Every so manieth entry of a transaction sequence is full: one that says all that the ledger knows."""
+"""Every tenth entry of a transaction sequence is full: it has all that the ledger knows."""
 MOST_VERSIONS = 2 * FULL_EVERY
-"""The newest full entry never lies further back than so many versions, and those that are being written."""
+"""The newest full entry lies at most this many versions back, besides those that are being written."""
 FEW = 32
-"""An entry that has no more to say than what is known of so many shards is always full."""
+"""An entry is always full while the ledger knows of at most this many shards, batches and identities."""
 NEAR = MOST_VERSIONS
-"""How many of the newest commits are opened before the checkpoint is asked which groups there are."""
+"""This many of the newest commits are opened before the checkpoint is asked which groups have written."""
 LONGEST_MS = 3_600_000
+MOST_LEVELS = 100
+"""A RESTORE to before the newest full entry, within what it goes back to another one, and so on: at most so often."""
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 COMMIT_COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
@@ -51,10 +53,12 @@ def app_id(group: str, member: str | Shard) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """What is known at a version; ``totals`` is ``None`` where it began with an entry that does not say them."""
+    """What the commits up to a version add up to; ``error`` where a RESTORE cannot be followed."""
 
-    state: State
-    totals: Totals | None
+    state: State = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
+    identities: Mapping[str, str] = field(default_factory=dict)
+    sharing: str = ""
     error: StreamAssetsError | None = None
 
 
@@ -96,8 +100,8 @@ class LedgerState:
         identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
         full: the newest full entry; ``None`` if there is none.
         judged: how many replaces ``uncounted`` knows of.
-        totals: what the commits of the group add up to; ``None`` if only older versions of this package have written,
-            which did not keep them: ask :meth:`Ledger.totals`.
+        totals: what the commits of the group add up to.
+        hint: of the newest entry that no RESTORE removed.
         schema: the columns of the table, as its log has them.
     """
 
@@ -112,13 +116,19 @@ class LedgerState:
     identities: Mapping[str, str] = field(default_factory=dict)
     full: FullEntry | None = None
     judged: int = 0
-    totals: Totals | None = field(default_factory=Totals)
+    totals: Totals = field(default_factory=Totals)
+    hint: Mapping[str, object] | None = None
     schema: str = field(default="", compare=False)
 
     @property
     def positions(self) -> Mapping[Shard, int]:
         """The next sequence of each shard."""
         return {shard: s.position for shard, s in sorted(self.shards.items()) if s.position is not None}
+
+    @property
+    def resume(self) -> Resume | None:
+        """What a look at the stream is given; ``None`` before the first commit of the group."""
+        return Resume(self.positions, self.hint) if self.newest else None
 
     @property
     def last_messages(self) -> Mapping[Shard, LastMessage]:
@@ -151,7 +161,6 @@ class Ledger:
         self.member = str(member)
         self.app = app_id(group, member)
         self._last: tuple[str, LedgerState] | None = None
-        self._tallied: tuple[int, Totals] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
         """Batch metadata with the next number of the transaction sequence and a new batch id.
@@ -165,36 +174,27 @@ class Ledger:
             state: the snapshot that the commit is planned from.
             fields: more fields of :class:`LedgerEntry`.
         """
-        known = {"transform": state.newest.transform} if state.newest else {}
-        planned = {
-            "group": self.group,
-            "app": self.app,
-            "number": state.last_number + 1,
-            "by": self.member,
-            "bid": uuid.uuid4().hex,
-            "base": state.version,
-            "state": state.shards,
-            "settled": state.settled,
-            "uncounted": state.uncounted,
-            "sharing": state.sharing,
-            "identities": state.identities,
-            "judged": state.judged,
-        }
-        entry = LedgerEntry(kind, **{**known, **planned, **fields})
+        entry = LedgerEntry(
+            kind,
+            group=self.group,
+            app=self.app,
+            number=state.last_number + 1,
+            by=self.member,
+            bid=uuid.uuid4().hex,
+            base=state.version,
+            state=state.shards,
+            settled=state.settled,
+            uncounted=state.uncounted,
+            judged=state.judged,
+            sharing=state.sharing,
+            identities=state.identities,
+            transform=state.newest.transform if state.newest else "",
+        )
+        entry = replace(entry, **fields)
         if self._is_full(entry, state):
-            return replace(entry, totals=self.totals(state))
+            return replace(entry, totals=state.totals)
         new = {name: told for name, told in entry.identities.items() if state.identities.get(name) != told}
         return replace(entry, state=None, settled=-1, uncounted={}, judged=0, identities=new)
-
-    def renewed(self, entry: LedgerEntry, state: LedgerState) -> LedgerEntry:
-        """The same for the ledger as it is now: another number, id and base.
-
-        Args:
-            entry: that was planned, and is not in the table.
-            state: the ledger now.
-        """
-        kept = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name not in _OF_THE_MOMENT}
-        return self.entry(entry.kind, state, **kept, identities={**state.identities, **entry.identities})
 
     def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
         is_ordinary = entry.kind in ("batch", "replay", "turn") and not (entry.until or entry.skipped or entry.switch)
@@ -216,6 +216,10 @@ class Ledger:
             InvalidOptionError: the table forgets transaction numbers.
             UnsupportedError: a catalog decides on its commits.
         """
+        with reading(self.log):
+            return self._read()
+
+    def _read(self) -> LedgerState:
         snapshot = self.log.snapshot()
         if snapshot is None:
             return LedgerState(-1)
@@ -228,52 +232,37 @@ class Ledger:
             raise catalog_decides(self.log.path, f"{coordinator} is set")
         if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
             return self._last[1]
-        number = snapshot.last_number(self.app)
         newest = self._newest_readable(snapshot)
         if newest is None:
             self._check_readable(snapshot, self.app)
             return LedgerState(snapshot.version, schema=snapshot.schema)
-        found_full = self._newest_full(snapshot.version)
-        assert found_full is not None  # the first entry of a group is full
-        full, told = found_full
-        is_restored = self._is_restored(newest, snapshot.version)
-        sharing = self._sharing(newest, snapshot.version)
-        folded = self._fold_to(snapshot.version)
+        folded = self._fold_to(snapshot.version, {})
         if folded.error is not None:
             raise folded.error
-        longest = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
-        carrier = FullEntry(full.version, full.timestamp_ms, longest, self._is_restored(told, snapshot.version))
-        judge = self._judge(told, is_restored=carrier.is_restored)
-        identities = self._identities(told, snapshot.version)
+        full = self._newest_full(snapshot.version)
+        assert full is not None  # the first entry of a group is full
+        commit, entry = full
+        is_restored = self._is_restored(entry, snapshot.version)
+        longest_ms = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
+        judge = self._newest_surviving_full() if is_restored else entry
+        was_removed = self._is_restored(newest, snapshot.version)
         found = LedgerState(
             snapshot.version,
             folded.state,
             newest,
-            number,
-            judge.settled if judge else -1,
-            sharing,
-            is_restored,
-            judge.uncounted if judge else {},
-            identities,
-            carrier,
-            judge.judged if judge else 0,
-            folded.totals,
-            snapshot.schema,
+            snapshot.last_number(self.app),
+            sharing=folded.sharing,
+            is_restored=was_removed,
+            identities=folded.identities,
+            full=FullEntry(commit.version, commit.timestamp_ms, longest_ms, is_restored),
+            totals=folded.totals,
+            hint=self._surviving_hint(snapshot.version) if was_removed else newest.hint,
+            schema=snapshot.schema,
         )
+        if judge is not None:
+            found = replace(found, settled=judge.settled, uncounted=judge.uncounted, judged=judge.judged)
         self._last = snapshot.table_id, found
         return found
-
-    def totals(self, state: LedgerState) -> Totals:
-        """What the commits of the group add up to; where no entry says it, as far as the log reaches back."""
-        if state.totals is not None:
-            return state.totals
-        if self._tallied is None or self._tallied[0] != state.version:
-            entries: list[LedgerEntry] = []
-            # Behind a RESTORE to who knows where the log does not tell.
-            with suppress(LedgerUnreadableError, LedgerTruncatedError):
-                entries.extend(commit.entry for commit in self.surviving(state.version) if commit.entry)
-            self._tallied = state.version, tally_all(entries)
-        return self._tallied[1]
 
     def was_restored(self, *, after: int, state: LedgerState) -> bool:
         """Whether there was a RESTORE behind version ``after``, as far as the log tells; if it does not, there was."""
@@ -325,18 +314,20 @@ class Ledger:
             LedgerTruncatedError: the log was cleaned, so that what it wrote is not known.
         """
         snapshot = self.log.snapshot()
-        if snapshot is None:
-            return
-        if self._newest_readable(snapshot) is not None:
+        if snapshot is None or self._newest_readable(snapshot) is not None:
             return
         for member in ("main", self.member, *map(str, sorted(shards))):
             self._check_readable(snapshot, app_id(self.group, member))
 
-    def other_group(self, streams: frozenset[str]) -> str | None:
-        """A group other than this one that has written one of these streams into the table.
+    def other_group(self, streams: frozenset[str], *, base: int | None = None) -> str | None:
+        """A group other than this one that has written one of these streams into the table, or is about to.
 
         A full entry names all streams that its group had at its base, so that older commits of the group say nothing
         more. Beyond the newest commits, only a group whose rows the table may hold is searched for.
+
+        Args:
+            streams: their keys.
+            base: the version that a claim of the streams is planned from; the newest by default.
 
         Raises:
             LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
@@ -346,9 +337,9 @@ class Ledger:
             return None
         others: Collection[str] | None = None
         bases: dict[str, int] = {}
-        is_cleaned = False
+        last = snapshot.version if base is None else base
         for version in range(snapshot.version, -1, -1):
-            if snapshot.version - version == NEAR:
+            if last - version == NEAR:
                 if not snapshot.may_hold(streams):
                     return None
                 groups = self._groups(snapshot)
@@ -357,8 +348,14 @@ class Ledger:
                 return None
             commit = self.log.commit(version)
             if commit is None:
-                is_cleaned = True
-                break
+                if not snapshot.may_hold(streams):
+                    return None
+                raise LedgerTruncatedError(
+                    f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
+                    remedy="Use the group that wrote them, or another table: a row is known by stream, shard and "
+                    "sequence.",
+                    group=self.group,
+                )
             entry = commit.entry
             if entry is None or entry.group == self.group:
                 continue
@@ -366,12 +363,51 @@ class Ledger:
                 return entry.group
             if entry.is_full:
                 bases[entry.group] = max(entry.base, bases.get(entry.group, -1))
-        if is_cleaned and snapshot.may_hold(streams):
-            raise LedgerTruncatedError(
-                f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
-                remedy="Use the group that wrote them, or another table: a row is known by stream, shard and sequence.",
-                group=self.group,
-            )
+        return None
+
+    def earlier_claim(self, streams: frozenset[str]) -> str | None:
+        """A group whose claim of one of these streams goes before that of this group (``tests/model/groups.py``).
+
+        The first entry of a group with a stream claims it. :meth:`other_group` looked for other claims before it, as of
+        its base. What is left are claims that landed between the base and the claim, and those of groups that could not
+        see it, because it lies too far back and has no rows.
+
+        Args:
+            streams: which the group has claimed, and not written yet.
+
+        Raises:
+            LedgerTruncatedError: see :meth:`other_group`, where the log was cleaned since the claim.
+        """
+        claims: dict[str, tuple[int, int]] = {}
+        others: list[tuple[int, LedgerEntry, str]] = []
+        claimed_before: set[str] = set()
+        for version in self.log.newest_versions():
+            if all(stream in claims and claims[stream][0] >= version for stream in streams):
+                break
+            commit = self.log.commit(version)
+            if commit is None:
+                unknown = streams - claimed_before
+                if unknown:
+                    return self.other_group(unknown)
+                # The claims are older than all that can be read.
+                break
+            entry = commit.entry
+            if entry is None:
+                continue
+            if entry.group != self.group:
+                others += ((version, entry, stream) for stream in streams & _streams(entry.origin, entry.extents))
+                continue
+            if entry.kind == "keep" and entry.app != app_id(self.group, KEEPER):
+                # The log was cleaned, and the state was made anew from the rows: what was before is not asked again.
+                streams -= _streams(entry.state or ())
+            claimed_before |= _streams(entry.state or ())
+            for stream in (streams & _streams(entry.origin)) - _streams(entry.state or ()):
+                claims[stream] = entry.base, version
+        for version, entry, stream in reversed([one for one in others if one[2] in streams]):
+            base, own = claims.get(stream, (-1, -1))
+            is_unaware = version > own and (stream in _streams(entry.extents) or entry.base - own >= NEAR)
+            if base < version < own or is_unaware:
+                return entry.group
         return None
 
     def newest_first(self) -> Iterator[Commit]:
@@ -399,6 +435,7 @@ class Ledger:
                 yield commit
 
     def _not_removed(self, up_to: int | None = None) -> Iterator[Commit]:
+        folds: dict[int, _Folded] = {}
         snapshot = self.log.snapshot() if up_to is None else None
         version = up_to if up_to is not None else snapshot.version if snapshot else -1
         while version >= 0:
@@ -406,7 +443,7 @@ class Ledger:
             if commit is None:
                 return
             if commit.restored is not None:
-                version = self._restored_version(commit)
+                version = self._restored_version(commit, folds)
                 continue
             yield commit
             version -= 1
@@ -436,100 +473,103 @@ class Ledger:
             )
         return commit if ours else replace(commit, entry=None)
 
-    def _judge(self, full: LedgerEntry, *, is_restored: bool) -> LedgerEntry | None:
-        """The newest full entry whose rows survived, as all did that it knew of: it says which dead letters count."""
-        if not is_restored:
-            return full
+    def _newest_surviving_full(self) -> LedgerEntry | None:
+        """The newest full entry whose rows survived, as did all that it knew of: it says which dead letters count."""
         for commit in self.surviving():
             if commit.entry is None or not commit.entry.is_full:
                 continue
             try:
-                late = self._is_restored(commit.entry, commit.version - 1)
+                if not self._is_restored(commit.entry, commit.version - 1):
+                    return commit.entry
             except LedgerTruncatedError:
                 break
-            if not late:
-                return commit.entry
+        return None
+
+    def _surviving_hint(self, version: int) -> Mapping[str, object] | None:
+        """The hint of the newest entry that no RESTORE removed; ``None`` where the log does not reach back to it."""
+        with suppress(LedgerTruncatedError):
+            return next((commit.entry.hint for commit in self.surviving(version) if commit.entry), None)
         return None
 
     def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
         """Whether there was a RESTORE up to ``version`` since the entry was planned."""
         return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
 
-    def _newest(self, snapshot: TableSnapshot) -> LedgerEntry | None:
-        """The newest entry of the group up to a version; ``None`` if it has none."""
-        for number in range(snapshot.version, -1, -1):
-            if snapshot.version - number == NEAR:
+    def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
+        """The newest entry of the group; ``None`` if it has none, or the log was cleaned before it."""
+        for version in range(snapshot.version, -1, -1):
+            if snapshot.version - version == NEAR:
                 groups = self._groups(snapshot)
                 if groups is not None and self.group not in groups:
                     return None
-            entry = self._need(number).entry
-            if entry is not None:
-                return entry
+            commit = self._own(version)
+            if commit is None or commit.entry is not None:
+                return commit.entry if commit else None
         return None
 
     def _newest_full(self, version: int) -> tuple[Commit, LedgerEntry] | None:
         """The newest full entry of the group up to ``version``, and its commit; ``None`` if it has none."""
-        for number in range(version, -1, -1):
-            commit = self._need(number)
-            if commit.entry is not None and commit.entry.is_full:
-                return commit, commit.entry
-        return None
-
-    def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
-        try:
-            return self._newest(snapshot)
-        except LedgerTruncatedError:
-            return None
+        commits = map(self._need, range(version, -1, -1))
+        return next(((commit, commit.entry) for commit in commits if commit.entry and commit.entry.is_full), None)
 
     def _groups(self, snapshot: TableSnapshot) -> frozenset[str] | None:
         """The groups that have written up to a version, as its transactions name them; ``None``: they are not known."""
         apps = self.log.transactions(snapshot)
         return None if apps is None else frozenset(app.partition("/")[0] for app in apps if "/" in app)
 
-    def _sharing(self, newest: LedgerEntry, version: int) -> str:
-        """The first commit decides, then every switch; no RESTORE changes it: transaction sequences just continue."""
-        sharing = newest.sharing
-        for number in range(newest.base + 1, version + 1):
-            entry = self._need(number).entry
-            if entry is not None and entry.switch is not None and (entry.kind == "fence" or not sharing):
-                sharing = entry.switch
-        return sharing
+    def _fold_to(self, version: int, known: dict[int, _Folded], level: int = 0) -> _Folded:
+        """The fold up to ``version``, looked up in those that are known by now, or added to them.
 
-    def _identities(self, full: LedgerEntry, version: int) -> Mapping[str, str]:
-        """Those of the newest full entry and of all since its base: one on its way does not know an accept."""
-        identities = dict(full.identities)
-        for number in range(full.base + 1, version + 1):
-            entry = self._need(number).entry
-            identities.update(entry.identities if entry else {})
-        return identities
+        A RESTORE asks for that of an older version, which may hold others: without the look-up, levels of them double.
 
-    def _fold_to(self, version: int) -> _Folded:
-        """The fold up to ``version``, starting from the newest state that an entry carries: that at its base.
-
-        A RESTORE to who knows where makes an error of it, until a RESTORE to a known version follows.
+        Raises:
+            LedgerUnreadableError: there are more levels of them than ingestion makes.
         """
-        full = self._newest_full(version)
-        if full is None:
-            return _Folded({}, Totals())
-        base, now = full[1].base, _Folded(full[1].state or {}, full[1].totals)
-        folds: dict[int, _Folded] = {base: now}
-        for number in range(base + 1, version + 1):
+        if version not in known:
+            if level > MOST_LEVELS:
+                raise LedgerUnreadableError(
+                    f"{self.log.path} has more than {MOST_LEVELS} RESTOREs that depend on each other",
+                    remedy=RESTORE_REMEDY,
+                )
+            known[version] = self._fold_on(version, known, level + 1)
+        return known[version]
+
+    def _fold_on(self, version: int, known: dict[int, _Folded], level: int) -> _Folded:
+        """The fold up to ``version``, from the newest full entry on, which carries the fold at its base.
+
+        The first commit of the group decides how it shares, then every switch. No RESTORE takes back a switch or an
+        identity, because transaction sequences just continue. After a RESTORE to an unknown version there is an error
+        until a RESTORE to a known one follows.
+        """
+        found = self._newest_full(version)
+        if found is None:
+            return _Folded()
+        full = found[1]
+        now = _Folded(full.state or {}, full.totals, full.identities, full.sharing)
+        folds: dict[int, _Folded] = {full.base: now}
+        for number in range(full.base + 1, version + 1):
             commit = self._need(number)
             if commit.restored is not None:
                 try:
-                    target = self._restored_version(commit)
-                    past = folds[target] if target in folds else self._fold_to(target)
-                    now = replace(past, state=restore(now.state, past.state))
+                    target = self._restored_version(commit, known, level)
+                    past = folds[target] if target in folds else self._fold_to(target, known, level)
                 except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
-                    now = _Folded(restore(now.state, now.state), now.totals, unknown)
-            elif commit.entry is not None:
-                late = self._is_restored(commit.entry, number - 1)
-                totals = tally(now.totals, commit.entry) if now.totals is not None else None
-                now = _Folded(fold(now.state, commit.entry, late=late), totals, now.error)
+                    past = replace(now, error=unknown)
+                now = replace(now, state=restore(now.state, past.state), totals=past.totals, error=past.error)
+            elif entry := commit.entry:
+                late = self._is_restored(entry, number - 1)
+                is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
+                now = _Folded(
+                    fold(now.state, entry, late=late),
+                    tally(now.totals, entry),
+                    {**now.identities, **entry.identities},
+                    entry.switch or "" if is_switch else now.sharing,
+                    now.error,
+                )
             folds[number] = now
         return now
 
-    def _restored_version(self, commit: Commit) -> int:
+    def _restored_version(self, commit: Commit, known: dict[int, _Folded], level: int = 0) -> int:
         """The version that a RESTORE went back to, or any that is like it for the group.
 
         Raises:
@@ -537,15 +577,13 @@ class Ledger:
         """
         newest, *others = self.log.restored_versions(commit)
         if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):
-            like = self._fold_to(newest)
-            for other in others:
-                found = self._fold_to(other)
-                if like.error is not None or (found.state, found.error) != (like.state, None):
-                    raise LedgerUnreadableError(
-                        f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}); that may be "
-                        f"version {other} or {newest}, which have the same files, but other positions",
-                        remedy=RESTORE_REMEDY,
-                    )
+            folds = [self._fold_to(version, known, level) for version in (newest, *others)]
+            if any(one.error is not None or one.state != folds[0].state for one in folds):
+                raise LedgerUnreadableError(
+                    f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}); that may be "
+                    f"version {others[-1]} or {newest}, which have the same files, but other positions",
+                    remedy=RESTORE_REMEDY,
+                )
         return newest
 
     def _any(self, first: int, end: int, is_match: Callable[[Commit], bool]) -> bool:
@@ -561,25 +599,8 @@ class Ledger:
         return commit
 
 
-# What an entry says of the moment in which it was planned, and of whose it is.
-_OF_THE_MOMENT = frozenset(
-    [
-        "kind",
-        "group",
-        "app",
-        "by",
-        "number",
-        "bid",
-        "base",
-        "state",
-        "settled",
-        "uncounted",
-        "judged",
-        "totals",
-        "sharing",
-        "identities",
-    ]
-)
+def _streams(*shards: Iterable[Shard]) -> frozenset[str]:
+    return frozenset(shard.stream for group in shards for shard in group)
 
 
 def interval_ms(text: str) -> int | None:

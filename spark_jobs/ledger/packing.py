@@ -22,8 +22,12 @@ from stream_consumers.messages import Shard
 
 LARGEST_PLAIN = 4096
 """Bytes of a text that is left as it is."""
-LARGEST_UNPACKED = 256 * 1024 * 1024
-"""Bytes of a text after it is unpacked: a million shards have a tenth of it."""
+LARGEST_UNPACKED = 64 * 1024 * 1024
+"""Bytes of a text after it is unpacked: a million shards take half of it."""
+LARGEST_SKELETON = 4 * 1024 * 1024
+"""Bytes of its JSON, each of which may become 25 in memory."""
+MOST_ROWS = 2_000_000
+"""Rows of all tables of a text, each of which takes some hundred bytes in memory."""
 _FEWEST_ROWS = 8
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _COLUMNS = "\0columns"
@@ -57,7 +61,12 @@ def unpack(text: str) -> Any:
         raise ValueError(str(error)) from error
     if not unpacker.eof:
         raise ValueError(f"it is cut, or has more than {LARGEST_UNPACKED:,} bytes")
-    return _with_tables(json.loads(left[: int(size)]), _Planes(left[int(size) :]))
+    if not 0 < int(size) <= LARGEST_SKELETON:
+        raise ValueError(f"it has {int(size):,} bytes of JSON, more than {LARGEST_SKELETON:,}")
+    planes = _Planes(left[int(size) :])
+    found = _with_tables(json.loads(left[: int(size)]), planes)
+    planes.check_end()
+    return found
 
 
 def _without_tables(value: object, planes: list[bytes]) -> object:
@@ -97,6 +106,7 @@ def _with_tables(value: object, planes: _Planes) -> object:
         return {key: _with_tables(cell, planes) for key, cell in value.items()}
     found: dict[str, object] = {}
     for stream, is_list, width, count in value[_COLUMNS]:
+        planes.count_rows(count, width)
         ids = np.cumsum(planes.next(count)).tolist()
         columns = [planes.next(count).tolist() for _ in range(width)]
         for number, *cells in zip(ids, *columns):
@@ -111,11 +121,40 @@ def _plane(numbers: Any) -> bytes:
 class _Planes:
     """The columns, one after the other."""
 
-    def __init__(self, left: bytes) -> None:
-        self._left = left
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+        self._rows = 0
+
+    def count_rows(self, count: int, width: int) -> None:
+        """Count a table.
+
+        Raises:
+            ValueError: it has no columns, or there are too many rows.
+        """
+        self._rows += count
+        if width < 1 or self._rows > MOST_ROWS:
+            raise ValueError(f"it has a table of {count} rows and {width} columns, {self._rows} rows in all")
 
     def next(self, count: int) -> Any:
-        if not 0 < 8 * count <= len(self._left):
-            raise ValueError(f"a column of {count} numbers is not in the {len(self._left)} bytes that are left")
-        own, self._left = self._left[: 8 * count], self._left[8 * count :]
-        return np.frombuffer(own, np.uint8).reshape(8, count).T.copy().view("<i8").reshape(count)
+        """The numbers of the next column.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        start, self._at = self._at, self._at + 8 * count
+        if not start < self._at <= len(self._content):
+            raise ValueError(
+                f"a column of {count} numbers is not in the {len(self._content) - start} bytes that are left"
+            )
+        own = np.frombuffer(self._content, np.uint8, 8 * count, start)
+        return own.reshape(8, count).T.copy().view("<i8").reshape(count)
+
+    def check_end(self) -> None:
+        """Check that there is no other column.
+
+        Raises:
+            ValueError: there is.
+        """
+        if self._at != len(self._content):
+            raise ValueError(f"{len(self._content) - self._at} bytes are of no column")

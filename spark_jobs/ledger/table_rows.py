@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import reduce
 from operator import and_, or_
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +19,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 from deltalake import DeltaTable
 
-from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog
+from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog, unreadable
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.storage_errors import unreadable
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
-from stream_consumers.messages import Shard
+from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
 UNPLACED = " OR ".join(f"{name} IS NULL" for name in PLACE)
 """The rows of which it is not known whose they are: others wrote them, or took their places away."""
-ROW_MOMENT = (*PLACE, "_timestamp")
+TIME = "_timestamp"
+ROW_MOMENT = (*PLACE, TIME)
 """The place and the timestamp of a row."""
 MESSAGE_MOMENT = ("stream", "shard", "sequence", "timestamp_ms")
 """The place and the timestamp of a message of :data:`stream_consumers.batches.MESSAGE_SCHEMA`."""
@@ -60,9 +62,12 @@ def scan(
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
+        LedgerUnreadableError: its log names what is no data file.
     """
     with _readable(log, version):
         table = DeltaTable(log.path, version=version, storage_options=log.storage_options)
+        if "://" not in log.path:
+            log.check_files(unquote(str(path)) for path in pa.table(table.get_add_actions()).column("path").to_pylist())
         for batch in table.scan(list(columns) if columns else None, where or None):
             yield pa.record_batch(batch)
 
@@ -88,6 +93,8 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
 def moments_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mapping[Shard, Moments]:
     """The sequences and timestamps per shard, each as often as it is there; rows without a place are left out.
 
+    A timestamp that no table can hold counts as none: such a message is a dead letter without one.
+
     Args:
         batches: rows, or messages.
         names: of their columns: :data:`ROW_MOMENT`, or :data:`MESSAGE_MOMENT`.
@@ -98,7 +105,9 @@ def moments_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mappi
         timestamps = batch.column(names[3])
         if pa.types.is_timestamp(timestamps.type):
             timestamps = timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False)
-        placed["moment"] = timestamps.cast(pa.int64()).fill_null(np.iinfo(np.int64).min).to_numpy()
+        moments = timestamps.cast(pa.int64()).fill_null(np.iinfo(np.int64).min).to_numpy()
+        is_possible = (moments >= MIN_TIMESTAMP_MS) & (moments <= MAX_TIMESTAMP_MS)
+        placed["moment"] = np.where(is_possible, moments, np.iinfo(np.int64).min)
         for (stream, number), own in placed.dropna().groupby([*names[:2]]):
             found = Moments(own[names[2]].to_numpy(np.int64), own["moment"].to_numpy(np.int64))
             parts.setdefault(Shard(str(stream), int(number)), []).append(found)
@@ -185,13 +194,18 @@ def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -
         names: of the columns in the files: those of :data:`PLACE`, and others behind them.
 
     Raises:
+        LedgerUnreadableError: a path is not that of a data file.
         OSError: a file is gone.
         KeyError: a column is neither in the first file nor in the partition of each.
     """
     types, told = dict(zip(names, _PLACE_TYPES)), [name for name in names if name in files[0].partition]
     where = log.files()
+    log.check_files(file.path for file in files)
     fragments = []
     for file in files:
+        if file.path.startswith("/"):
+            # Of the table that this one is a shallow clone of; `where` would look for it in this one.
+            raise FileNotFoundError(file.path)
         holds = reduce(and_, (_holds(name, file.partition[name], types[name]) for name in told), pc.scalar(True))
         fragments.append(_PARQUET.make_fragment(file.path, where, partition_expression=holds))
     written = fragments[0].physical_schema
@@ -313,20 +327,98 @@ def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> It
         yield Shard(str(key), int(shard_id)), found.to_numpy(np.int64)
 
 
+class ChangedTimes(NamedTuple):
+    """The times of the rows that a batch wrote, and of those that it replaced, in milliseconds since 1970."""
+
+    written: Sequences
+    replaced: Sequences
+
+
+def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> ChangedTimes | None:
+    """The times of the rows that a batch wrote, and of those that it replaced.
+
+    Args:
+        log: of the table.
+        commit: of the batch.
+        names: of :data:`ROW_MOMENT` in the data files, see :func:`names_in_files`.
+
+    Returns:
+        ``None`` if a file is gone (VACUUM removes those that were rewritten), so that they are unknown.
+    """
+    entry = commit.entry
+    is_replaced = entry is not None and entry.mode == "replace"
+    condition = None
+    if entry is not None and is_replaced:
+        # Files that hold a part of the range were written again as a whole.
+        condition = inside({shard: parts.hull for shard, parts in entry.written.items() if parts}, names[:-1])
+    try:
+        removed = log.removed_files(commit.version) if is_replaced else []
+        return ChangedTimes(
+            *(
+                _milliseconds(open_files(log, files, names).to_table(columns=[names[-1]], filter=condition).column(0))
+                if files
+                else np.empty(0, np.int64)
+                for files in (log.added_files(commit.version), removed)
+            )
+        )
+    except (OSError, ValueError, KeyError, LedgerUnreadableError):
+        return None
+
+
+def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Sequences]:
+    """The times of the rows that a table holds, some at a time, in milliseconds since 1970.
+
+    Args:
+        log: of the table.
+        where: a SQL condition.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    for batch in scan(log, (TIME,), where=where):
+        yield _milliseconds(batch.column(0))
+
+
+def in_time(start: datetime | None, end: datetime | None) -> str:
+    """The rows whose messages are of a time, as a SQL condition.
+
+    Args:
+        start: its first moment, in any zone; ``None`` if it has none.
+        end: the moment behind the last one; ``None`` if it has none.
+
+    Example:
+        >>> in_time(datetime(2026, 11, 17, tzinfo=timezone.utc), None)
+        "_timestamp >= TIMESTAMP '2026-11-17T00:00:00+00:00'"
+    """
+    bounds = [(">=", start), ("<", end)]
+    told = [
+        f"{TIME} {sign} TIMESTAMP '{moment.astimezone(timezone.utc).isoformat()}'" for sign, moment in bounds if moment
+    ]
+    return " AND ".join(told) or "TRUE"
+
+
+def _milliseconds(column: Any) -> Sequences:
+    times = column.cast(pa.timestamp("ms"), safe=False).drop_null()
+    found: Sequences = times.to_numpy().astype("datetime64[ms]").astype(np.int64)
+    return found
+
+
 @contextmanager
 def _readable(log: DeltaLog, version: int | None = None) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a file that is gone is a bare one, in the middle of the rows
+    except LedgerUnreadableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a file that is gone is a bare one, in the middle of the rows
         if torn := log.torn_files(version):
             raise TableUnreadableError(
                 f"{len(torn)} data files of {log.path} are torn, like {torn[0]}",
                 remedy="A power cut, or a full or broken disk, leaves such files. Go back with RESTORE TABLE … TO "
                 "VERSION AS OF the version before the one that added them; the messages are read again.",
-            ) from error
+            ) from None
         raise unreadable(
-            log.path,
+            log,
             error,
             what=f"the rows of {log.path} cannot be read without Spark",
             remedy=f"The table needs its columns {', '.join(PLACE)}, and features that delta-rs can read.",
-        ) from error
+        ) from None

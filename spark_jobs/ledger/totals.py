@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.intervals import Intervals, json_values, per_shard
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from stream_consumers.versions import check_keys
@@ -69,21 +69,13 @@ class Totals:
         """As JSON values; what is nothing is left out."""
         found = {
             "dead": self.dead,
-            "lost": _intervals_to_json(self.lost),
+            "lost": self.lost,
             "replaced": self.replaced,
             # A list: an object that is packed has no order.
-            "replays": [
-                [
-                    key,
-                    {str(shard): list(part) for shard, part in one.goal.items()},
-                    _intervals_to_json(one.done),
-                    one.is_whole,
-                ]
-                for key, one in self.replays.items()
-            ],
+            "replays": [[key, one.goal, one.done, one.is_whole] for key, one in self.replays.items()],
             "forgetful": self.is_forgetful,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: json_values(value) for name, value in found.items() if value}
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> Totals:
@@ -95,22 +87,14 @@ class Totals:
         check_keys(known, what="the totals", keys=("dead", "lost", "replaced", "replays", "forgetful"))
         replays = {
             key: ReplayProgress(
-                {Shard.parse(shard): Range(*part) for shard, part in goal.items()}, _intervals_from_json(done), is_whole
+                per_shard(goal, lambda part: Range(*part)), per_shard(done, Intervals.from_json), is_whole
             )
             for key, goal, done, is_whole in known.get("replays", ())
         }
         return cls(
             known.get("dead", 0),
-            _intervals_from_json(known.get("lost", {})),
+            per_shard(known.get("lost", {}), Intervals.from_json),
             known.get("replaced", 0),
             replays,
             known.get("forgetful", False),
         )
-
-
-def _intervals_to_json(parts: Mapping[Shard, Intervals]) -> dict[str, object]:
-    return {str(shard): part.to_json() for shard, part in parts.items()}
-
-
-def _intervals_from_json(parts: Mapping[str, Any]) -> dict[Shard, Intervals]:
-    return {Shard.parse(shard): Intervals.from_json(part) for shard, part in parts.items()}

@@ -6,11 +6,11 @@ import os
 
 from opentelemetry import metrics
 
-from spark_jobs.metrics.numbers import OTLP_VARIABLES, SECONDS, BatchLabels, BatchNumbers
+from spark_jobs.metrics.numbers import COUNTERS, DURATIONS, LAG, OTLP_VARIABLES, SECONDS, BatchLabels, BatchNumbers
 
 
 class OpenTelemetryRecorder:
-    """Tells the provider of metrics of this process; where there is none, one that the environment describes.
+    """Records with the provider of metrics of this process, or with one that the environment describes.
 
     The variables are those of OpenTelemetry: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_EXPORTER_OTLP_HEADERS``,
     ``OTEL_METRIC_EXPORT_INTERVAL``, ``OTEL_SERVICE_NAME`` and so on.
@@ -23,36 +23,28 @@ class OpenTelemetryRecorder:
         if meter is None and any(os.environ.get(name) for name in OTLP_VARIABLES):
             _provide()
         meter = meter or metrics.get_meter("stream_assets")
-        self._batches = meter.create_counter("stream_assets.batches", "{batch}", "Batches in the table.")
-        self._messages = meter.create_counter("stream_assets.messages", "{message}", "Messages decoded.")
-        self._rows = meter.create_counter("stream_assets.rows", "{row}", "Rows written.")
-        self._bytes = meter.create_counter("stream_assets.bytes", "By", "Bytes of the data files written.")
-        self._dead = meter.create_counter("stream_assets.dead_letters", "{message}", "Dead letters written.")
-        self._lag = meter.create_gauge(
-            "stream_assets.lag", "{message}", "Messages that the group is behind after its last batch."
-        )
-        self._seconds = meter.create_histogram(
-            "stream_assets.batch.duration", "s", "From plan to commit.", explicit_bucket_boundaries_advisory=SECONDS
-        )
-        self._step = meter.create_histogram(
-            "stream_assets.step.duration", "s", "A step of a batch.", explicit_bucket_boundaries_advisory=SECONDS
+        self._counters = {
+            name: meter.create_counter(f"stream_assets.{name}", unit, text) for name, (unit, text) in COUNTERS.items()
+        }
+        self._lag = meter.create_gauge("stream_assets.lag", "{message}", LAG)
+        self._seconds, self._step = (
+            meter.create_histogram(
+                f"stream_assets.{name}.duration", "s", text, explicit_bucket_boundaries_advisory=SECONDS
+            )
+            for name, text in DURATIONS.items()
         )
 
     def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
-        """A step of a batch took so long."""
+        """Record how long a step of a batch took."""
         self._step.record(seconds, {**labels.to_dict(), "step": name})
 
     def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
-        """A batch is in the table."""
-        attributes = labels.to_dict()
-        self._batches.add(1, attributes)
-        self._messages.add(numbers.messages, attributes)
-        self._rows.add(numbers.rows, attributes)
-        self._bytes.add(numbers.bytes, attributes)
-        self._dead.add(numbers.dead_letters, attributes)
-        self._seconds.record(numbers.seconds, attributes)
+        """Record a batch that is in the table."""
+        for name, count in numbers.counts().items():
+            self._counters[name].add(count, labels.to_dict())
+        self._seconds.record(numbers.seconds, labels.to_dict())
         for stream, lag in numbers.lag.items():
-            self._lag.set(lag, {"group": labels.group, "table": labels.table, "stream": stream})
+            self._lag.set(lag, labels.of_stream(stream))
 
 
 def _provide() -> None:

@@ -20,18 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from spark_jobs.metrics.numbers import SECONDS, BatchLabels, BatchNumbers
+from spark_jobs.metrics.numbers import COUNTERS, DURATIONS, LAG, SECONDS, BatchLabels, BatchNumbers
 
 FILE = "stream_assets.prom"
-_BATCHES = CounterMetricFamily("stream_assets_batches", "Batches in the table.")
-_MESSAGES = CounterMetricFamily("stream_assets_messages", "Messages decoded.")
-_ROWS = CounterMetricFamily("stream_assets_rows", "Rows written.")
-_BYTES = CounterMetricFamily("stream_assets_bytes", "Bytes of the data files written.")
-_DEAD_LETTERS = CounterMetricFamily("stream_assets_dead_letters", "Dead letters written.")
-_LAG = GaugeMetricFamily("stream_assets_lag", "Messages that the group is behind after its last batch.")
-_BATCH_SECONDS = HistogramMetricFamily("stream_assets_batch_seconds", "From plan to commit.")
-_STEP_SECONDS = HistogramMetricFamily("stream_assets_step_seconds", "A step of a batch.")
-_FAMILIES = (_BATCHES, _MESSAGES, _ROWS, _BYTES, _DEAD_LETTERS, _LAG, _BATCH_SECONDS, _STEP_SECONDS)
+_LAG = GaugeMetricFamily("stream_assets_lag", LAG)
+_SECONDS = {name: HistogramMetricFamily(f"stream_assets_{name}_seconds", text) for name, text in DURATIONS.items()}
+_COUNTERS = [CounterMetricFamily(f"stream_assets_{name}", text) for name, (_, text) in COUNTERS.items()]
+_SUFFIXES = ("_total", "_bucket", "_count", "_sum", "")
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -49,25 +44,21 @@ class TextfileRecorder:
         self._steps: deque[tuple[BatchLabels, str, float]] = deque()
 
     def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
-        """A step of a batch took so long."""
+        """Record how long a step of a batch took."""
         self._steps.append((labels, name, seconds))
 
     def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
-        """A batch is in the table."""
+        """Record a batch that is in the table."""
         own = labels.to_dict()
         with self._changing() as values:
-            _add(values, _BATCHES, own, 1)
-            _add(values, _MESSAGES, own, numbers.messages)
-            _add(values, _ROWS, own, numbers.rows)
-            _add(values, _BYTES, own, numbers.bytes)
-            _add(values, _DEAD_LETTERS, own, numbers.dead_letters)
-            _observe(values, _BATCH_SECONDS, own, numbers.seconds)
+            for name, count in numbers.counts().items():
+                _increase(values, f"stream_assets_{name}_total", own, count)
+            _observe(values, _SECONDS["batch"], own, numbers.seconds)
             while self._steps:
                 of, name, seconds = self._steps.popleft()
-                _observe(values, _STEP_SECONDS, {**of.to_dict(), "step": name}, seconds)
+                _observe(values, _SECONDS["step"], {**of.to_dict(), "step": name}, seconds)
             for stream, lag in numbers.lag.items():
-                of_stream = {"group": labels.group, "table": labels.table, "stream": stream}
-                values[_key(_LAG.name, of_stream)] = lag
+                values[_key(_LAG.name, labels.of_stream(stream))] = lag
 
     @contextmanager
     def _changing(self) -> Iterator[dict[_Key, float]]:
@@ -89,13 +80,11 @@ class _Numbers(Collector):
         self._values = values
 
     def collect(self) -> Iterator[Metric]:
-        for family in _FAMILIES:
+        for family in (*_COUNTERS, _LAG, *_SECONDS.values()):
             metric = Metric(family.name, family.documentation, family.type)
+            names = {f"{family.name}{suffix}" for suffix in _SUFFIXES}
             metric.samples = [
-                Sample(name, dict(labels), value)
-                for (name, labels), value in self._values.items()
-                if name.removesuffix("_total").removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
-                == family.name
+                Sample(name, dict(labels), value) for (name, labels), value in self._values.items() if name in names
             ]
             yield metric
 
@@ -109,10 +98,6 @@ def _read(file: Path) -> dict[_Key, float]:
 
 def _key(name: str, labels: Mapping[str, str]) -> _Key:
     return name, tuple(sorted(labels.items()))
-
-
-def _add(values: dict[_Key, float], counter: Metric, labels: Mapping[str, str], amount: float) -> None:
-    _increase(values, f"{counter.name}_total", labels, amount)
 
 
 def _observe(values: dict[_Key, float], histogram: Metric, labels: Mapping[str, str], seconds: float) -> None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from spark_jobs.decoding.decoders import Decoder, is_one_column
 from spark_jobs.decoding.json_types import Column
+from spark_jobs.decoding.rows import decode_texts
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 
@@ -40,7 +41,7 @@ class BlockDecoder:
         payloads = messages.column("payload")
         if unreadable.null_count == len(messages):
             decoded = self.decoder.decode(payloads, self.wanted)
-            columns, errors = list(decoded.columns), decoded.errors
+            columns, errors, undeclared = list(decoded.columns), decoded.errors, decoded.undeclared
         else:
             # What the stream itself could not read is not decoded; its place in the columns stays null.
             readable = pc.is_null(unreadable)
@@ -48,8 +49,10 @@ class BlockDecoder:
             places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
             columns = [column.take(places) for column in decoded.columns]
             errors = pc.coalesce(unreadable, decoded.errors.take(places))
+            undeclared = None if decoded.undeclared is None else decoded.undeclared.take(places)
         kept_columns, wrong = decode_kept(messages, self.decoder, pa.schema(list(self.schema)[len(self.wanted) :]))
-        return self._rows(messages, timestamps, unreadable, [*columns, *kept_columns], pc.coalesce(errors, wrong))
+        columns += kept_columns
+        return self._rows(messages, timestamps, unreadable, columns, pc.coalesce(errors, wrong), undeclared=undeclared)
 
     def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
         """The dead letter of one message that cannot be decoded."""
@@ -65,6 +68,8 @@ class BlockDecoder:
         unreadable: Column,
         columns: Sequence[Column],
         errors: Column,
+        *,
+        undeclared: Column | None = None,
     ) -> pa.RecordBatch:
         """The columns of payload, key and headers together with those of the stream and of dead letters."""
         kept = [messages.column("key"), messages.column("payload"), messages.column("headers"), pc.is_null(unreadable)]
@@ -87,6 +92,7 @@ class BlockDecoder:
             errors,
             messages.column("offset"),
             is_message,
+            pa.nulls(len(messages), pa.string()) if undeclared is None else undeclared,
         ]
         return pa.RecordBatch.from_arrays(
             [
@@ -99,17 +105,15 @@ class BlockDecoder:
 
 def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Array[Any]]:
     """The times that a TIMESTAMP can say, the others null; and the errors, with one where it cannot."""
-    times, errors = messages.column("timestamp_ms"), messages.column("error")
-    least, most = pc.min(times).as_py(), pc.max(times).as_py()
-    if least is None or (least >= MIN_TIMESTAMP_MS and most <= MAX_TIMESTAMP_MS):
+    times: Any = messages.column("timestamp_ms")
+    errors = messages.column("error")
+    first, last = pa.scalar(MIN_TIMESTAMP_MS), pa.scalar(MAX_TIMESTAMP_MS)
+    is_odd = pc.or_(pc.less(times, first), pc.greater(times, last)).fill_null(False)
+    if not pc.any(is_odd).as_py():
         return times, errors
-    kept: list[int | None] = []
-    found: list[str | None] = []
-    for time, error in zip(times.to_pylist(), errors.to_pylist()):
-        is_kept = time is None or MIN_TIMESTAMP_MS <= time <= MAX_TIMESTAMP_MS
-        kept.append(time if is_kept else None)
-        found.append(error or (None if is_kept else f"timestamp {time} ms is not in the years 1 to 9999"))
-    return pa.array(kept, pa.int64()), pa.array(found, pa.string())
+    parts: Any = (pa.scalar("timestamp "), times.cast(pa.string()), pa.scalar(" ms is not in the years 1 to 9999"))
+    found = pc.if_else(is_odd, pc.binary_join_element_wise(*parts, ""), pa.scalar(None, pa.string()))
+    return pc.if_else(is_odd, pa.scalar(None, pa.int64()), times), pc.coalesce(errors, found)
 
 
 def decode_kept(messages: pa.RecordBatch, decoder: Decoder, kept: pa.Schema) -> tuple[list[Column], Column]:
@@ -118,7 +122,7 @@ def decode_kept(messages: pa.RecordBatch, decoder: Decoder, kept: pa.Schema) -> 
     Args:
         messages: as splits yield them.
         decoder: with what it asks for.
-        kept: the columns, of :func:`spark_jobs.reading.kept_columns.kept_fields`.
+        kept: the columns, of :func:`spark_jobs.reading.source.kept_fields`.
     """
     columns: list[Column] = []
     errors: Column = pa.nulls(len(messages), pa.string())
@@ -160,16 +164,6 @@ def _header(headers: Column, name: str) -> tuple[Column, Column]:
     # Of several assignments to one place numpy keeps the last.
     last[np.asarray(pc.list_parent_indices(headers))[is_it]] = np.flatnonzero(is_it)
     places = pa.array(last, mask=last < 0)
-    own = values.take(places)
-    try:
-        return own.cast(pa.string()), pa.nulls(len(headers), pa.string())
-    except pa.ArrowInvalid:
-        pass
-    errors: list[str | None] = [None] * len(headers)
-    texts: list[str | None] = [None] * len(headers)
-    for row, value in enumerate(own.to_pylist()):
-        try:
-            texts[row] = None if value is None else value.decode()
-        except UnicodeDecodeError as error:
-            errors[row] = f"the header {name!r} is not UTF-8: {error.reason} at byte {error.start}"
-    return pa.array(texts, pa.string()), pa.array(errors, pa.string())
+    (texts,), errors = decode_texts(values.take(places))
+    why: Any = pa.scalar(f"the header {name!r} is ")
+    return texts, pc.binary_join_element_wise(why, errors, "")

@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.reading.clean import count_by_shard
 from spark_jobs.reading.source import SourceColumns
-from spark_jobs.reading.spark_types import arrow_schema
-from spark_jobs.reading.variants import with_variants
+from spark_jobs.reading.spark_types import arrow_schema, with_variants
 from stream_consumers.batches import Split
 from stream_consumers.messages import Shard
 

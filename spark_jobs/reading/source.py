@@ -5,27 +5,70 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from spark_jobs.decoding.ddl import first_twice
-from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
 from spark_jobs.reading.blocks import BlockDecoder
 from spark_jobs.reading.clean import CleanRead
-from spark_jobs.reading.kept_columns import HEADERS_DDL, kept_fields
-from spark_jobs.reading.spark_types import arrow_schema, declared_columns, plain_strings, struct_type
-from spark_jobs.reading.variants import as_text, with_variants
+from spark_jobs.reading.spark_types import (
+    arrow_schema,
+    as_text,
+    declared_columns,
+    has_variant,
+    plain_strings,
+    struct_type,
+    with_variants,
+)
 from stream_consumers.batches import CountedSplit, Split
-from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamAssetsError
+from stream_consumers.options import check_name
+
+HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
+
+
+def kept_fields(decoder: Decoder) -> list[StructField]:
+    """The columns for key and headers that a decoder asks for; see :func:`key_columns`.
+
+    Raises:
+        InvalidOptionError: names that are none.
+        SchemaMismatchError: the columns of the key cannot be used.
+    """
+    kinds: list[DataType] = []
+    if decoder.key:
+        kinds.append(BinaryType() if isinstance(decoder.key, str) else _type_of_key(decoder.key))
+    if isinstance(decoder.headers, Mapping):
+        for column, name in decoder.headers.items():
+            check_name("the column of a header", column)
+            check_name("the name of a header", name)
+        kinds += [StringType()] * len(decoder.headers)
+    elif decoder.headers:
+        kinds.append(struct_type(f"headers {HEADERS_DDL}").fields[0].dataType)
+    names = [*key_columns(decoder), *header_columns(decoder)]
+    return [StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+
+
+def _type_of_key(key: Decoder) -> DataType:
+    if isinstance(key, type) or not callable(getattr(key, "ddl", None)):
+        raise InvalidOptionError(f"key={key!r} decodes nothing", remedy="Give the name of a column, or a decoder.")
+    columns = declared_columns(key.ddl())
+    if has_variant(columns):
+        raise SchemaMismatchError(
+            f"the columns of the key, {key.ddl()!r}, have a VARIANT, which only those of the payload may have",
+            remedy="Make it STRING, and take parse_json in the transform.",
+        )
+    key.check(arrow_schema(columns))
+    return columns.fields[0].dataType if is_one_column(key) else columns
+
 
 STREAM_TYPES = {"_stream": "string", "_shard": "bigint", "_sequence": "bigint", "_timestamp": "timestamp"}
 STREAM_COLUMNS = tuple(STREAM_TYPES)
-DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message")
+DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message", "_undeclared")
 STREAM_DESCRIPTIONS = {
     "_stream": "The stream of the message.",
     "_shard": "The shard of the message: the partition of a Kafka topic.",
@@ -35,7 +78,8 @@ STREAM_DESCRIPTIONS = {
 """The comments of these columns in a new table."""
 STREAM_DDL = ", ".join(f"{name} {kind} COMMENT '{STREAM_DESCRIPTIONS[name]}'" for name, kind in STREAM_TYPES.items())
 DEAD_LETTER_DDL = (
-    f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN"
+    f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN, "
+    "_undeclared STRING"
 )
 
 
@@ -195,11 +239,8 @@ class SplitPartition:
     def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         decoder = BlockDecoder(self.decoder, arrow_schema(self.columns), schema, self.keeps_payloads)
         blocks = self.split.read()
-        rows = (
-            decode_isolated(blocks, decoder, decoder.refused)
-            if self.is_isolated
-            else map(partial(decode_here, decoder), blocks)
-        )
+        decode = decode_isolated if self.is_isolated else decode_here
+        rows = decode(blocks, decoder, decoder.refused)
         if self.clean is None:
             return rows
         assert isinstance(self.split, CountedSplit)

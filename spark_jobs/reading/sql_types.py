@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from spark_jobs.decoding.ddl import quoted
@@ -18,26 +20,31 @@ def text(value: str) -> str:
     return f"'{escaped}'"
 
 
-def ddl(kind: DataType, *, declared: bool = False) -> str:
+def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] = quoted) -> str:
     """The type as Spark parses it, whatever its fields are called.
 
     Args:
         kind: the type.
         declared: also which fields are NOT NULL, and their comments.
+        quote: writes the name of a field.
 
     Example:
         >>> from pyspark.sql.types import StringType
         >>> ddl(StructType().add("first name", "string").add("tags", ArrayType(StringType())))
         'STRUCT<`first name`: string, `tags`: ARRAY<string>>'
     """
+
+    def inner(part: DataType) -> str:
+        return ddl(part, declared=declared, quote=quote)
+
     if isinstance(kind, StructType):
-        fields = [f"{quoted(f.name)}: {ddl(f.dataType, declared=declared)}" for f in kind.fields]
+        fields = [f"{quote(f.name)}: {inner(f.dataType)}" for f in kind.fields]
         rest = [_not_null(f) + _comment(f) if declared else "" for f in kind.fields]
         return f"STRUCT<{', '.join(map(''.join, zip(fields, rest)))}>"
     if isinstance(kind, ArrayType):
-        return f"ARRAY<{ddl(kind.elementType, declared=declared)}>"
+        return f"ARRAY<{inner(kind.elementType)}>"
     if isinstance(kind, MapType):
-        return f"MAP<{ddl(kind.keyType, declared=declared)}, {ddl(kind.valueType, declared=declared)}>"
+        return f"MAP<{inner(kind.keyType)}, {inner(kind.valueType)}>"
     return kind.simpleString()
 
 

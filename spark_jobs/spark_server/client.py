@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from spark_jobs.spark_server.folder import (
     tidying,
     write_private,
 )
+from spark_jobs.spark_server.port import LOOPBACK, hold
 from spark_jobs.spark_server.process import USER, idle_seconds
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 from stream_consumers.wording import counted
@@ -52,10 +54,12 @@ class ServerSession(ConnectSession):
         address: where it listens.
         session: its name; the client of this name is registered already.
         client: the descriptor that says that this process lives.
+        port: holds the port of the server while the session is in use, so that nothing else can listen there.
     """
 
-    def __init__(self, folder: ServerFolder, address: Address, session: str, client: int) -> None:
+    def __init__(self, folder: ServerFolder, address: Address, session: str, client: int, port: socket.socket) -> None:
         self._client_descriptor: int | None = client
+        self._port = port
         self._policy = WhileItLives(folder, address)
         super().__init__(connection=_Channel(address, session))
         self.client.set_retry_policies([self._policy])
@@ -78,6 +82,8 @@ class ServerSession(ConnectSession):
         """Give the session back; the server closes it, and ends its workers."""
         self.release_session_on_close = False
         super().stop()
+        # Not earlier: the channel, which is closed by now, would connect to the port again.
+        self._port.close()
         os.environ.pop(_MODE_VARIABLE, None)
         descriptor, self._client_descriptor = self._client_descriptor, None
         if descriptor is not None:
@@ -88,7 +94,7 @@ class _Channel(DefaultChannelBuilder):
     """To a server of this machine, whatever proxies there are; the token is in no address that somebody may print."""
 
     def __init__(self, address: Address, session: str) -> None:
-        super().__init__(f"sc://127.0.0.1:{address.port}", [("grpc.enable_http_proxy", 0)])
+        super().__init__(f"sc://{LOOPBACK}:{address.port}", [("grpc.enable_http_proxy", 0)])
         for name, value in (("token", address.token), ("user_id", USER), ("session_id", session)):
             self.set(name, value)
 
@@ -151,9 +157,13 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
         if address is None:
             make_room(folder)
             address = _started(folder, settings)
+        try:
+            port = hold(folder, address.port)
+        except OSError as error:
+            raise WhileItLives(folder, address).ended() from error
         client = folder.client(name)
     os.environ[_MODE_VARIABLE] = "1"
-    session = ServerSession(folder, address, name, client)
+    session = ServerSession(folder, address, name, client, port)
     ConnectSession._set_default_and_active_session(session)
     session.conf.set(CORES, str(address.cores))
     return cast(SparkSession, session)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pyspark
 
+from spark_jobs.scratch import umask
+
 # The setting of a session that says how many tasks its server runs at the same time.
 CORES = "spark.stream_assets.cores"
 KEY_LENGTH = 20
@@ -59,7 +61,7 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
         "files": _looks(_configuration_files(environment)),
         "server": [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
         "cwd": [str(here), *_looks([str(here)], of_folder=True)],
-        "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), _umask()],
+        "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), umask()],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
 
@@ -86,13 +88,6 @@ def _configuration_files(environment: Mapping[str, str]) -> list[str]:
     folders = [environment.get(name, "") for name in CONFIGURATION_FOLDERS]
     folders[0] = folders[0] or f"{home}/conf"
     return sorted(str(file) for folder in folders if folder for file in Path(folder).glob("*"))
-
-
-def _umask() -> int:
-    """It can only be asked for by setting it: to one with which no other thread makes a file that others may read."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
 
 
 def _looks(files: Iterable[str], *, of_folder: bool = False) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -87,6 +87,11 @@ class ServerFolder:
         return self.path / "workers"
 
     @property
+    def port(self) -> Path:
+        """The socket where clients get the port of the server, to hold it."""
+        return self.path / "port"
+
+    @property
     def _address(self) -> Path:
         return self.path / "address.json"
 
@@ -100,16 +105,14 @@ class ServerFolder:
         private_folder(self.clients)
         os.utime(self.clients)
 
-    @contextmanager
-    def starting(self, *, waits: bool = True) -> Iterator[None]:
+    def starting(self, *, waits: bool = True) -> AbstractContextManager[None]:
         """Of those who would start, use or end a server, one at a time.
 
         Raises:
             BlockingIOError: somebody does, and this one does not wait.
             UnusableFolderError: the file system has no locks.
         """
-        with _alone(self.path / "starting", waits=waits):
-            yield
+        return _alone(self.path / "starting", waits=waits)
 
     def used(self) -> float:
         """When it was made, or a client came or went, in seconds since 1970."""
@@ -186,14 +189,11 @@ class ServerFolder:
 
     def connected(self) -> list[str]:
         """The sessions whose clients live."""
-        return [file.name for file in self._clients() if not _gone(file)]
+        return [file.name for file in sorted(self.clients.iterdir()) if not _gone(file)]
 
     def forget_gone(self) -> list[str]:
         """The sessions whose clients do not live any more; they are told once."""
-        return [file.name for file in self._clients() if _gone(file, forget=True)]
-
-    def _clients(self) -> list[Path]:
-        return sorted(self.clients.iterdir())
+        return [file.name for file in sorted(self.clients.iterdir()) if _gone(file, forget=True)]
 
 
 def _gone(client: Path, *, forget: bool = False) -> bool:
@@ -209,16 +209,14 @@ def _gone(client: Path, *, forget: bool = False) -> bool:
     return True
 
 
-@contextmanager
-def tidying(*, waits: bool = True) -> Iterator[None]:
+def tidying(*, waits: bool = True) -> AbstractContextManager[None]:
     """Of those who make or remove folders of servers, one at a time.
 
     Raises:
         BlockingIOError: somebody does, and this one does not wait.
         UnusableFolderError: there is no place for them.
     """
-    with _alone(servers_folder() / "tidying", waits=waits):
-        yield
+    return _alone(servers_folder() / "tidying", waits=waits)
 
 
 @contextmanager

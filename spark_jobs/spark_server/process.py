@@ -23,12 +23,13 @@ from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from spark_jobs.scratch import private_folders, private_variable, set_private_folders
+from spark_jobs.scratch import private_folders, set_private_folders
 from spark_jobs.spark_server.folder import Address, ServerFolder
+from spark_jobs.spark_server.port import LOOPBACK, offer, reserve, shared
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
+from spark_jobs.spark_start import launch
 from stream_consumers.errors import InvalidOptionError
 
 USER = "stream-assets"
@@ -37,17 +38,18 @@ PLUGINS = "spark.plugins"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # A JVM that lives for long would grow to the largest heap that it may have, whatever it needs.
 SMALL_HEAP = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
+PORT = "spark.connect.grpc.binding.port"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
-ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 IDLE_SECONDS = 900.0
 POLL_SECONDS = 1.0
 # Spark keeps a thread for each kind of worker that a session had; a server ends after so many, once it has no client.
 MOST_SESSIONS = 200
 MOST_LOG_BYTES = 10 * 1024 * 1024
 SERVER_SETTINGS: Mapping[str, str] = {
-    "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.connect.grpc.binding.port": "0",
+    "spark.connect.grpc.binding.address": LOOPBACK,
+    # It listens on the port that is held, or does not start.
+    "spark.connect.grpc.port.maxRetries": "0",
     # The workers of a session are its own: they import the user's modules as they are when a run begins.
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
@@ -113,19 +115,14 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     # What clients send is a file there for a moment.
     scratch = Path(private_folders(tempfile.gettempdir()))
     given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""), scratch=scratch)
-    properties = scratch / "settings.conf"
-    properties.touch(0o600)
-    properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in given.items()))
-    words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
-    os.environ[ARGUMENTS_VARIABLE] = f"{words} {os.environ.get(ARGUMENTS_VARIABLE, 'pyspark-shell')}"
-    try:
-        with private_variable():
-            gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    finally:
-        properties.unlink()
+    port = reserve()
+    given[PORT] = str(port.getsockname()[1])
+    gateway = launch(given)
     conf = SparkConf(_jvm=gateway.jvm)
     set_private_folders(conf, gateway)
-    context = SparkContext(conf=conf, gateway=gateway)
+    with shared(port):
+        context = SparkContext(conf=conf, gateway=gateway)
+    offer(port, folder)
     yield context, token
     context.stop()
 
@@ -146,18 +143,6 @@ def java_options(given: str, *, scratch: Path) -> str:
     # Without memory it would neither work nor end.
     own = f"-Djava.io.tmpdir={scratch}"
     return " ".join(filter(None, (shlex.quote(own), *of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
-
-
-def escaped(value: str) -> str:
-    """A value as Java's properties have it.
-
-    Example:
-        >>> escaped("a b") == "a" + chr(92) + "u0020b"
-        True
-    """
-    units = value.encode("utf-16-be")
-    numbers = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
-    return "".join(chr(one) if 0x20 < one < 0x7F and one != ord("\\") else rf"\u{one:04x}" for one in numbers)
 
 
 def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_seconds: float) -> None:

@@ -16,13 +16,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.ddl import quoted
-from spark_jobs.ledger.delta_log import DEFAULT, DeltaLog
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.table_expressions import CHECK, DEFAULT, GENERATED
 from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.sql_types import ddl
 from spark_jobs.writing.storage import read_table
 
-CHECK = "delta.constraints."
-_GENERATED = "delta.generationExpression"
 # Where Spark keeps the type of a string column that was declared with a length.
 _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
 _TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
@@ -100,13 +99,13 @@ class Constraints:
         # Those that are made of others are made last.
         for one in sorted(lacking, key=_is_generated):
             told = one.get("metadata", {})
-            made = told.get(_GENERATED) or told.get(DEFAULT, "NULL")
+            made = told.get(GENERATED) or told.get(DEFAULT, "NULL")
             rows = rows.withColumn(one["name"], f.expr(f"CAST({made} AS {ddl(self.types[one['name']].dataType)})"))
         return rows
 
 
 def _is_generated(column: Mapping[str, Any]) -> bool:
-    return _GENERATED in column.get("metadata", {})
+    return GENERATED in column.get("metadata", {})
 
 
 def _not_null(columns: Sequence[Mapping[str, Any]], parents: Sequence[str] = ()) -> Iterator[Constraint]:
@@ -135,7 +134,7 @@ def _lengths(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
 
 def _generated(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
     for column in columns:
-        text = column.get("metadata", {}).get(_GENERATED)
+        text = column.get("metadata", {}).get(GENERATED)
         if text:
             name = column["name"]
             yield Constraint(

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import BATCH_ID, ClaimedRange, LedgerEntry, Uncounted
@@ -37,7 +38,7 @@ from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL
 from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import explain
-from spark_jobs.writing.sink import is_conflict, write_verified
+from spark_jobs.writing.sink import check_landed, is_conflict
 from spark_jobs.writing.storage import read_table
 from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
@@ -48,19 +49,6 @@ MOST_DELETED = 100
 FORMAT = 1
 """The format of the metadata of commits that is written; :data:`FORMATS` are read."""
 FORMATS = range(1, FORMAT + 1)
-RECORDED = (
-    *("_stream", "_shard", "_sequence", "_timestamp", "key", "payload", "headers", "error"),
-    *("offset", "is_message"),
-)
-"""The columns that a dead letter keeps where a dismissal, or a correction, is written of it."""
-# Columns of dead letters that were dismissed, and of what records a correction.
-_MARKS_DDL = {
-    "dismissed_by": "string",
-    "corrected_by": "string",
-    "note": "string",
-    "correction": "binary",
-    "dismisses": "string",
-}
 # By these keys the metadata of a commit is known to be ours; every format has them.
 _MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
@@ -94,6 +82,8 @@ LETTER_SCHEMA: pa.Schema = pa.schema(
     )
 )
 """The columns of the table, as :meth:`DeadLetterTable.write` writes them."""
+RECORDED = tuple(LETTER_SCHEMA.names[: LETTER_SCHEMA.names.index("_batch")])
+"""The columns that a dead letter keeps where a dismissal, or a correction, is written of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +165,14 @@ class DeadLetterTable:
         """Its Delta log."""
         return DeltaLog(self.path, storage_options=self.storage_options, is_own_folder=True)
 
-    def write(self, dead_letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
-        """Write the dead letters of a batch.
+    def write(
+        self, dead_letters: DataFrame, kept: DataFrame | None = None, *, ledger: Ledger, number: int, bid: str
+    ) -> bool:
+        """Write the dead letters of a batch, in one commit.
 
         Args:
             dead_letters: rows of the source with ``_error`` set.
+            kept: dead letters of this table in the range that the batch replaces, which are written again.
             ledger: of the main table.
             number: the batch's number in the main ledger.
             bid: the batch's id.
@@ -192,7 +185,10 @@ class DeadLetterTable:
             LedgerUnreadableError: it cannot be told whether they are there.
         """
         names = {f"_{name}": name for name in ("key", "payload", "headers", "error", "offset", "is_message")}
-        return self.append(dead_letters.withColumnsRenamed(names), ledger=ledger, number=number, bid=bid)
+        letters = dead_letters.withColumnsRenamed(names)
+        if kept is not None:
+            letters = letters.unionByName(kept, allowMissingColumns=True)
+        return self.append(letters, ledger=ledger, number=number, bid=bid)
 
     def append(self, letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
         """As :meth:`write`, with the names that this table has; columns of the batch are added, and others are null."""
@@ -205,8 +201,12 @@ class DeadLetterTable:
             "_number": f.lit(number).cast("bigint"),
             "_recorded_at": f.current_timestamp(),
         }
-        marks = {name: f.lit(None).cast(kind) for name, kind in _MARKS_DDL.items() if name not in letters.columns}
-        rows = letters.withColumns({**of_batch, **marks}).select(*LETTER_SCHEMA.names).coalesce(1)
+        # A type that is no text gets a collation by Spark Connect, which delta-rs cannot read.
+        missing = {
+            field.name: f.lit(None).cast(field.dataType.simpleString()) for field in from_arrow_schema(LETTER_SCHEMA)
+        }
+        missing = {name: null for name, null in missing.items() if name not in letters.columns}
+        rows = letters.withColumns({**missing, **of_batch}).select(*LETTER_SCHEMA.names).coalesce(1)
         metadata = {"v": FORMAT, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
         writer = (
             rows.write.format("delta")
@@ -218,13 +218,13 @@ class DeadLetterTable:
             .option("txnVersion", str(own_number))
             .option("userMetadata", json.dumps(metadata))
         )
-        found = write_verified(
-            lambda: writer.save(spark_location(self.path)),
-            lambda: self.log().find(lambda commit: commit.user_metadata.get("bid") == bid, after=base),
-            spark=letters.sparkSession,
-            log=self.log(),
-            bid=bid,
-        )
+        failure: Exception | None = None
+        try:
+            writer.save(spark_location(self.path))
+        except Exception as error:  # noqa: BLE001 - whether it landed is for the log to say
+            failure = error
+        found = self.log().find(lambda commit: commit.user_metadata.get("bid") == bid, after=base)
+        check_landed(found, failure, spark=letters.sparkSession, log=self.log(), bid=bid)
         return found is not None
 
     def counted(self, spark: SparkSession, ledger: Ledger) -> DataFrame | None:
@@ -237,32 +237,9 @@ class DeadLetterTable:
         if "corrected_by" in own.columns:
             own = own.where("corrected_by IS NULL")
         left_out = self.not_counting(ledger, version=snapshot.version)
-        if left_out.dismissed:
-            dismissed = spark.createDataFrame(
-                list(left_out.dismissed), "in_batch STRING, stream STRING, shard BIGINT, reason STRING, at BIGINT"
-            )
-            is_dismissed = f.expr(
-                f"{UNPLACED} AND _batch = in_batch AND _stream <=> stream AND _shard <=> shard "
-                "AND error <=> reason AND offset <=> at"
-            )
-            own = own.join(dismissed, is_dismissed, "left_anti")
-        if not left_out.ranges:
+        if not left_out:
             return own
-        whole = [(bid, None, None, None, None) for bid, ranges in left_out.ranges.items() if not ranges]
-        parts = [
-            (bid, shard.stream, shard.id, part.start, part.end)
-            for bid, ranges in left_out.ranges.items()
-            for shard, intervals in ranges.items()
-            for part in intervals
-        ]
-        uncounted = spark.createDataFrame(
-            [*whole, *parts], "bid STRING, stream STRING, shard BIGINT, first BIGINT, behind BIGINT"
-        )
-        is_left_out = f.expr(
-            "_batch = bid AND (stream IS NULL OR "
-            "(_stream = stream AND _shard = shard AND _sequence >= first AND _sequence < behind))"
-        )
-        return own.join(uncounted, is_left_out, "left_anti")
+        return own.mapInArrow(lambda parts: (part.filter(counts(part, left_out)) for part in parts), own.schema)
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
@@ -355,8 +332,8 @@ class DeadLetterTable:
         """
         snapshot = self.log().snapshot()
         if snapshot is None:
-            return Settlement(-1, judged=ledger.totals(state).replaced)
-        judged = ledger.totals(state).replaced
+            return Settlement(-1, judged=state.totals.replaced)
+        judged = state.totals.replaced
         orphaned = self.orphaned(ledger, state)
         in_flight = {batch.bid: batch.version for batch in orphaned if not batch.is_passed and not batch.is_removed}
         removed = _whole(batch for batch in orphaned if batch.is_removed)
@@ -490,7 +467,7 @@ def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:
     """A dead letter for each range that was gone from the stream before it was read; it has no sequence."""
     schema = struct_type(f"{STREAM_DDL}, {DEAD_LETTER_DDL}")
     rows = [
-        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None, False)
+        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None, False, None)
         for shard, parts in sorted(entry.lost.items())
         for part in parts
     ]
@@ -546,7 +523,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     """What batches have replaced, as far as no RESTORE removed them, and ``state.uncounted`` does not know of it."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     newer: dict[str, int] = {}
-    left = ledger.totals(state).replaced - state.judged
+    left = state.totals.replaced - state.judged
     for commit in ledger.surviving(state.version) if left > 0 else ():
         if commit.entry is None:
             continue

@@ -53,12 +53,15 @@ _NO_METASTORE = re.compile(
     r"|(TTransport|java\.net\.\w+)Exception"
 )
 _DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the database (\S+?)\.?\s")
-# The state that Spark gives to what is wrong with a value; and to what raise_error() says.
-_OF_A_VALUE = re.compile(r"SQLSTATE: (22\w{3}|P0001)\b")
+# The state that Spark gives to what is wrong with a value, to a function of the user's, and to what raise_error() says;
+# reflect() raises what the method does, which may be an error of a file or a connection.
+_OF_A_VALUE = re.compile(
+    r"SQLSTATE: (22\w{3}|39000|P0001)\b|\bat org\.apache\.spark\.sql\.catalyst\.expressions\.CallMethodViaReflection\."
+)
 # As Spark and Delta begin a message, before any value.
 _CONDITION = re.compile(r"^(?:\([\w.$]+\) |[^\[]*: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]")
 _JAVA_ERROR = re.compile(r"(?:^|: )((?:\w+\.)+[A-Z][\w$]*)(?:: (.*))?$")
-# Errors of files and connections, which say nothing of rows.
+# Errors of files and connections. A function of the transform may raise them, too, with values of rows.
 _OF_STORAGE = re.compile(
     r"java\.io\.|java\.nio\.file\.|java\.net\.\w*(Connect|Socket|Host|Route)|org\.apache\.hadoop\.(?!hive)|software\.amazon\."
 )
@@ -196,7 +199,7 @@ def explained(table: str) -> Iterator[None]:
 
 
 def _explained(error: Exception, *, table: str) -> StreamAssetsError:
-    text, said = text_of(error), public_text(error)
+    text, said = text_of(error), public_text(error, table=table)
     if REJECTED in text:
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
     raised = _raised_in_python(error)
@@ -253,7 +256,7 @@ def _failed_row(error: Exception, text: str, raised: str, *, table: str) -> Fail
         return failed
     if (isinstance(error, _EXPRESSION_ERRORS) or _OF_A_VALUE.search(text)) and FOREIGN_PLACE not in text:
         return FailedRowError(
-            f"an expression of the transform failed while writing {table}: {public_text(error)}",
+            f"an expression of the transform failed while writing {table}: {public_text(error, table=table)}",
             remedy="Correct it: try_cast and try_divide give null, and so do all casts and divisions with the setting "
             f"spark.sql.ansi.enabled=false. {_ONE_ROW}",
         )
@@ -316,10 +319,15 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}{_GONE} ({type(gone).__name__})"
 
 
-def public_text(error: BaseException) -> str:
-    """What an error of Spark says that holds no value of a row: its condition, and what the storage says.
+def public_text(error: BaseException, *, table: str = "") -> str:
+    """What an error of Spark says that holds no value of a row: its condition, and what the storage says of a table.
 
     Of an error of the analysis of a query also the names and types that it is about; Delta's speak of nothing else.
+
+    Args:
+        error: what Spark raised, in a classic or in a Connect session.
+        table: the absolute path or the URI of a table that was written. What an error of a file or a connection says
+            is repeated only if it names it: a function of the transform may have raised it, with a value.
 
     Example:
         >>> text = "org.apache.spark.SparkRuntimeException: [CAST_INVALID_INPUT] The value '4111' cannot be cast"
@@ -332,7 +340,7 @@ def public_text(error: BaseException) -> str:
         given = error.getMessageParameters() or {}
         named = ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in _NAMES)
         return f"[{condition}]{f' {named}' if named else ''}"
-    first, *causes = [_public(line) for line in _heads(text_of(error))]
+    first, *causes = [_public(line, table) for line in _heads(text_of(error))]
     said = first or type(error).__name__
     caused = next((cause for cause in reversed(causes) if cause and cause != first), "")
     return f"{said}; caused by {caused}" if caused else said
@@ -344,20 +352,21 @@ def _heads(text: str) -> list[str]:
     return [own, *re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)]
 
 
-def _public(line: str) -> str:
+def _public(line: str, table: str) -> str:
     if condition := _CONDITION.match(line):
         return f"[{condition[1]}]"
     if _GONE in line:
         return line.partition(_GONE)[0] + _GONE
     found = _JAVA_ERROR.search(line)
-    if found and _OF_STORAGE.match(found[1]):
+    if found and found[2] and table and table in found[2] and _OF_STORAGE.match(found[1]):
         return f"{found[1].rpartition('.')[2]}: {found[2]}"
     return found[1].rpartition(".")[2] if found else ""
 
 
 def _place(text: str) -> str:
     """Where a Python function raised, out of the traceback in a text of Spark."""
-    places = [place for place in _PLACE.findall(text) if "/pyspark/" not in place[0]]
+    # A function may have compiled code under a name that holds a value.
+    places = [place for place in _PLACE.findall(text) if "/pyspark/" not in place[0] and Path(place[0]).is_file()]
     return " in line {1} of {0}".format(*places[-1]) if places else ""
 
 
@@ -371,6 +380,7 @@ def place_of(error: BaseException) -> str:
     library = str(Path(pyspark.__file__).parent)
     raised = traceback.extract_tb(error.__traceback__)
     frames = list(takewhile(lambda one: not one.filename.startswith(library), raised))
+    frames = [one for one in frames if Path(one.filename).is_file()]
     return f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
 
 

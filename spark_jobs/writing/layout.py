@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 from spark_jobs.decoding.ddl import name_ddl, quoted
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
+from spark_jobs.ledger.table_expressions import CHECK, check_expression
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.reading.sql_types import column_ddl, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
-from spark_jobs.writing.constraints import CHECK
 from spark_jobs.writing.failures import catalog_away, explain
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
@@ -50,46 +50,37 @@ class TableLayout:
         {'delta.dataSkippingStatsColumns': '_stream,_shard,_sequence,_timestamp,user'}
     """
 
-    partition_by: tuple[str, ...] = ()
-    cluster_by: tuple[str, ...] = ()
+    partition_by: Sequence[str] = ()
+    cluster_by: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     catalog_table: str | None = None
     generated_columns: Mapping[str, str] = field(default_factory=dict)
     comment: str | None = None
 
-    def __init__(
-        self,
-        *,
-        partition_by: Iterable[str] = (),
-        cluster_by: Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        catalog_table: str | None = None,
-        generated_columns: Mapping[str, str] | None = None,
-        comment: str | None = None,
-    ) -> None:
-        object.__setattr__(self, "partition_by", _columns("partition_by", partition_by))
-        object.__setattr__(self, "cluster_by", _columns("cluster_by", cluster_by))
-        object.__setattr__(self, "properties", _texts(_mapping("table properties", properties)))
-        object.__setattr__(self, "catalog_table", catalog_table)
-        object.__setattr__(self, "generated_columns", _mapping("generated columns", generated_columns))
-        object.__setattr__(self, "comment", comment)
-        _columns("generated_columns", self.generated_columns)
-        empty = [name for name, text in self.generated_columns.items() if not isinstance(text, str) or not text.strip()]
-        if empty:
+    def __post_init__(self) -> None:
+        for option in ("partition_by", "cluster_by", "generated_columns"):
+            _check_columns(option, getattr(self, option))
+        for option in ("partition_by", "cluster_by"):
+            names = getattr(self, option)
+            object.__setattr__(self, option, (names,) if isinstance(names, str) else tuple(names))
+        for option in ("properties", "generated_columns"):
+            object.__setattr__(self, option, _texts(option, getattr(self, option)))
+        if TRANSACTION_RETENTION.lower() in map(str.lower, self.properties):
             raise InvalidOptionError(
-                f"the generated column {empty[0]!r} has no expression",
-                remedy="Write generated columns like {'day': 'CAST(_timestamp AS DATE)'}.",
+                f"{TRANSACTION_RETENTION} lets the table forget its transactions",
+                remedy="Leave it out; exactly-once needs them.",
             )
         if self.partition_by and self.cluster_by:
             raise InvalidOptionError(
                 f"partition_by={list(self.partition_by)} and cluster_by={list(self.cluster_by)} exclude each other",
                 remedy="Leave one of them out.",
             )
-        if comment is not None and not isinstance(comment, str):
-            raise InvalidOptionError(f"the comment {comment!r} of a table is no text", remedy="Put it in quotes.")
-        if catalog_table is not None and not (isinstance(catalog_table, str) and _NAME.fullmatch(catalog_table)):
+        if self.comment is not None and not isinstance(self.comment, str):
+            raise InvalidOptionError(f"the comment {self.comment!r} of a table is no text", remedy="Put it in quotes.")
+        name = self.catalog_table
+        if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise InvalidOptionError(
-                f"catalog_table={catalog_table!r} is no name of a table",
+                f"catalog_table={name!r} is no name of a table",
                 remedy="Write it like orders, sales.orders or main.sales.orders; where the table is says table.",
             )
 
@@ -154,41 +145,23 @@ class TableLayout:
             )
 
 
-def _mapping(what: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    if given is not None and not isinstance(given, Mapping):
+def _check_columns(option: str, names: Iterable[str]) -> None:
+    found = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    is_named = all(isinstance(name, str) and name for name in found)
+    if not is_named or len({name.lower() for name in found}) != len(found):
         raise InvalidOptionError(
-            f"{what} are names and texts, and {given!r} is neither",
-            remedy="Write them like {'delta.enableChangeDataFeed': 'true'}, or {'day': 'CAST(_timestamp AS DATE)'}.",
+            f"{option}={names!r} names no columns, each once", remedy="Write it like ['country', 'day']."
         )
-    return dict(given or {})
 
 
-def _columns(option: str, names: Iterable[str] | None) -> tuple[str, ...]:
-    if not isinstance(names, (Iterable, type(None))):
-        raise InvalidOptionError(f"{option}={names!r} names no columns", remedy="Write it like ['country', 'day'].")
-    found = (names,) if isinstance(names, str) else tuple(names or ())
-    wrong = [name for name in found if not isinstance(name, str) or not name]
-    twice = len({str(name).lower() for name in found}) != len(found)
-    if wrong or twice:
+def _texts(option: str, given: Mapping[str, str]) -> dict[str, str]:
+    texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
+    if not all(isinstance(one, str) and one.strip() for one in texts):
         raise InvalidOptionError(
-            f"{option}={list(found)!r} names no columns, each once", remedy="Write it like ['country', 'day']."
+            f"{option}={given!r} has something else than names and texts",
+            remedy="Write it like {'delta.enableChangeDataFeed': 'true'}, or {'day': 'CAST(_timestamp AS DATE)'}.",
         )
-    return found
-
-
-def _texts(properties: Mapping[str, str]) -> dict[str, str]:
-    wrong = [name for name, value in properties.items() if not isinstance(value, str) or not isinstance(name, str)]
-    if wrong or "" in properties:
-        raise InvalidOptionError(
-            f"the table property {wrong[0] if wrong else ''!r} has no text for a value",
-            remedy="Write properties like {'delta.enableChangeDataFeed': 'true'}.",
-        )
-    if TRANSACTION_RETENTION.lower() in {name.lower() for name in properties}:
-        raise InvalidOptionError(
-            f"{TRANSACTION_RETENTION} lets the table forget its transactions",
-            remedy="Leave it out; exactly-once needs them.",
-        )
-    return dict(properties)
+    return dict(given)
 
 
 def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout: TableLayout) -> None:
@@ -237,6 +210,8 @@ def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) ->
     constraints = [condition for name, condition in layout.properties.items() if name.lower().startswith(CHECK)]
     if not (expressions or constraints):
         return []
+    for expression in (*expressions.values(), *constraints):
+        check_expression(expression, where="an expression of the layout")
     aliased = [f"({expression}) AS {quoted(name)}" for name, expression in expressions.items()]
     rows = spark.createDataFrame([], columns).selectExpr("*", *aliased)
     found = rows.schema.fields[len(columns) :]

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
+    DateType,
     DoubleType,
     LongType,
     MapType,
     StringType,
     StructField,
     StructType,
+    TimestampType,
     VariantType,
 )
 
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
-from spark_jobs.decoding.json_decoder import Json, JsonMode
-from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES, NO_DELTA_NAME, Seen, is_name, together
+from spark_jobs.decoding.json_decoder import Json, JsonMode, Watching
+from spark_jobs.decoding.json_documents import read_object
+from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen, is_name
 from spark_jobs.decoding.json_rescue import IN_ARRAY, IN_MAP, Path
 from spark_jobs.decoding.json_types import check_json_type
-from spark_jobs.decoding.undeclared import Watching
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns
 from spark_jobs.reading.sql_types import column_ddl
 from stream_consumers.errors import SchemaMismatchError
 
 MOST_FIELDS = 1000
-"""So many columns, and fields of structs, are made of what nobody has declared."""
+"""At most this many undeclared fields become columns or fields of structs, or are known as fields that cannot."""
+MOST_KEPT = 10
+"""While messages are looked at, this many times :data:`MOST_FIELDS` are kept: names of a map are known as such late."""
+# Fields are counted whenever this number of characters of JSON has been read.
+_CHECKED_CHARACTERS = 1 << 20
 # A table with them has no change data feed any more.
 _CHANGE_DATA_FEED = ("_change_type", "_commit_version", "_commit_timestamp")
-_NUMBERS = {"whole number", "number"}
-_TEXTS = {"text", "date", "time"}
+# A DOUBLE holds each whole number of at most this many digits.
+_SURELY_DOUBLE = 15
+_NUMBERS, _TIMES = {"whole number", "number"}, {"date", "time"}
+_TEXTS = {"text", *_TIMES}
 
 
 def with_columns_of(watching: Watching, table: StructType, *, computed: frozenset[str]) -> Watching:
@@ -54,13 +64,7 @@ def with_columns_of(watching: Watching, table: StructType, *, computed: frozense
 
 
 def with_new_fields(
-    watching: Watching,
-    seen: Seen,
-    *,
-    table: StructType | None,
-    own: Decoder,
-    computed: frozenset[str],
-    any_name: bool,
+    watching: Watching, seen: Seen, *, table: StructType | None, own: Decoder, computed: frozenset[str], any_name: bool
 ) -> Watching:
     """The decoder with columns for what documents had undeclared; what can be no column is known from now on.
 
@@ -75,18 +79,52 @@ def with_new_fields(
     Raises:
         SchemaMismatchError: they are so many that their names are ids.
     """
-    growth = _Growth(_taken(watching.decoder), computed, any_name, watching.decoder.mode is JsonMode.STRICT)
+    taken = _taken(watching.decoder).union(map(str.lower, computed))
+    growth = _Growth(taken=taken, any_name=any_name, is_strict=watching.decoder.mode is JsonMode.STRICT)
     declared = _declared(watching.decoder)
     grown = growth.struct(declared, seen, table, ())
-    new = len(_paths(grown) - _paths(declared_columns(own.ddl())))
+    known = watching.known | growth.refused
+    new = len(_paths(grown) - _paths(declared_columns(own.ddl()))) + len(known)
     if new > MOST_FIELDS:
-        raise SchemaMismatchError(
-            f"messages have {new} fields that nobody has declared, and no more than {MOST_FIELDS} become columns: "
-            "their names look like ids",
-            remedy="Declare the object that they are in as MAP<STRING, …> or VARIANT; or keep them in one column, with "
-            "schema_changes='rescue'.",
-        )
-    return Watching(_with_fields(watching.decoder, grown.fields), watching.known | growth.refused)
+        raise _too_many(str(new))
+    return Watching(_with_fields(watching.decoder, grown.fields), known)
+
+
+def columns_of(seen: Seen) -> tuple[StructType, frozenset[Path]]:
+    """The columns for a sample of documents, in lenient mode and with times, and the fields that can be no columns."""
+    growth = _Growth(taken=_taken(Json()), any_name=True, keeps_times=True)
+    return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
+
+
+def seen_in(documents: Iterable[str], decoder: Json) -> Seen:
+    """The values of undeclared fields, as :attr:`spark_jobs.decoding.decoders.DecodedColumns.undeclared` has them.
+
+    Args:
+        documents: objects of these fields.
+        decoder: which has found them.
+
+    Raises:
+        SchemaMismatchError: they are so many that their names are ids; the rest is not read.
+    """
+    seen, unchecked = Seen(), 0
+    declared = pa.struct(list(arrow_schema(_declared(decoder))))
+    for document in documents:
+        seen.add(read_object(document), declared)
+        unchecked += len(document)
+        if unchecked > _CHECKED_CHARACTERS:
+            unchecked = 0
+            if seen.size() > MOST_KEPT * MOST_FIELDS:
+                raise _too_many(f"more than {MOST_KEPT * MOST_FIELDS}")
+    return seen
+
+
+def _too_many(count: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"messages have {count} fields that nobody has declared, and no more than {MOST_FIELDS} become columns: "
+        "their names look like ids",
+        remedy="Declare the object that they are in as MAP<STRING, …> or VARIANT; or keep them in one column, with "
+        "schema_changes='rescue'.",
+    )
 
 
 def new_columns(before: Watching, after: Watching) -> Sequence[str]:
@@ -130,18 +168,23 @@ def _decodes(column: StructField) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Growth:
     """Adds fields to types.
 
-    Attributes:
-        refused: the paths of fields that can be no columns.
+    Args:
+        taken: names, in lower case, that no column may have.
+        any_name: whether the table takes names with spaces and the like.
+        is_strict: whether text takes no other values.
+        keeps_times: whether what has always been a time becomes a DATE or TIMESTAMP.
+        refused: the paths of fields that can be no columns; they are added.
     """
 
-    def __init__(self, taken: frozenset[str], computed: frozenset[str], any_name: bool, is_strict: bool) -> None:
-        self.refused: set[Path] = set()
-        self._taken = taken | {name.lower() for name in computed}
-        self._any_name = any_name
-        self._is_strict = is_strict
+    taken: frozenset[str]
+    any_name: bool
+    is_strict: bool = False
+    keeps_times: bool = False
+    refused: set[Path] = field(default_factory=set)
 
     def struct(self, own: StructType, seen: Seen, table: DataType | None, path: Path) -> StructType:
         """The fields of ``own``, those within them, and new ones."""
@@ -155,7 +198,8 @@ class _Growth:
                 kind = self._within(fields[name].dataType, inner, there.dataType if there else None, place)
                 fields[name] = _with_type(fields[name], kind)
                 continue
-            if not inner.has_content():
+            # Executors leave out names that are too long.
+            if not inner.has_content() or len(name) > LONGEST_COLUMN_NAME:
                 continue
             found = there.dataType if there is not None else self._type_of(inner, place)
             if found is None or not self._may_be(name, names, place) or not _decodes(StructField(name, found)):
@@ -171,22 +215,22 @@ class _Growth:
         if isinstance(own, ArrayType) and seen.items is not None:
             item = table.elementType if isinstance(table, ArrayType) else None
             return ArrayType(self._within(own.elementType, seen.items, item, (*path, IN_ARRAY)), own.containsNull)
-        if isinstance(own, MapType) and seen.fields:
+        if isinstance(own, MapType) and seen.values is not None:
             item = table.valueType if isinstance(table, MapType) else None
-            found = self._within(own.valueType, together(seen.fields.values()), item, (*path, IN_MAP))
+            found = self._within(own.valueType, seen.values, item, (*path, IN_MAP))
             return MapType(own.keyType, found, own.valueContainsNull)
         return own
 
     def _may_be(self, name: str, names: set[str], path: Path) -> bool:
-        is_told_apart = name.lower() not in names and (len(path) > 1 or name.lower() not in self._taken)
-        return is_name(name) and is_told_apart and (self._any_name or not NO_DELTA_NAME.search(name))
+        is_told_apart = name.lower() not in names and (len(path) > 1 or name.lower() not in self.taken)
+        return is_name(name) and is_told_apart and (self.any_name or not NO_DELTA_NAME.search(name))
 
     def _type_of(self, seen: Seen, path: Path) -> DataType | None:
         """The type that all of these values fit, and later ones are likely to; ``None`` if there is nothing in them."""
         kinds = set(seen.kinds) - {"null"}
         if len(path) <= MOST_LEVELS and kinds == {"object"}:
-            if len(seen.fields) > MOST_NAMES:
-                item = self._type_of(together(seen.fields.values()), (*path, IN_MAP))
+            if seen.values is not None:
+                item = self._type_of(seen.values, (*path, IN_MAP))
                 return MapType(StringType(), item) if item is not None else None
             found = self.struct(StructType(), seen, None, path)
             return found if found.fields else None
@@ -199,13 +243,17 @@ class _Growth:
     def _type_of_scalars(self, seen: Seen, kinds: set[str]) -> DataType | None:
         if not kinds:
             return None
-        if kinds <= _NUMBERS and not seen.is_wide:
-            return LongType() if kinds == {"whole number"} else DoubleType()
+        if kinds == {"whole number"} and not seen.is_wide:
+            return LongType()
+        if kinds <= _NUMBERS and seen.digits <= _SURELY_DOUBLE:
+            return DoubleType()
         if kinds == {"true or false"}:
             return BooleanType()
+        if self.keeps_times and kinds <= _TIMES:
+            return DateType() if kinds == {"date"} else TimestampType()
         # A time today may be any text tomorrow, and a number of 30 digits is an id. In lenient mode text takes whatever
         # comes, as it is written.
-        return VariantType() if self._is_strict and not kinds <= _TEXTS else StringType()
+        return VariantType() if self.is_strict and not kinds <= _TEXTS else StringType()
 
 
 def _united(own: DataType, table: DataType | None) -> DataType:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DecimalType,
-    IntegralType,
-    MapType,
-    StructType,
-)
+from pyspark.sql.types import ArrayType, DataType, DecimalType, IntegralType, MapType, StructType
 
 from spark_jobs.decoding.decoders import RESCUED
 from spark_jobs.reading.source import STREAM_COLUMNS, STREAM_TYPES
@@ -25,7 +18,7 @@ _DIGITS = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
 
 
 def check_columns(
-    rows: StructType, table: StructType | None, *, path: str, schema_changes: SchemaChanges, widens: bool = False
+    rows: StructType, table: StructType | None, *, path: str, schema_changes: SchemaChanges | str, widens: bool = False
 ) -> None:
     """Refuse rows that do not fit the table before anything is read.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from delta import exceptions as conflicts
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +25,6 @@ CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name
 CONFLICT_TEXTS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
 MOST_EXTENTS = 64
 """A row is compared with so many ranges, one after the other."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class DeltaSink:
 
     path: str
     properties: Mapping[str, str] = field(default_factory=dict)
-    schema_changes: SchemaChanges = SchemaChanges.FAIL
+    schema_changes: SchemaChanges | str = SchemaChanges.FAIL
 
     def __post_init__(self) -> None:
         choose_fields(self, schema_changes=SchemaChanges)
@@ -72,34 +70,40 @@ class DeltaSink:
             writer = writer.mode("append")
         writer.save(spark_location(self.path))
 
-    def commit(
-        self, rows: DataFrame, entry: LedgerEntry, *, ledger: Ledger, on_return: Callable[[], None] = lambda: None
+    def try_write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> Exception | None:
+        """Write; the error, if there was one: whether the commit landed all the same is for the log to say."""
+        try:
+            self.write(rows, entry, creates=creates)
+        except Exception as error:  # noqa: BLE001 - Spark raises what comes
+            return error
+        return None
+
+    def verified(
+        self, entry: LedgerEntry, failure: Exception | None, *, spark: SparkSession, ledger: Ledger
     ) -> Commit | None:
-        """Write ``rows`` and verify the write; ``None`` if the number of ``entry`` is somebody else's.
+        """The commit of ``entry``, if it landed; ``None`` if another run has its number.
 
         Args:
-            rows: what is written.
-            entry: its batch metadata.
+            entry: what was written.
+            failure: what the write raised.
+            spark: the session that wrote.
             ledger: of the transaction sequence of ``entry``.
-            on_return: called when the write has returned or raised, before the ledger is read.
 
         Raises:
             TransformError, SchemaMismatchError, WriteError: nothing of it is in the table.
-            LedgerUnreadableError: whether it is cannot be told.
+            LedgerUnreadableError: whether it is cannot be found out.
             StorageMismatchError: it is in a table, or in files, that are not to be seen from here.
         """
-
-        def find() -> Commit | None:
-            on_return()
-            return ledger.written(entry.number, after=entry.base)
-
-        commit = write_verified(
-            lambda: self.write(rows, entry), find, spark=rows.sparkSession, log=ledger.log, bid=entry.bid
-        )
+        commit = ledger.written(entry.number, after=entry.base)
+        check_landed(commit, failure, spark=spark, log=ledger.log, bid=entry.bid)
         if commit is None or commit.entry is None or commit.entry.bid != entry.bid:
             return None
         check_files(ledger.log, commit.version)
         return commit
+
+    def commit(self, rows: DataFrame, entry: LedgerEntry, *, ledger: Ledger) -> Commit | None:
+        """Write ``rows`` and verify the write; see :meth:`verified`."""
+        return self.verified(entry, self.try_write(rows, entry), spark=rows.sparkSession, ledger=ledger)
 
 
 def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:
@@ -135,36 +139,26 @@ def _in_hulls(extents: Mapping[Shard, Range]) -> str:
     return " OR ".join(found)
 
 
-def write_verified(
-    write: Callable[[], None], find: Callable[[], T | None], *, spark: SparkSession, log: DeltaLog, bid: str
-) -> T | None:
-    """Write, then look whether it is there: an error may follow a commit that landed, and none one that was ignored.
+def check_landed(
+    found: object | None, failure: Exception | None, *, spark: SparkSession, log: DeltaLog, bid: str
+) -> None:
+    """Check the outcome of a write: an error may follow a commit that landed, and none one that was ignored.
 
     Args:
-        write: writes.
-        find: looks into the log; ``None`` if it is not there.
-        spark: the session that writes.
-        log: where ``find`` looks.
-        bid: the batch id of what is written.
-
-    Returns:
-        What ``find`` found; ``None`` if another commit came first.
+        found: the commit, or what stands for it; ``None`` if it is not in the log.
+        failure: what the write raised.
+        spark: the session that wrote.
+        log: of the table.
+        bid: the batch id of what was written.
 
     Raises:
         TransformError, SchemaMismatchError, WriteError, …: nothing of it is in the table; see :func:`explain`.
         StorageMismatchError: it is in a table that only Spark sees.
     """
-    failure: Exception | None = None
-    try:
-        write()
-    except Exception as error:  # noqa: BLE001 - whether it landed is for the log to say
-        failure = error
-    found = find()
     if found is None and failure is None:
         check_seen(spark, log, bid)
     elif found is None and failure is not None and not is_conflict(failure):
         raise explain(failure, table=log.path) from None
-    return found
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -1,10 +1,10 @@
-"""The commands for dead letters: ``dead-letters list``, ``show``, ``export``, ``redrive`` and ``dismiss``."""
+"""The commands for dead letters: ``dead-letters list``, ``show``, ``redrive`` and ``dismiss``."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -13,28 +13,88 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from stream_assets.cli.dismiss import dismiss
-from stream_assets.cli.letter_export import export
-from stream_assets.cli.letter_options import filter_options, letter_options
-from stream_assets.cli.options import json_option
-from stream_assets.cli.output import out, tell
-from stream_assets.cli.redrive import redrive
+from stream_assets.cli.options import (
+    SparkChoice,
+    gathered,
+    group_option,
+    json_option,
+    retry_option,
+    spark_options,
+    storage_option,
+)
+from stream_assets.cli.output import follow_batches, out, print_rows, progress_bar, tell
+from stream_assets.cli.redrive import person, redrive
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
-from stream_consumers.messages import Shard
+from stream_consumers.messages import Shard, bytes_to_json
 from stream_consumers.readable import as_text, printable, shortened, shown_bytes
 from stream_consumers.redis.ids import parse_sequence
+from stream_consumers.urls import StreamUrl
 from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
-    from spark_jobs.dead_letters import DeadLetters, LetterFilter, LetterKind
+    from spark_jobs.dead_letters import DeadLetters, LetterKind
     from spark_jobs.ledger.intervals import Intervals
+    from spark_jobs.writing.letters import LetterFilter
 
-MOST_SHARDS = 5
+_BYTES = ("key", "payload", "correction")
+
+
+def make_letters(table: str, group: str, storage: Mapping[str, str]) -> DeadLetters:
+    """The dead letters of a table and a group.
+
+    Raises:
+        InvalidOptionError: there cannot be such a table, or such a group.
+    """
+    from spark_jobs.dead_letters import DeadLetters
+
+    return DeadLetters(table, group=group, storage_options=storage)
+
+
+def make_filter(
+    source: str | None, start: str | None, stop: str | None, reason: str, is_all: bool, is_dismissed: bool
+) -> LetterFilter:
+    """Which of them are meant.
+
+    Raises:
+        InvalidUrlError: the source is no URL of streams.
+        InvalidOptionError: a bound is no place, or they leave nothing.
+    """
+    from spark_jobs.batches.bounds import Bound
+    from spark_jobs.batches.redrive import letter_span
+    from spark_jobs.writing.letters import LetterFilter
+
+    streams = () if source is None else StreamUrl.parse(source).required_streams()
+    span = letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
+    return LetterFilter(streams, span, reason, is_all=is_all, is_dismissed=is_dismissed)
+
+
+letter_options = gathered(
+    "letters",
+    make_letters,
+    click.option("--table", required=True, help="The Delta table of the rows, a path or URI."),
+    group_option,
+    storage_option,
+)
+filter_options = gathered(
+    "wanted",
+    make_filter,
+    click.option("--source", help="The stream URL; by default every stream of the group. It is not opened."),
+    click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all."),
+    click.option("--until", "stop", help="Likewise; the first that is not meant."),
+    click.option("--reason", default="", metavar="TEXT", help="Those with this text in their reason."),
+    click.option(
+        "--all",
+        "is_all",
+        is_flag=True,
+        help="Also those that do not count: orphaned, redriven, replayed, dismissed ones.",
+    ),
+    click.option("--dismissed", "is_dismissed", is_flag=True, help="Only those that were dismissed."),
+)
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Look at the messages that could not become rows, take them along, and decode them again.
+    """Look at the messages that could not become rows, and decode them again.
 
     Only those count whose batch is in the table, and which were not redriven, replayed or dismissed since.
 
@@ -42,7 +102,6 @@ def dead_letters() -> None:
     Examples:
       stream-assets dead-letters list --table lake/orders --group lakehouse
       stream-assets dead-letters show --table lake/orders --group lakehouse orders/0=17
-      stream-assets dead-letters export --table lake/orders --group lakehouse letters.ndjson
       stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
           --transform my_definitions:orders --dry-run
     """
@@ -51,7 +110,7 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @letter_options
 @filter_options
-@click.option("--limit", type=click.IntRange(min=1), help="Show so many kinds at most, the most frequent ones.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show at most this many kinds, the most frequent ones.")
 @json_option
 def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as_json: bool) -> None:
     """How many there are of each kind of reason, with an example each.
@@ -66,61 +125,30 @@ def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as
       stream-assets dead-letters list --table lake/orders --group lakehouse --reason "not a JSON object" --all
     """
     kinds = letters.kinds(wanted)
-    shown = kinds[:limit]
-    if as_json:
-        click.echo(
-            json.dumps({"rows": [_kind_row(kind, is_all=wanted.is_all or wanted.is_dismissed) for kind in shown]})
-        )
-        return
-    if not kinds:
-        out.print("there are no dead letters")
-        return
+    rows = [_kind_row(kind, is_all=wanted.is_all or wanted.is_dismissed) for kind in kinds[:limit]]
     count = counted(sum(kind.count for kind in kinds), "dead letter")
-    if wanted.is_dismissed:
-        count = f"{sum(kind.dismissed for kind in kinds)} dismissed dead letters"
-    others = sum(kind.replaced + kind.orphaned + kind.dismissed for kind in kinds)
-    beside = f", and {others} that do not count" if wanted.is_all else ""
-    title = f"{letters.table}, group {letters.group}: {count}{beside}, {counted(len(kinds), 'kind')} of reasons"
-    _print(title, style="italic")
-    for kind in shown:
-        _print_kind(kind)
-    if len(shown) < len(kinds):
-        _print(f"… and {counted(len(kinds) - len(shown), 'more kind')}")
+    title = f"{letters.table}, group {letters.group}: {count} of {counted(len(kinds), 'kind')}"
+    print_rows(rows, as_json=as_json, title=title, empty="there are no dead letters")
 
 
 def _kind_row(kind: LetterKind, *, is_all: bool) -> dict[str, Any]:
     example = kind.example
     return {
-        "reason": kind.reason,
         "dead letters": kind.count,
         **({"replaced": kind.replaced, "orphaned": kind.orphaned, "dismissed": kind.dismissed} if is_all else {}),
+        "reason": kind.reason,
         "first": _time(kind.first),
         "last": _time(kind.last),
         "shards": [str(shard) for shard in kind.shards],
-        "example": example and {"place": example.place, "reason": example.reason, "payload": example.payload},
+        "example": example and example.place,
     }
-
-
-def _print_kind(kind: LetterKind) -> None:
-    numbers = [f"{kind.count}"]
-    others = ((kind.replaced, "replaced"), (kind.orphaned, "orphaned"), (kind.dismissed, "dismissed"))
-    numbers += [f"{count} {why}" for count, why in others if count]
-    _print(f"\n{', '.join(numbers)}: {printable(kind.reason)}", style="bold")
-    shards = [str(shard) for shard in kind.shards[:MOST_SHARDS]]
-    more = len(kind.shards) - len(shards)
-    where = f"{printable(', '.join(shards))}{f' and {more} more' if more else ''}"
-    when = _time(kind.first) if kind.first == kind.last else f"{_time(kind.first)} to {_time(kind.last)}"
-    _print(f"  {when or '–'}, {where}")
-    if kind.example is not None:
-        _print(_cut(f"  {printable(kind.example.place)}: {printable(kind.example.reason)}"))
-        _print(_cut(f"  {kind.example.payload}"))
 
 
 @dead_letters.command()
 @letter_options
 @filter_options
 @click.argument("places", nargs=-1, metavar="[SHARD=SEQUENCE]…")
-@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="So many at most.")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Show at most this many.")
 @click.option("--full", is_flag=True, help="Payloads as they are, whole and with their lines.")
 @json_option
 def show(
@@ -128,7 +156,7 @@ def show(
 ) -> None:
     """Single ones, in the order of their places in the stream: all that is known of them.
 
-    A place is SHARD=SEQUENCE, as list tells it, or SHARD:SEQUENCE. Payloads are text where they are, else hexadecimal
+    A place is SHARD=SEQUENCE, as list prints it, or SHARD:SEQUENCE. Payloads are text where they are, else hexadecimal
     digits; with --json they are whole, and base64 under payload_base64 where they are no text.
 
     \b
@@ -138,18 +166,16 @@ def show(
     """
     if places:
         wanted = replace(wanted, places=_places(places))
-    rows = _rows(letters, wanted, limit=limit + 1)
+    found = (row for part in letters.tables(wanted, limit=limit + 1) for row in part.to_pylist())
+    rows = list(islice(found, limit))
     if as_json:
-        _print_json(islice(rows, limit))
+        click.echo(json.dumps({"rows": [letter_json(row) for row in rows]}))
         return
-    count = 0
     for row in rows:
-        count += 1
-        if count > limit:
-            _print(f"… and more: --limit {2 * limit} shows so many of them")
-            return
         _print_letter(row, is_full=full)
-    if not count:
+    if next(found, None) is not None:
+        tell(f"… and more: --limit {2 * limit} shows more of them")
+    if not rows:
         tell("there is no such dead letter" if places else "there are no dead letters")
         sys.exit(1 if places else 0)
 
@@ -174,22 +200,22 @@ def _places(texts: Sequence[str]) -> Mapping[Shard, Intervals]:
 _PLACE_REMEDY = "Write it as SHARD=SEQUENCE with a shard like orders/0: orders/0=17."
 
 
-def _rows(letters: DeadLetters, wanted: LetterFilter, *, limit: int) -> Iterator[dict[str, Any]]:
-    """One after the other."""
-    for table in letters.tables(wanted, limit=limit):
-        for row in range(table.num_rows):
-            yield table.slice(row, 1).to_pylist()[0]
+def letter_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A dead letter as JSON, with the names of the columns of its table; bytes that are no text are base64.
 
-
-def _print_json(rows: Iterator[dict[str, Any]]) -> None:
-    """As one JSON list of them, of which no more than one is held."""
-    from stream_assets.cli.letter_export import letter_json
-
-    separator = '{"rows": ['
-    for row in rows:
-        click.echo(separator + json.dumps(letter_json(row)), nl=False)
-        separator = ", "
-    click.echo(("" if separator == ", " else separator) + "]}")
+    Example:
+        >>> letter_json({"_sequence": 7, "key": None, "payload": b"\\xff", "headers": [{"name": "a", "value": b"b"}]})
+        {'_sequence': 7, 'key': None, 'payload_base64': '/w==', 'headers': [{'name': 'a', 'value': 'b'}]}
+    """
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in _BYTES:
+            found |= bytes_to_json(name, value)
+        elif name == "headers" and value is not None:
+            found[name] = [{"name": pair["name"], **bytes_to_json("value", pair["value"])} for pair in value]
+        else:
+            found[name] = value.isoformat() if isinstance(value, datetime) else value
+    return found
 
 
 def _print_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
@@ -197,7 +223,7 @@ def _print_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
     place = printable(str(shard) if sequence is None else f"{shard}={sequence}")
     status = row.get("status", "counts")
     _print(f"{place}  {_time(row['_timestamp']) or '–'}{'' if status == 'counts' else f'  {status}'}", style="bold")
-    told = {
+    known = {
         "reason": printable(row["error"] or "–"),
         "key": shown_bytes(row["key"]),
         "headers": ", ".join(f"{printable(h['name'])}={shown_bytes(h['value'])}" for h in row["headers"] or ()) or "–",
@@ -205,32 +231,75 @@ def _print_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
     }
     for status_of, by in (("dismissed", row["dismissed_by"]), ("corrected", row["corrected_by"])):
         if by is not None:
-            told[status_of] = f"by {printable(by)}: {printable(row['note'] or '–')}"
-    for name, text in told.items():
-        line = f"  {name:8} {text}"
-        _print(line if is_full or name == "reason" else _cut(line))
-    if not is_full:
-        _print(_cut(f"  payload  {shown_bytes(row['payload'], most=max(out.width, 200))}"))
-        return
-    _print("  payload")
+            known[status_of] = f"by {printable(by)}: {printable(row['note'] or '–')}"
     text = as_text(row["payload"])
-    for line in text.split("\n") if text else [shown_bytes(row["payload"])]:
-        _print(f"    {printable(line)}")
+    if is_full:
+        known["payload"] = "\n    ".join(
+            ["", *map(printable, text.split("\n") if text else [shown_bytes(row["payload"])])]
+        )
+    else:
+        known["payload"] = shown_bytes(row["payload"], most=max(out.width, 200))
+    for name, value in known.items():
+        line = f"  {name:8} {value}"
+        _print(line if is_full or name == "reason" or not out.is_terminal else shortened(line, out.width))
 
 
 def _time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _cut(line: str) -> str:
-    """No longer than a line of the terminal, if it is one."""
-    return shortened(line, out.width) if out.is_terminal else line
-
-
 def _print(line: str, *, style: str = "") -> None:
     out.print(Text(line, style=style), soft_wrap=True)
 
 
-dead_letters.add_command(export)
+@dead_letters.command()
+@letter_options
+@filter_options
+@click.option("--note", required=True, help="Why; it is kept with each of them.")
+@click.option("--by", help="Who dismisses them; by default this user and machine.")
+@click.option("--limit", type=click.IntRange(min=1), help="Dismiss at most this many.")
+@retry_option
+@spark_options
+@json_option
+def dismiss(
+    letters: DeadLetters,
+    wanted: LetterFilter,
+    note: str,
+    by: str | None,
+    limit: int | None,
+    retry_seconds: float,
+    spark: SparkChoice,
+    as_json: bool,
+) -> None:
+    """Mark dead letters as done with, since nothing will ever decode them; checks count them no longer.
+
+    They stay in the dead-letter table, with who dismissed them, when and why, and `verify` accounts for their messages.
+
+    \b
+    Examples:
+      stream-assets dead-letters dismiss --table lake/orders --group lakehouse --reason "not a JSON object" \\
+          --note "test messages of 2026-11-17"
+      stream-assets dead-letters list --table lake/orders --group lakehouse --dismissed
+    """
+    from spark_jobs.batches.ingestion import Ingestion
+    from spark_jobs.batches.job import batch_events
+    from spark_jobs.dismissal import Dismissal, DismissJob
+
+    dismissal = Dismissal(by or person(), note)
+    ingestion = Ingestion(
+        letters.group,
+        letters.table,
+        storage_options=letters.storage_options,
+        retry_seconds=retry_seconds,
+        single_writer=spark.single_writer,
+    )
+    with progress_bar() as progress:
+        task = progress.add_task("dismissing", total=None)
+        session = spark.session(letters.table, letters.storage_options)
+        job = DismissJob(session, ingestion, wanted, dismissal, limit=limit)
+        count = sum(report.dead for report in follow_batches(batch_events(job), progress, task))
+    rows = [{"dismissed": count, "by": dismissal.by, "note": dismissal.note}] if count else []
+    print_rows(rows, as_json=as_json, title=f"dead letters of {letters.table}", empty="there is nothing to dismiss")
+
+
 dead_letters.add_command(redrive)
-dead_letters.add_command(dismiss)

@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 import dagster as dg
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from sqlalchemy.exc import OperationalError
 
@@ -31,13 +29,13 @@ from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import LedgerUnreadableError, WriteError
 from stream_consumers.wording import counted
 
-MESSAGES = 100_000
 MALFORMED = 20
 SHARDS = 2
 FIRST_ROWS = 5
 BATCHES = 4
 KILLS = "mid-write@3,rows written@4"
 FAULTS = 2
+WHEN_KILLED = {1: "in the middle of writing a batch", 2: "right after its Delta commit"}
 OTHER_FAILURES = 2
 RECORDS_VARIABLE = "STREAM_ASSETS_DEMO_RECORDS"
 DEADLINE_SECONDS = 1200.0
@@ -66,7 +64,7 @@ class Home:
     """The folder of the demo."""
 
     path: Path
-    messages: int = MESSAGES
+    messages: int
 
     @property
     def source(self) -> str:
@@ -88,14 +86,13 @@ class Home:
         return Ingestion(group="demo", table=self.table)
 
 
-def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
-    """Run it; the exit code is 0 only if every message is there exactly once.
+def run_demo(messages: int) -> int:
+    """Run it in the folder ``.demo``, which is emptied; the exit code is 0 only if each message is there exactly once.
 
     Args:
-        home: the folder; ``.demo`` in the working directory by default. It is emptied first.
         messages: how many; the kills need at least some thousand.
     """
-    place = Home((home or Path.cwd() / ".demo").absolute(), messages)
+    place = Home((Path.cwd() / ".demo").absolute(), messages)
     shutil.rmtree(place.path, ignore_errors=True)
     place.dagster_home.mkdir(parents=True)
     (place.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
@@ -108,7 +105,8 @@ def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
         # Opened first: two processes that make its database at the same time get in each other's way.
         with dg.DagsterInstance.from_config(str(place.dagster_home)) as instance, _daemon(place) as log:
             _follow(place, instance, progress, log)
-    verdicts = _verify(place)
+    with open_batch_source(place.source) as source:
+        verdicts = verify(source, place.ingestion())
     _show(place)
     _tell_of_the_ui(place)
     return _conclude(place, verdicts)
@@ -168,7 +166,7 @@ def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: 
         for record in reversed(_records(instance)):
             run = record.dagster_run
             if seen.get(run.run_id) is not run.status:
-                _tell(place, instance, run, seen)
+                _tell(place, run, seen)
         done = _covered(place)
         progress.update(task, completed=done)
         failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
@@ -194,31 +192,20 @@ def _records(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
         return []
 
 
-def _tell(place: Home, instance: dg.DagsterInstance, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
+def _tell(place: Home, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
     seen[run.run_id] = run.status
-    short = run.run_id[:8]
-    if run.status is dg.DagsterRunStatus.QUEUED:
-        console.print(f"  sensor asked for run {short}: lag {run.tags.get('stream_assets/lag')}")
-    elif run.status is dg.DagsterRunStatus.STARTED:
-        console.print(f"  run {short} started")
-    elif run.status is dg.DagsterRunStatus.FAILURE:
+    what = {
+        dg.DagsterRunStatus.QUEUED: f"is asked for by the sensor: lag {run.tags.get('stream_assets/lag')}",
+        dg.DagsterRunStatus.STARTED: "started",
+        dg.DagsterRunStatus.SUCCESS: "[green]succeeded[/]",
+    }.get(run.status)
+    if run.status is dg.DagsterRunStatus.FAILURE:
         failed = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
-        count = len(list((place.path / "faults").glob("fault-*")))
-        what = {1: "in the middle of writing a batch", 2: "right after its Delta commit"}.get(count, "")
-        how = "killed with SIGKILL" if failed <= count else "failed for another reason, and is tried again"
-        what = what if failed <= count else _reason(instance, run)
-        console.print(
-            f"  run {short} [red]{how}[/] {escape(what)}; the ledger has {counted(_covered(place), 'message')}",
-            soft_wrap=True,
-        )
-    elif run.status is dg.DagsterRunStatus.SUCCESS:
-        console.print(f"  run {short} [green]succeeded[/]")
-
-
-def _reason(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    events = (record.dagster_event for record in instance.all_logs(run.run_id))
-    failures = [event.message or "" for event in events if event is not None and event.is_failure]
-    return failures[-1] if failures else "without saying why"
+        kills = len(list((place.path / "faults").glob("fault-*")))
+        how = f"killed with SIGKILL {WHEN_KILLED.get(kills, '')}" if failed <= kills else "failed, and is tried again"
+        what = f"[red]{how}[/]; the ledger has {counted(_covered(place), 'message')}"
+    if what:
+        console.print(f"  run {run.run_id[:8]} {what}", soft_wrap=True)
 
 
 def _covered(place: Home) -> int:
@@ -229,25 +216,14 @@ def _covered(place: Home) -> int:
     return sum(position - 1 for position in state.positions.values())
 
 
-def _verify(place: Home) -> list[ShardVerdict]:
-    with open_batch_source(place.source) as source:
-        return verify(source, place.ingestion())
-
-
 def _show(place: Home) -> None:
     log = place.ingestion().ledger().log
     beginning = [row for batch in scan(log, where=f"_sequence <= {FIRST_ROWS}") for row in batch.to_pylist()]
-    rows = sorted(beginning, key=lambda row: row["id"])[:FIRST_ROWS]
-    listed = [{**row, "_timestamp": f"{row['_timestamp']:%H:%M:%S.%f}"} for row in rows]
-    print_rows(listed, title=f"first rows of {place.table}", console=console)
-    letters = (row for batch in scan(place.ingestion().dead_letters().log()) for row in batch.to_pylist())
-    for letter in islice(letters, 2):
-        console.print(
-            f"dead letter {letter['_stream']}/{letter['_shard']} {letter['_sequence']}: "
-            f"{letter['payload']!r}: {letter['error']}",
-            markup=False,
-            soft_wrap=True,
-        )
+    print_rows(
+        sorted(beginning, key=lambda row: row["id"])[:FIRST_ROWS],
+        title=f"first rows of {place.table}",
+        console=console,
+    )
 
 
 def _tell_of_the_ui(place: Home) -> None:

@@ -6,13 +6,14 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
 from spark_jobs.session import SPARK_VARIABLE
 from spark_jobs.spark_server.folder import UnusableFolderError, server_folders, servers_folder
 from stream_assets.cli.options import SparkChoice, tell_of_download
-from stream_consumers.errors import MissingDependencyError, StreamAssetsError, UnsafeStorageError, UntrustedFileError
+from stream_consumers.errors import MissingDependencyError, StreamAssetsError
 
 NEEDED_JAVA = 17
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
@@ -26,49 +27,45 @@ TWO_RUNS = (
 def examine() -> list[dict[str, str]]:
     """What was looked at, what was found, and ``ok`` or what to do."""
     tell_of_download()
-    findings = [{"what": "Python", "found": platform.python_version(), "state": "ok"}]
-    findings.append(_look("Java", _java_version))
-    findings.append(_look("Delta jars", lambda: f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}"))
-    findings.extend(_package(name) for name in PACKAGES)
-    findings.append(_local_spark())
-    findings.append({"what": "two runs at once", "found": TWO_RUNS, "state": "ok"})
-    return findings
+    looks: dict[str, Callable[[], str]] = {
+        "Python": platform.python_version,
+        "Java": _java_version,
+        "Delta jars": lambda: f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}",
+        **{name: partial(_version, name) for name in PACKAGES},
+        "local Spark": _local_spark,
+        "two runs at once": lambda: TWO_RUNS,
+    }
+    return [_look(what, find) for what, find in looks.items()]
 
 
 def examine_table(table: str, spark: SparkChoice, storage: Mapping[str, str]) -> dict[str, str]:
     """Whether two runs may write a table at once, with the log store of a session."""
     from spark_jobs.writing.storage import check_log_store, log_store_of
 
-    try:
+    def find() -> str:
         session = spark.session(table, storage)
-        found = log_store_of(session, table) or "the log store that Delta takes by itself"
-    except StreamAssetsError as error:
-        return {"what": table, "found": "–", "state": str(error)}
-    try:
         check_log_store(session, table, single_writer=spark.single_writer)
-    except UnsafeStorageError as error:
-        return {"what": table, "found": found, "state": str(error)}
-    return {"what": table, "found": found, "state": "ok"}
+        return log_store_of(session, table) or "the log store that Delta takes by itself"
 
-
-def _local_spark() -> dict[str, str]:
-    """Whether runs with a local Spark find it warm."""
-    what = "local Spark"
-    if os.environ.get(SPARK_VARIABLE):
-        return {"what": what, "found": f"starts with each run: {SPARK_VARIABLE} is set", "state": "ok"}
-    try:
-        living = sum(server.is_alive() for server in server_folders())
-        found = f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
-    except UnusableFolderError as error:
-        found = f"starts with each run: {error}"
-    return {"what": what, "found": found, "state": "ok"}
+    return _look(table, find)
 
 
 def _look(what: str, find: Callable[[], str]) -> dict[str, str]:
     try:
         return {"what": what, "found": find(), "state": "ok"}
-    except (MissingDependencyError, UntrustedFileError) as error:
+    except StreamAssetsError as error:
         return {"what": what, "found": "–", "state": str(error)}
+
+
+def _local_spark() -> str:
+    """Whether runs with a local Spark find it warm."""
+    if os.environ.get(SPARK_VARIABLE):
+        return f"starts with each run: {SPARK_VARIABLE} is set"
+    try:
+        living = sum(server.is_alive() for server in server_folders())
+        return f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
+    except UnusableFolderError as error:
+        return f"starts with each run: {error}"
 
 
 def _java_version() -> str:
@@ -83,8 +80,8 @@ def _java_version() -> str:
     return found
 
 
-def _package(name: str) -> dict[str, str]:
+def _version(package: str) -> str:
     try:
-        return {"what": name, "found": version(name), "state": "ok"}
-    except PackageNotFoundError:
-        return {"what": name, "found": "–", "state": f"Install it: pip install {name}"}
+        return version(package)
+    except PackageNotFoundError as error:
+        raise MissingDependencyError(f"{package} is missing", remedy=f"Install it: pip install {package}.") from error

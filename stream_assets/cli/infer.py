@@ -18,7 +18,7 @@ from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, Tab
 from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
-    from spark_jobs.decoding.json_inference import InferredSchema
+    from pyspark.sql.types import StructType
 
 
 @click.command()
@@ -48,8 +48,7 @@ def infer(
       stream-assets infer kafka://localhost:9092/orders --sample 10000 --start 2026-11-01T00:00:00Z
       stream-assets infer file://orders.ss/orders --table-like lake/orders --json
     """
-    from spark_jobs.decoding.json_inference import fitted, infer
-    from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS
+    from spark_jobs.writing.inference import fitted, infer
 
     if start == "latest":
         raise InvalidOptionError(
@@ -58,7 +57,7 @@ def infer(
     with create_consumer(url, live=False, client=client, on_dead_letter=print_letter) as consumer:
         go_to(consumer, start)
         payloads = [message.payload for message in islice(consumer, sample)]
-    found = infer(payloads, taken=(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS))
+    found = infer(payloads)
     if not found.fields:
         reasons = "; ".join(f"{count} are {reason}" for reason, count in found.refused.items())
         raise SchemaMismatchError(
@@ -67,58 +66,33 @@ def infer(
         )
     if table_like:
         found = fitted(found, payloads, _columns(table_like, storage))
+    fields: list[dict[str, Any]] = [
+        {"name": column.name, "type": column.ddl, "messages": column.messages, "remarks": list(column.remarks)}
+        for column in found.fields
+    ]
     if as_json:
-        click.echo(json.dumps(_as_json(found)))
+        shown = {"messages": found.messages, "refused": dict(found.refused), "remarks": list(found.remarks)}
+        click.echo(json.dumps({"ddl": found.ddl(), "fields": fields, **shown}))
         return
-    _tell(found)
+    for reason, count in found.refused.items():
+        tell(f"{count} of {counted(found.messages, 'message')} would become dead letters: {reason}", style="yellow")
+    print_rows(fields, title=counted(found.messages, "message"), console=err)
+    for remark in found.remarks:
+        tell(remark, style="yellow")
     click.echo(found.ddl())
 
 
-def _columns(table: str, storage: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of a table as :func:`spark_jobs.decoding.json_inference.fitted` wants them."""
+def _columns(table: str, storage: Mapping[str, str]) -> StructType:
+    """The columns of a table that are not of the stream."""
     from pyspark.sql.types import StructType
 
     from spark_jobs.ledger.delta_log import DeltaLog
     from spark_jobs.ledger.table_rows import schema_of
     from spark_jobs.reading.source import STREAM_COLUMNS
-    from spark_jobs.reading.spark_types import arrow_schema
-    from spark_jobs.reading.sql_types import ddl
     from spark_jobs.table_location import check_location
 
     log = DeltaLog(check_location(table), storage_options=storage)
     if log.snapshot() is None:
         raise TableUnreadableError(f"there is no Delta table at {table}", remedy="Leave --table-like out.")
-    columns = StructType.fromJson(dict(schema_of(log)))
-    fields = zip(columns.fields, arrow_schema(columns))
-    return {c.name.lower(): (column, ddl(c.dataType)) for c, column in fields if c.name not in STREAM_COLUMNS}
-
-
-def _tell(found: InferredSchema) -> None:
-    for reason, count in found.refused.items():
-        tell(f"{count} of {counted(found.messages, 'message')} would become dead letters: {reason}", style="yellow")
-    rows = [
-        {
-            "field": column.name,
-            "type": column.ddl if len(column.ddl) <= 40 else f"{column.ddl[:39]}…",
-            "messages": column.messages,
-            "remarks": "; ".join(column.remarks),
-        }
-        for column in found.fields
-    ]
-    print_rows(rows, title=counted(found.messages, "message"), console=err)
-    for remark in found.remarks:
-        tell(remark, style="yellow")
-
-
-def _as_json(found: InferredSchema) -> dict[str, Any]:
-    fields = [
-        {"name": column.name, "type": column.ddl, "messages": column.messages, "remarks": list(column.remarks)}
-        for column in found.fields
-    ]
-    return {
-        "ddl": found.ddl(),
-        "messages": found.messages,
-        "fields": fields,
-        "refused": dict(found.refused),
-        "remarks": list(found.remarks),
-    }
+    columns = StructType.fromJson(dict(schema_of(log))).fields
+    return StructType([column for column in columns if column.name not in STREAM_COLUMNS])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import ExitStack
-from datetime import datetime, timezone
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +25,14 @@ from stream_assets.cli.options import (
     storage_option,
 )
 from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
-from stream_assets.cli.transform_options import RowMaker, batches_option, layout_options, limit_options, row_options
+from stream_assets.cli.row_options import RowMaker, batches_option, layout_options, limit_options, row_options
 from stream_consumers.backend import find_backend
 from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choice
+from stream_consumers.messages import utc_text
+from stream_consumers.options import AutoStreamReset, ConsumerMode, check_range, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
 from stream_consumers.wording import counted
@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 
     from spark_jobs.batches.ingestion import BatchReport
     from spark_jobs.ledger.ledger import Ledger, LedgerState
-    from spark_jobs.writing.layout import TableLayout
 
 MOST_FOREIGN = 20
+COUNTS = (
+    *("messages", "rows", "dead", "filtered", "untold", "skipped"),
+    *("missing", "duplicated", "unknown", "other", "lag"),
+)
 
 
 @click.command()
@@ -76,17 +79,13 @@ def ingest(
     place: Place,
     mode: str,
     start: str | None,
-    on_data_loss: str,
-    member: str,
     spool: Path | None,
     maker: RowMaker,
-    layout: TableLayout,
-    limits: Limits,
     max_batches: int | None,
     linger: float,
-    retry_seconds: float,
     spark: SparkChoice,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Write a stream into a Delta table up to its present end, each message once; with --linger also what comes.
 
@@ -105,27 +104,23 @@ def ingest(
       stream-assets ingest --source redis://localhost:6379/orders --table lake/orders --linger 3600
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
-    from spark_jobs.batches.retries import Retries
+    from spark_jobs.batches.retries import Retries, result_of
     from spark_jobs.decoding.isolation import prepare
-    from spark_jobs.run_ingestion import drain
+    from spark_jobs.run_ingestion import run_events
 
     url, pipe = _file_of_pipe(place.url, place.table, spool)
     if pipe is not None and linger:
         raise InvalidOptionError(f"{pipe} is read to its end before: nothing comes later", remedy="Leave --linger out.")
     stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), place.client)
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
-    ingestion = place.ingestion(
+    ingestion = maker.ingestion(
+        place,
         group=place.group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
-        **maker.options,
-        member=member,
         sharing=stream.mode,
         claims=stream.is_claimed,
         start=choice(AutoStreamReset, start or first, option="--start"),
-        on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
-        limits=limits,
-        layout=layout,
         single_writer=spark.single_writer,
-        retry_seconds=retry_seconds,
+        **settings,
     )
     tails: list[str] = []
     check_range("linger_seconds", linger)
@@ -136,23 +131,15 @@ def ingest(
         if pipe is not None:
             _spool(pipe, url, progress)
         with stream.open() as opened:
-            Retries(retry_seconds, on_wait=tell_waiting).call(opened.identities)
+            result_of(Retries(ingestion.retry_seconds).call(opened.identities), tell_waiting)
         task = progress.add_task("starting Spark", total=None)
         session = spark.session(place.table, place.storage)
         progress.update(task, description="reading")
-        batches = drain(
-            session,
-            stream,
-            ingestion,
-            max_batches=max_batches,
-            linger_seconds=linger,
-            on_tail=tails.append,
-            on_wait=tell_waiting,
-        )
+        events = run_events(session, stream, ingestion, max_batches=max_batches, linger_seconds=linger)
         rows: list[dict[str, object]] = []
         interruption: BaseException | None = None
         try:
-            for report in follow_batches(batches, progress, task):
+            for report in follow_batches(events, progress, task, tails):
                 rows.append(batch_row(report, number=len(rows) + 1, more={"lost": _lost(report)}))
         except (KeyboardInterrupt, SystemExit) as error:
             interruption = error
@@ -182,13 +169,13 @@ def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> None:
     task = progress.add_task("spooled", total=None)
     spooled = spool_stdin(pipe, path, on_message=lambda message: progress.advance(task))
     note = f"note: {path} has {counted(spooled.messages, 'message')} of stdin now"
-    if spooled.unclaimed:
-        note += f", without {counted(spooled.unclaimed, 'line')} of other streams"
+    if spooled.others:
+        note += f", and {counted(spooled.others, 'message')} of other streams, which this run does not ingest"
     tell(note, style="yellow")
 
 
 def _lost(report: BatchReport) -> str | None:
-    lost = [f"{shard} {part.start}-{part.end}" for shard, parts in report.batch.entry.lost.items() for part in parts]
+    lost = [f"{shard} {part.start}-{part.end}" for shard, parts in report.entry.lost.items() for part in parts]
     return ", ".join(lost) or None
 
 
@@ -202,14 +189,15 @@ def _lost(report: BatchReport) -> str | None:
 def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: dict[str, str], as_json: bool) -> None:
     """Per shard: where it starts and ends, where the group is, and how far behind.
 
-    "blocked" counts what an open transaction holds back behind the end.
+    "blocked" counts what an open transaction holds back behind the end. "lost" is what is gone from the stream that the
+    group has not read; then the exit code is 1.
 
     \b
     Examples:
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
       stream-assets lag kafka://localhost:9092/orders --group lakehouse
     """
-    from spark_jobs.batches.ingestion import check_source
+    from spark_jobs.batches.ingestion import check_read
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.ledger.ledger import LedgerState as State
 
@@ -221,6 +209,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     else:
         with place.stream().open() as stream:
             opened = place.ingestion().in_epochs(stream, read) if read else stream
+            lost = check_read(opened, place.ingestion(), ledger) if ledger.newest is not None else {}
             extents, committed = opened.extents(), opened.committed(group)
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
@@ -229,9 +218,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
             raise InvalidOptionError(
                 f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
             )
-        if ledger.newest is not None:
-            check_source(opened, group, ledger, extents)
-        elif table is not None:
+        if table is not None and ledger.newest is None:
             tell(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow")
         rows = [
             {
@@ -242,11 +229,15 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
                 "end": place.shown(extent.end),
                 "lag": behind[shard],
                 "blocked": extent.blocked,
+                "lost": place.span(lost.get(shard)),
             }
             for shard, extent in extents.items()
         ]
     nothing = "the stream is empty, or there is none of this name: lag 0"
     print_rows(rows, as_json=as_json, title=f"{place.url}, group {group}", empty=nothing)
+    if any(row["lost"] for row in rows):
+        tell(f"the next run of group {group} stops, or records what is lost with --on-data-loss record", style="red")
+        sys.exit(1)
 
 
 def _is_claimed(place: Place) -> bool:
@@ -258,8 +249,13 @@ def _is_claimed(place: Place) -> bool:
 
 def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
     """A group that claims entries has no position; the server knows what nobody was given and what is pending."""
+    from spark_jobs.claims.status import claim_state, losses_of_claims
+
     with place.claims() as claims:
-        claims.check({shard: known.claimed for shard, known in ledger.shards.items()})
+        if ledger.newest is not None:
+            lost = claim_state(claims, place.ingestion().ledger(), ledger.shards).lost
+        else:
+            lost = losses_of_claims(claims)
         return [
             {
                 "shard": str(shard),
@@ -268,6 +264,7 @@ def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
                 "unread": backlog.unread,
                 "pending": backlog.pending,
                 "lag": backlog.total,
+                "lost": place.span(lost.get(shard)),
             }
             for shard, backlog in claims.backlog().items()
         ]
@@ -295,69 +292,55 @@ def verify(place: Place, as_json: bool) -> None:
     with place.stream().open() as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, claims=claimed, progress=lambda count: progress.advance(task, count))
-    columns = [
-        "messages",
-        "rows",
-        "dead",
-        "filtered",
-        "untold",
-        "skipped",
-        "missing",
-        "duplicated",
-        "unknown",
-        "other",
-        "lag",
-    ]
     rows = [
         {
             "shard": str(v.shard),
             "first": place.shown(v.first),
             "last": place.shown(v.last),
-            **{"dead letters" if c == "dead" else c: getattr(v, c) for c in columns},
+            **{"dead letters" if name == "dead" else name: getattr(v, name) for name in COUNTS},
+            "lost": place.span(v.lost),
         }
         for v in verdicts
     ]
     print_rows(rows, as_json=as_json, title=f"{place.source} and {place.table}", empty="the stream is empty")
-    _tell_of_ended(state)
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
             listed = ", ".join(str(place.shown(sequence)) for sequence in sequences)
             tell(f"{verdict.shard}: {what} {listed} …", style="red")
+        if verdict.lost is not None:
+            tell(
+                f"{verdict.shard}: the stream lost {place.span(verdict.lost)} before group {place.group} read it",
+                style="red",
+            )
         for bid, count in verdict.missing_dead.items():
             tell(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
-    _tell_of_foreign(ingestion.ledger())
-    _tell_of_unplaced(ingestion.ledger())
+    for note in _notes(ingestion.ledger(), state):
+        tell(f"note: {note}", style="yellow")
     if not all(verdict.is_right for verdict in verdicts):
         sys.exit(1)
 
 
-def _tell_of_unplaced(ledger: Ledger) -> None:
-    """Rows that cannot be compared, and that no replay replaces."""
-    from spark_jobs.ledger.table_rows import PLACE, UNPLACED, count_where
+def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
+    """What cannot be compared, and what other writers did: what is wrong may come from them."""
+    from spark_jobs.ledger.table_rows import PLACE, UNPLACED, column_names, count_where
 
-    if count := count_where(ledger.log, UNPLACED):
-        tell(
-            f"note: {count} rows lack {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If "
-            "somebody made these null, RESTORE the table, or delete the rows before a replay writes them again",
-            style="yellow",
-        )
-
-
-def _tell_of_foreign(ledger: Ledger) -> None:
-    """Who else has changed rows of the table: what is wrong may be their doing, and what is right may be changed."""
-    from spark_jobs.ledger.table_rows import column_names
-
+    if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
+        yield f"{', '.join(ended)}: the stream is gone, so that its rows cannot be compared"
     names = "|".join(map(re.escape, column_names(ledger.log)))
     for commit in islice(ledger.foreign(), MOST_FOREIGN):
         parts = [f"version {commit.version}, {commit.operation}"]
         if commit.timestamp_ms is not None:
-            made = datetime.fromtimestamp(commit.timestamp_ms / 1000, timezone.utc)
-            parts.append(f"at {made:%Y-%m-%d %H:%M:%S} UTC")
+            parts.append(f"at {utc_text(commit.timestamp_ms)}")
         parts += [f"by {commit.by}"] if commit.by else []
         # Spark writes each column with a number of its own.
         where = re.sub(rf"\b({names})#\d+L?", r"\1", commit.predicate)
         parts += [f"where {where}"] if where else []
-        tell(f"note: others changed rows of the table: {' '.join(parts)}", style="yellow")
+        yield f"others changed rows of the table: {' '.join(parts)}"
+    if count := count_where(ledger.log, UNPLACED):
+        yield (
+            f"{count} rows lack {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If another "
+            "writer made these null, RESTORE the table, or delete the rows before a replay writes them again"
+        )
 
 
 @click.command()
@@ -375,23 +358,13 @@ def switch(to: str, place: Place, spark: SparkChoice) -> None:
     from spark_jobs.mode_switch import switch_sharing
 
     mode = choice(ConsumerMode, to, option="--to")
-    ingestion, stream = place.ingestion(single_writer=spark.single_writer), place.stream(mode)
-    with ExitStack() as stack:
-        opened = stack.enter_context(stream.open())
-        claims = stack.enter_context(place.claims()) if stream.may_be_claimed else None
-        progress = stack.enter_context(progress_bar())
+    ingestion = place.ingestion(single_writer=spark.single_writer)
+    with place.opened(mode) as (stream, claims), progress_bar() as progress:
         ingestion.ledger().read()
         progress.add_task("switching", total=None)
-        is_changed = switch_sharing(
-            spark.session(place.table, place.storage), ingestion, to=mode, source=opened, claims=claims
-        )
+        session = spark.session(place.table, place.storage)
+        is_changed = switch_sharing(session, ingestion, to=mode, source=stream, claims=claims)
     click.echo(f"group {place.group} is {to} now" if is_changed else f"group {place.group} was {to} already")
-
-
-def _tell_of_ended(state: LedgerState) -> None:
-    ended = sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None)
-    if ended:
-        tell(f"note: {', '.join(ended)}: the stream is gone, so that its rows cannot be compared", style="yellow")
 
 
 @click.command()
@@ -419,17 +392,13 @@ def accept(epochs: tuple[str, ...], dry_run: bool, place: Place, spark: SparkCho
     from spark_jobs.batches.accept import accept as accept_epochs
     from spark_jobs.batches.accept import plan_accept
 
-    ingestion, stream = place.ingestion(), place.stream()
-    with ExitStack() as stack:
-        opened = stack.enter_context(stream.open())
-        claims = stack.enter_context(place.claims()) if stream.may_be_claimed else None
-        progress = stack.enter_context(progress_bar())
-        accepted = plan_accept(opened, ingestion, ingestion.ledger().read(), epochs=epochs, claims=claims)
+    ingestion = place.ingestion()
+    with place.opened(ConsumerMode.RESUMABLE) as (stream, claims), progress_bar() as progress:
+        accepted = plan_accept(stream, ingestion, ingestion.ledger().read(), epochs=epochs, claims=claims)
         if accepted and not dry_run:
             progress.add_task("accepting", total=None)
-            accepted = accept_epochs(
-                spark.session(place.table, place.storage), opened, ingestion, epochs=epochs, claims=claims
-            )
+            session = spark.session(place.table, place.storage)
+            accepted = accept_epochs(session, stream, ingestion, epochs=epochs, claims=claims)
     rows = [
         {
             "epoch": one.name,

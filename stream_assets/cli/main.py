@@ -41,7 +41,7 @@ def demo(messages: int) -> None:
     """
     from stream_assets.cli.demo import run_demo
 
-    sys.exit(run_demo(messages=messages))
+    sys.exit(run_demo(messages))
 
 
 @main.command()

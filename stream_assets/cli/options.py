@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import logging
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from stream_assets.cli.output import err, tell_waiting
+from stream_assets.cli.output import PrintableFormatter, tell, tell_waiting
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, parse_client_option, resolve
 from stream_consumers.create import StreamSource
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.batches.ingestion import Ingestion
+    from stream_consumers.batches import BatchSource, Range
     from stream_consumers.redis.claims import RedisClaims
 
 Command = Callable[..., Any]
@@ -77,12 +78,14 @@ class ReportingGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(PrintableFormatter())
         try:
             with _orderly_end():
                 return super().invoke(ctx)
         except StreamAssetsError as error:
             text = str(error).removesuffix(error.remedy) + as_options(error.remedy, self)
-            err.print(f"error: {text}", style="red", markup=False, soft_wrap=True)
+            tell(f"error: {text}", style="red")
             sys.exit(1)
         except KeyboardInterrupt:
             # As shells have it.
@@ -114,17 +117,18 @@ def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:
         make: makes it; its parameters are called like the options.
         options: in the order in which ``--help`` shows them.
     """
-    parameters = inspect.signature(make).parameters
 
     def decorate(command: Command) -> Command:
         def run(**values: Any) -> Any:
-            made = make(**{parameter: values.pop(parameter) for parameter in parameters})
+            made = make(**{option: values.pop(option) for option in names})
             return command(**{name: made}, **values)
 
-        decorated: Command = functools.update_wrapper(run, command)
+        decorated: Any = functools.update_wrapper(run, command)
+        others = len(getattr(decorated, "__click_params__", ()))
         for option in reversed(options):
             decorated = option(decorated)
-        return decorated
+        names = [str(parameter.name) for parameter in decorated.__click_params__[others:]]
+        return cast("Command", decorated)
 
     return decorate
 
@@ -210,6 +214,10 @@ class Place:
         """The stream URL, read."""
         return StreamUrl.parse(self.source)
 
+    def span(self, part: Range | None) -> str | None:
+        """A range as this command shows it."""
+        return None if part is None else f"{self.shown(part.start)} to {self.shown(part.end)}"
+
     def shown(self, sequence: int | None) -> int | None:
         """A sequence as it is printed for this stream: that of a Redis entry as its id."""
         return None if sequence is None else find_backend(self.url.protocol).shown_sequence(sequence)
@@ -223,6 +231,13 @@ class Place:
         # Without a table the server is asked only: it knows streams by their keys.
         names = self.ingestion().epochs(self.url.required_streams()) if self.table else None
         return self.stream(ConsumerMode.LOAD_BALANCED).claims(self.group, names)
+
+    @contextmanager
+    def opened(self, mode: ConsumerMode) -> Iterator[tuple[BatchSource, RedisClaims | None]]:
+        """The stream, and the claims of the group where its members may claim entries."""
+        stream = self.stream(mode)
+        with stream.open() as opened, self.claims() if stream.may_be_claimed else nullcontext() as claims:
+            yield opened, claims
 
     def ingestion(self, **settings: Any) -> Ingestion:
         """Group and table, and what else is known of the ingestion."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from stream_consumers.messages import DeadLetter, utc_text
-from stream_consumers.readable import printable
+from stream_consumers.readable import printable, printable_lines
 
 if TYPE_CHECKING:
-    from spark_jobs.batches.ingestion import BatchReport
+    from spark_jobs.batches.ingestion import BatchReport, Event
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log lines for a terminal, which obeys nothing in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and its traceback."""
+        return printable_lines(super().format(record))
 
 
 def progress_bar(console: Console = err) -> Progress:
@@ -30,8 +39,8 @@ def progress_bar(console: Console = err) -> Progress:
 
 
 def tell(text: str, *, style: str | None = None) -> None:
-    """Say something on stderr."""
-    err.print(text, style=style, markup=False, soft_wrap=True)
+    """Say something on stderr, with nothing in it that the terminal obeys."""
+    err.print(printable_lines(text), style=style, markup=False, soft_wrap=True)
 
 
 def tell_waiting(why: str) -> None:
@@ -61,19 +70,34 @@ def print_rows(
     console.print(title, style="italic", markup=False, soft_wrap=True)
     table = Table()
     for name, value in rows[0].items():
-        table.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
+        table.add_column(name, justify="right" if isinstance(value, int | float) else "left", no_wrap=True)
     for row in rows:
-        # Reasons of dead letters say what is in messages.
-        table.add_row(*(Text("–" if value is None else printable(str(value))) for value in row.values()))
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     # Numbers are never cut, however narrow the terminal or the file is.
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)
 
 
-def follow_batches(reports: Iterable[BatchReport], progress: Progress, task: TaskID) -> Iterator[BatchReport]:
-    """Show each batch as it is written, and pass it on."""
-    done = 0
-    for number, report in enumerate(reports, 1):
+def _cell(value: Any) -> str:
+    # Reasons of dead letters quote what is in messages.
+    return "–" if value is None else printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def follow_batches(
+    events: Iterable[Event], progress: Progress, task: TaskID, tails: list[str] | None = None
+) -> Iterator[BatchReport]:
+    """Show each batch as it is written, and pass it on; say why the run waits, and collect what is wrong at its end."""
+    from spark_jobs.batches.ingestion import BatchReport, Tail, Waiting
+
+    done, number = 0, 0
+    for report in events:
+        if isinstance(report, Waiting):
+            tell_waiting(report.why)
+        elif isinstance(report, Tail) and tails is not None:
+            tails.append(report.what)
+        if not isinstance(report, BatchReport):
+            continue
+        number += 1
         done += sum(report.messages.values()) + report.dead
         total = done + sum(report.lag.values())
         progress.update(task, description=f"batch {number}", completed=done, total=total)

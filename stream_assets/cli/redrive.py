@@ -5,18 +5,16 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from base64 import b64decode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stream_assets.cli.options import Place, SparkChoice, json_option, place_options, retry_option, spark_options
-from stream_assets.cli.output import follow_batches, print_rows, progress_bar, tell_waiting
-from stream_assets.cli.transform_options import RowMaker, limit_options, row_options
+from stream_assets.cli.output import follow_batches, print_rows, progress_bar
+from stream_assets.cli.row_options import RowMaker, limit_options, row_options
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Shard
-from stream_consumers.options import Limits
+from stream_consumers.messages import Shard, bytes_from_json
 
 if TYPE_CHECKING:
     from spark_jobs.batches.redrive import Outcome
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--payloads",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Only the dead letters of this NDJSON file, with its payloads, as export writes them.",
+    help="Only the dead letters of this NDJSON file, with its payloads.",
 )
 @click.option("--note", default="", help="With --payloads: why; it is kept with each correction.")
 @click.option("--dry-run", is_flag=True, help="Say how many would decode, and why the others do not; change nothing.")
@@ -48,10 +46,9 @@ def redrive(
     note: str,
     dry_run: bool,
     maker: RowMaker,
-    limits: Limits,
-    retry_seconds: float,
     spark: SparkChoice,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Decode dead letters again; those that can be decoded now become rows, and no position moves.
 
@@ -71,15 +68,10 @@ def redrive(
           --transform my_definitions:orders --payloads corrected.ndjson --note "TICKET-17"
     """
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.job import drain_batches
+    from spark_jobs.batches.job import batch_events
     from spark_jobs.batches.redrive import Corrections, Redrive, RedriveJob
 
-    ingestion = place.ingestion(
-        **maker.options,
-        limits=limits,
-        retry_seconds=retry_seconds,
-        single_writer=spark.single_writer,
-    )
+    ingestion = maker.ingestion(place, single_writer=spark.single_writer, **settings)
     corrections = None
     if payloads is not None:
         corrections = Corrections(read_payloads(payloads), person(), note)
@@ -88,14 +80,12 @@ def redrive(
     maker.check(ingestion.ledger().read())
     with progress_bar() as progress:
         task = progress.add_task("starting Spark", total=None)
-        job = RedriveJob(
-            spark.session(place.table, place.storage), ingestion, wanted, url=place.url, on_wait=tell_waiting
-        )
+        job = RedriveJob(spark.session(place.table, place.storage), ingestion, wanted, url=place.url)
         if dry_run:
             progress.update(task, description="decoding")
             job.preview()
         else:
-            for _ in follow_batches(drain_batches(job), progress, task):
+            for _ in follow_batches(batch_events(job), progress, task):
                 pass
     title = f"dead letters of {place.table}{', if they were redriven' if dry_run else ''}"
     print_rows(_rows(job.outcome), as_json=as_json, title=title, empty="there are no dead letters to redrive")
@@ -119,7 +109,9 @@ def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
             stream, shard, sequence = (row[name] for name in ("_stream", "_shard", "_sequence"))
             if not (isinstance(stream, str) and type(shard) is int and type(sequence) is int):
                 raise TypeError("_stream is a text, _shard and _sequence are numbers")
-            payload = row["payload"].encode() if "payload" in row else b64decode(row["payload_base64"], validate=True)
+            payload = bytes_from_json("payload", row)
+            if payload is None:
+                raise TypeError("it has no payload")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOptionError(
                 f"line {number} of {file} is no corrected dead letter ({error!r:.200})",

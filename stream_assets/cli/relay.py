@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import click
 
@@ -63,7 +64,7 @@ def relay(
     from_url, to_url = StreamUrl.parse(source), StreamUrl.parse(target)
     find_backend(from_url.protocol)
     backend = find_backend(to_url.protocol)
-    run = Relay(routes(from_url, to_url))
+    to_streams = routes(from_url, to_url)
     if bare and backend.producer_options is not StdioProducerOptions:
         raise InvalidOptionError(f"--bare is for stdio, not for {to_url.shown}", remedy="Leave it out.")
     if shards is not None and not backend.creates_shards:
@@ -73,19 +74,27 @@ def relay(
         create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_letter) as consumer,
         create_producer(to_url, client=target_client, producer_options=options, shards=shards) as producer,
     ):
+        sent = Relayed(producer)
         try:
-            run.run(consumer, producer)
+            _relay(consumer, sent, to_streams)
         except BrokenPipeError:
             raise
         except BaseException as error:
             try:
                 if isinstance(error, KeyboardInterrupt):
                     # The usual end of --live: what can arrive does.
-                    run.flush(producer)
+                    sent.flush()
             finally:
-                run.tell_unsent(consumer)
+                tell(sent.shortfall(), style="red")
+                if isinstance(consumer, StdioConsumer) and consumer.waiting:
+                    tell(f"read from stdin and not sent: {counted(consumer.waiting, 'more line')}", style="red")
             raise
-    run.tell(consumer)
+    for shard, receipt in sorted(sent.receipts.items()):
+        tell(f"{shard}: sent up to sequence {receipt.sequence}")
+    if sent.stripped:
+        tell(f"{counted(sent.stripped, 'message')} with a key, headers or no payload, which the target cannot keep")
+    if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
+        tell(f"not sent: {counted(consumer.unclaimed, 'line')} of other streams")
 
 
 def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
@@ -130,91 +139,73 @@ def _place(url: StreamUrl) -> object:
 
 
 @dataclass
-class Relay:
-    """One run, and what it knows of the messages that it read.
+class Relayed:
+    """What a run has sent, and what of it is known to have arrived."""
 
-    Args:
-        routes: see :func:`routes`.
-    """
-
-    routes: Mapping[str, str]
+    producer: Producer
     done: int = 0
     stripped: int = 0
     unsent: dict[Shard, list[int]] = field(default_factory=dict)
     receipts: dict[Shard, Receipt] = field(default_factory=dict)
 
-    def run(self, consumer: Consumer, producer: Producer) -> None:
-        """Send everything until the source ends, and flush: often, and whenever there is nothing to read."""
-        waiting = 0
-        with progress_bar() as progress:
-            task = progress.add_task("relayed", total=None)
-            while True:
-                try:
-                    message = consumer.next(IDLE_SECONDS if waiting else 1.0)
-                except StreamEndedError:
-                    self.flush(producer)
-                    progress.update(task, completed=self.done)
-                    return
-                if message is not None:
-                    self.unsent.setdefault(message.shard, []).append(message.sequence)
-                    self._send(producer, message)
-                    waiting += 1
-                if waiting and (message is None or waiting >= FLUSH_MESSAGES):
-                    self.flush(producer)
-                    waiting = 0
-                    progress.update(task, completed=self.done)
+    def send(self, message: Message, stream: str) -> None:
+        """Send a message to a stream of the target."""
+        self.unsent.setdefault(message.shard, []).append(message.sequence)
+        receipt = send_message(self.producer, message, stream=stream)
+        self.stripped += kept(self.producer, message) != message
+        self.receipts[receipt.shard] = receipt
 
-    def tell(self, consumer: Consumer) -> None:
-        """Say on stderr what a good run left out."""
-        notes = [f"{shard}: sent up to sequence {receipt.sequence}" for shard, receipt in sorted(self.receipts.items())]
-        if self.stripped:
-            notes.append(
-                f"{counted(self.stripped, 'message')} with a key, headers or no payload, which the target cannot keep"
-            )
-        if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
-            notes.append(f"not sent: {counted(consumer.unclaimed, 'line')} of other streams")
-        for note in notes:
-            tell(note)
-
-    def tell_unsent(self, consumer: Consumer) -> None:
-        """Say on stderr what was read, and is not known to have arrived."""
-        tell(f"{counted(self.done, 'message')} arrived", style="red")
-        for shard, sequences in sorted(self.unsent.items()):
-            tell(
-                f"read and not known to have arrived: {len(sequences)} of {shard}, "
-                f"sequences {min(sequences)} to {max(sequences)}",
-                style="red",
-            )
-        if isinstance(consumer, StdioConsumer) and consumer.waiting:
-            tell(f"read from stdin and not sent: {counted(consumer.waiting, 'more line')}", style="red")
-
-    def flush(self, producer: Producer) -> None:
+    def flush(self) -> None:
         """Wait until everything sent has arrived."""
-        producer.flush()
+        self.producer.flush()
         self.done += sum(map(len, self.unsent.values()))
         self.unsent.clear()
 
-    def _send(self, producer: Producer, message: Message) -> None:
-        receipt = send_message(producer, message, stream=self.routes[message.shard.stream])
-        self.stripped += not keeps(producer, message)
-        self.receipts[receipt.shard] = receipt
+    def shortfall(self) -> str:
+        """What arrived, and what was read and is not known to have arrived."""
+        lines = [f"{counted(self.done, 'message')} arrived"]
+        lines += [
+            f"read and not known to have arrived: {len(sequences)} of {shard}, "
+            f"sequences {min(sequences)} to {max(sequences)}"
+            for shard, sequences in sorted(self.unsent.items())
+        ]
+        return "\n".join(lines)
 
 
-def keeps(producer: Producer, message: Message) -> bool:
-    """Whether the target of a producer can hold all of a message: its key, its headers, a missing payload."""
+def _relay(consumer: Consumer, sent: Relayed, to_streams: Mapping[str, str]) -> None:
+    """Send everything until the source ends, and flush: often, and whenever there is nothing to read."""
+    waiting = 0
+    with progress_bar() as progress:
+        task = progress.add_task("relayed", total=None)
+        has_ended = False
+        while not has_ended:
+            message = None
+            try:
+                message = consumer.next(IDLE_SECONDS if waiting else 1.0)
+            except StreamEndedError:
+                has_ended = True
+            if message is not None:
+                sent.send(message, to_streams[message.shard.stream])
+                waiting += 1
+            if has_ended or (waiting and (message is None or waiting >= FLUSH_MESSAGES)):
+                sent.flush()
+                waiting = 0
+                progress.update(task, completed=sent.done)
+
+
+def kept(producer: Producer, message: Message) -> Message:
+    """As much of a message as the target of a producer can hold of its key, its headers and a missing payload."""
     if isinstance(producer, KafkaProducer):
-        return True
-    if message.payload is None or message.key is not None:
-        return False
-    return (isinstance(producer, RedisProducer) and all(value is not None for _, value in message.headers)) or (
-        not message.headers
-    )
+        return message
+    headers = message.headers if isinstance(producer, RedisProducer) else ()
+    held = tuple((name, value) for name, value in headers if value is not None)
+    return replace(message, payload=message.payload or b"", key=None, headers=held)
 
 
 def send_message(
     producer: Producer, message: Message, *, stream: str | None = None, shard: int | None = None
 ) -> Receipt:
-    """Send a message with its time and, as far as the target :func:`keeps` them, with its key and its headers.
+    """Send a message with its time, its key and its headers, as far as they are :func:`kept`.
 
     Args:
         producer: sends it.
@@ -222,18 +213,10 @@ def send_message(
         stream: where it goes; the first stream of the producer by default.
         shard: where it goes; that of the message by default.
     """
-    number, moment = message.shard.id if shard is None else shard, message.timestamp_ms
-    if isinstance(producer, KafkaProducer):
-        return producer.send(
-            message.payload,
-            stream=stream,
-            shard=number,
-            timestamp_ms=moment,
-            key=message.key,
-            headers=message.headers,
-        )
-    payload = message.payload or b""
-    if isinstance(producer, RedisProducer):
-        headers = [(name, value) for name, value in message.headers if value is not None]
-        return producer.send(payload, stream=stream, shard=number, timestamp_ms=moment, headers=headers)
-    return producer.send(payload, stream=stream, shard=number, timestamp_ms=moment)
+    sent = kept(producer, message)
+    payload: Any = sent.payload
+    more: dict[str, Any] = {"headers": sent.headers} if sent.headers else {}
+    if sent.key is not None:
+        more["key"] = sent.key
+    number = message.shard.id if shard is None else shard
+    return producer.send(payload, stream=stream, shard=number, timestamp_ms=message.timestamp_ms, **more)

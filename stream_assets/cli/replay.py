@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,12 @@ from stream_assets.cli.options import (
     spark_options,
 )
 from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
-from stream_assets.cli.transform_options import RowMaker, batches_option, limit_options, row_options
+from stream_assets.cli.row_options import RowMaker, batches_option, limit_options, row_options
 from stream_consumers.errors import InvalidOptionError, LedgerTruncatedError
-from stream_consumers.options import ConsumerMode, DataLoss, Limits, choice
+from stream_consumers.options import ConsumerMode, choice
 
 if TYPE_CHECKING:
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.ingestion import Ingestion
 
 
 @click.command()
@@ -49,13 +47,11 @@ def replay(
     on_replay: str,
     replay_id: str | None,
     dry_run: bool,
-    on_data_loss: str,
     maker: RowMaker,
-    limits: Limits,
     max_batches: int | None,
-    retry_seconds: float,
     spark: SparkChoice,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Read messages again that are in the table, and replace their rows; no position moves.
 
@@ -67,18 +63,12 @@ def replay(
           --from orders/0=100,orders/1=90 --decode json --schema 'id BIGINT, user STRING'
     """
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.job import drain_batches
+    from spark_jobs.batches.job import batch_events
     from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, plan_replay
-    from spark_jobs.batches.retries import Retries
+    from spark_jobs.batches.retries import Retries, result_of
     from spark_jobs.ledger.table_rows import count_rows
 
-    ingestion = replace(
-        _ingestion(place, spark),
-        **maker.options,
-        on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
-        limits=limits,
-        retry_seconds=retry_seconds,
-    )
+    ingestion = maker.ingestion(place, sharing=_sharing(place), single_writer=spark.single_writer, **settings)
     wanted = Replay(
         Bound.parse(start) if start else None,
         Bound.parse(stop) if stop else None,
@@ -92,7 +82,7 @@ def replay(
         if replay_id and begun(ledger, replay_id) is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {place.table}", remedy="Leave --id out.")
         find = partial(plan_replay, wanted, opened, ingestion, ledger, state)
-        goal = Retries(retry_seconds, on_wait=tell_waiting).call(find).progress.goal
+        goal = result_of(Retries(ingestion.retry_seconds).call(find), tell_waiting).progress.goal
         messages = opened.count(goal)
         if dry_run:
             progress.stop()
@@ -112,14 +102,8 @@ def replay(
             return
         tell(f"note: if it is killed, go on with --id {wanted.id}", style="yellow")
         task = progress.add_task("starting Spark", total=sum(messages.values()))
-        job = ReplayJob(
-            spark.session(place.table, place.storage),
-            opened,
-            ingestion,
-            wanted,
-            on_wait=tell_waiting,
-        )
-        batches = follow_batches(drain_batches(job, max_batches=max_batches), progress, task)
+        job = ReplayJob(spark.session(place.table, place.storage), opened, ingestion, wanted)
+        batches = follow_batches(batch_events(job, max_batches=max_batches), progress, task)
         rows = [
             batch_row(report, number=number, more={"replaced": report.replaced}, lag="left")
             for number, report in enumerate(batches, 1)
@@ -127,9 +111,9 @@ def replay(
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to replay")
 
 
-def _ingestion(place: Place, spark: SparkChoice) -> Ingestion:
-    """The group as its ledger says that it shares."""
-    ingestion = place.ingestion(single_writer=spark.single_writer)
+def _sharing(place: Place) -> ConsumerMode:
+    """How the group shares, as its ledger says."""
+    ingestion = place.ingestion()
     try:
         sharing = ingestion.ledger().read().sharing
     except LedgerTruncatedError:
@@ -137,21 +121,22 @@ def _ingestion(place: Place, spark: SparkChoice) -> Ingestion:
         is_one_sequence = ingestion.ledger().last_number(ingestion.member) > 0
         sharing = (ConsumerMode.RESUMABLE if is_one_sequence else ConsumerMode.LOAD_BALANCED).value
     modes = {mode.value: mode for mode in ConsumerMode}
-    return replace(ingestion, sharing=modes.get(sharing, ConsumerMode.RESUMABLE))
+    return modes.get(sharing, ConsumerMode.RESUMABLE)
 
 
 def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_seconds: float, as_json: bool) -> None:
-    from spark_jobs.batches.retries import Retries
+    from spark_jobs.batches.retries import Retries, result_of
     from spark_jobs.batches.rewind import plan_moves, read_or_guess, rewind
     from spark_jobs.ledger.table_rows import count_rows
 
-    ingestion = replace(_ingestion(place, spark), retry_seconds=retry_seconds)
-    mode = ingestion.sharing if ingestion.sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
+    sharing = _sharing(place)
+    ingestion = place.ingestion(sharing=sharing, retry_seconds=retry_seconds, single_writer=spark.single_writer)
+    mode = sharing if sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
     with place.stream(mode).open() as stream, progress_bar() as progress:
         opened = ingestion.in_epochs(stream)
         state, _ = read_or_guess(opened, ingestion)
         find = partial(plan_moves, opened, ingestion, to, state=state)
-        moves = Retries(retry_seconds, on_wait=tell_waiting).call(find)
+        moves = result_of(Retries(retry_seconds).call(find), tell_waiting)
         replaced = {move.shard: move.replaced for move in moves}
         messages, rows = opened.count(replaced), count_rows(ingestion.ledger().log, replaced)
         skipped = opened.count({move.shard: move.skipped for move in moves})

@@ -14,7 +14,7 @@ import click
 
 from stream_assets.cli.options import MODES, client_option
 from stream_assets.cli.output import print_letter, print_rows, progress_bar
-from stream_assets.cli.relay import keeps, send_message
+from stream_assets.cli.relay import kept, send_message
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
@@ -73,9 +73,12 @@ def produce(
       echo '{"id": 7}' | stream-assets produce kafka://localhost:9092/orders --key 7 --header source=test --shard 2
       stream-assets peek file://old.ss/orders --json | stream-assets produce file://new.ss/orders --json-lines
     """
-    _check_exclusive(**{"--count": count, "--from": lines})
-    _check_exclusive(**{"--count": count, "--json-lines": json_lines or None})
-    _check_exclusive(**{"--shards": shards, "--shard": shard})
+    given_options = {"--count": count, "--from": lines, "--json-lines": json_lines or None}
+    given_options |= {"--shards": shards, "--shard": shard, "--key": key, "--header": headers or None}
+    exclusive = [("--count", "--from"), ("--shards", "--shard")]
+    for one, other in (*exclusive, *(("--json-lines", option) for option in ("--count", "--key", "--header"))):
+        if given_options[one] is not None and given_options[other] is not None:
+            raise InvalidOptionError(f"{one} and {other} exclude each other", remedy="Use one of them.")
     target = StreamUrl.parse(url)
     is_file = find_backend(target.protocol).producer_options is FileProducerOptions
     if not is_file and (beacon_interval is not None or end):
@@ -93,7 +96,7 @@ def produce(
         task = progress.add_task("sent", total=count)
         for index, payload in enumerate(payloads):
             message = _message(payload, given, is_json=json_lines)
-            if not keeps(producer, message):
+            if kept(producer, message) != message:
                 raise InvalidOptionError(
                     f"{target.shown} cannot keep the key, the headers or the missing payload of message {index + 1}",
                     remedy="Leave them out. The messages before it were sent.",
@@ -120,12 +123,6 @@ def _numbered(count: int) -> Iterator[bytes]:
         yield json.dumps({"id": index, "user": f"user-{index % 97}", "amount": round(index % 1000 / 7, 2)}).encode()
 
 
-def _check_exclusive(**options: object) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise InvalidOptionError(f"{' and '.join(given)} exclude each other", remedy="Use one of them.")
-
-
 def _header(text: str) -> tuple[str, bytes]:
     name, mark, value = text.partition("=")
     if not name or not mark:
@@ -134,16 +131,15 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def _message(line: bytes, given: Message, *, is_json: bool) -> Message:
-    """The message of a line, with the key and the headers of the command line where it has none of its own."""
+    """The message of a line: a JSON line has a key and headers of its own, any other has those of the command line."""
     if not is_json:
         return replace(given, payload=line, timestamp_ms=now_milliseconds())
     try:
-        message = Message.from_json(json.loads(line))
+        return Message.from_json(json.loads(line))
     except (ValueError, RecursionError) as error:
         raise InvalidOptionError(
             f"a line is not JSON: {error}", remedy="Leave --json-lines out, or correct it."
         ) from error
-    return replace(message, key=message.key or given.key, headers=message.headers or given.headers)
 
 
 def _lines(stream: Any) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -15,12 +16,15 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
+    LastMessage,
     MessageRow,
     Range,
     Resume,
     dead_letter_row,
+    message_checksum,
     packed,
     plain_batch,
+    readable_gaps,
     record_batches,
     total_counts,
 )
@@ -29,23 +33,25 @@ from stream_consumers.file import stretches
 from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.frames import Damage, Frame, Run
 from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.file.stream_file import StreamFile
+from stream_consumers.file.stream_file import OpenStreamFile
 from stream_consumers.file.stretches import (
     NOTHING,
     START,
+    Block,
     Checkpoint,
+    Part,
     PlannedBatch,
     Stretch,
-    Stretches,
     Walk,
-    is_within,
+    items_of,
 )
 from stream_consumers.messages import DeadLetter, Shard, is_recent
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 
-DEADLINE_FRAMES = 64
 QUIET_SECONDS = 2.0
+TAIL_BYTES = 4096
+"""How many bytes before the end of a batch its hint keeps a checksum of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class FileSplit:
 
     def identities(self) -> Mapping[str, str]:
         """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
-        with StreamFile(self.path) as file:
+        with OpenStreamFile(self.path) as file:
             return _fingerprints(self.streams, file.header)
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -88,19 +94,20 @@ class FileSplit:
                 )
             damages: list[Damage] = []
 
-            def is_plain(block: Run | Frame | Damage) -> bool:
+            def is_plain(block: Block) -> bool:
                 return isinstance(block, Run) and not damages and self._is_planned(block)
 
             for are_plain, blocks in groupby(_until(self.stop, scanner, is_checked=True), is_plain):
                 if are_plain:
                     yield from (_record_batch(block) for block in blocks if isinstance(block, Run))
                 else:
-                    items = chain.from_iterable(map(_items, blocks))
+                    items = chain.from_iterable(map(items_of, blocks))
                     yield from record_batches(self._rows(items, damages, scanner))
 
     def _is_planned(self, run: Run) -> bool:
         """Whether all messages of the run are to be read."""
-        return run.stream in self.streams and is_within(run.bounds, self.ranges)
+        parts = ((self.ranges.get(shard, NOTHING), bounds) for shard, bounds in run.bounds.items())
+        return run.stream in self.streams and all(first in part and last in part for part, (first, last) in parts)
 
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
@@ -161,11 +168,11 @@ class FileBatchSource(BatchSource):
         self._stretches: list[Stretch] = []
         self._place = START
         self._extents: dict[Shard, Extent] = {}
-        with StreamFile(self._path) as file:
+        self._lost: dict[Shard, Range] = {}
+        with OpenStreamFile(self._path) as file:
             self._header = file.header
         self._frozen_size = self._end = HEADER_SIZE
         self._tail: str | None = None
-        self._is_exact = True
 
     def identities(self) -> Mapping[str, str]:
         """The creation time in the header."""
@@ -173,45 +180,70 @@ class FileBatchSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
-        with StreamFile(self._path) as file:
+        with OpenStreamFile(self._path) as file:
             # It may have been replaced since.
             self._header, self._frozen_size = file.header, file.size
-        first = self._first_checkpoint(resume)
+        first, is_unknown = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        self._tail = None
-        self._is_exact = True
-        starts: dict[Shard, int] = {}
-        walk, found = Walk(first, self._streams), Stretches(first, self._streams)
+        span = (self._frozen_size - first.offset) // stretches.MOST_STRETCHES
+        walk = Walk(first, self._streams, frames=stretches.CHECKPOINT_FRAMES, span=span)
+        self._stretches, self._place = [], START
+        self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
-            unwatched = 0
-            for block in scanner.blocks(most=stretches.CHECKPOINT_FRAMES, is_checked=False):
-                bounds = _bounds(block)
-                if isinstance(block, Run) and walk.open_damage is None:
-                    walk.step_run(bounds, block.end)
-                else:
-                    for item in _items(block):
-                        walk.step(item)
-                found.add(block, walk)
-                for shard, (sequence, _) in bounds.items():
-                    if shard.stream in self._streams:
-                        starts.setdefault(shard, sequence)
-                unwatched += len(block.sizes) if isinstance(block, Run) else 1
-                if unwatched >= DEADLINE_FRAMES:
-                    unwatched = 0
-                    if time.monotonic() > deadline:
-                        self._is_exact = False
-                        break
+            for stretch in walk.stretches(scanner.blocks(is_checked=False)):
+                self._stretches.append(stretch)
+                if time.monotonic() > deadline:
+                    self.is_exact = False
+                    break
             else:
                 self._tail = self._describe_tail(walk.open_damage, scanner)
-        end = walk.checkpoint()
-        self._place = START
-        self._stretches, self._end, ends = found.up_to(end), end.offset, end.positions
+        starts: dict[Shard, int] = {}
+        for stretch in self._stretches:
+            for shard, (sequence, _) in stretch.bounds.items():
+                starts.setdefault(shard, sequence)
+        end = self._stretches[-1].end if self._stretches else first
+        self._end = end.offset
         self._extents = {
-            shard: Extent(starts.get(shard, end), end)
-            for shard, end in sorted(ends.items())
+            shard: Extent(starts.get(shard, position), position)
+            for shard, position in sorted(end.positions.items())
             if shard.stream in self._streams
         }
+        self._lost = self._removed(resume) if resume is not None and is_unknown and self.is_exact else {}
         return self._extents
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """See :meth:`stream_consumers.batches.BatchSource.lost`.
+
+        A file drops nothing by itself. Where it is not the one that the hint remembers, the message before the position
+        has to be there, or the one at the position.
+        """
+        found = {shard: self._lost[shard].clamp(gap) for shard, gap in gaps.items() if shard in self._lost}
+        return {shard: part for shard, part in found.items() if part.start < part.end}
+
+    def _removed(self, resume: Resume) -> dict[Shard, Range]:
+        """What is gone behind the positions of a file that was written anew, or that no batch was read of."""
+        positions = {shard: position for shard, position in resume.positions.items() if shard in self._extents}
+        if (resume.hint or {}).get("created_at_ms") != self._header.created_at_ms:
+            following: Mapping[Shard, int] = {shard: self._extents[shard].start for shard in positions}
+        else:
+            following = self._first_from({shard: position - 1 for shard, position in positions.items()})
+        return {
+            shard: Range(positions[shard], sequence)
+            for shard, sequence in following.items()
+            if positions[shard] < sequence <= self._extents[shard].end
+        }
+
+    def _first_from(self, places: Mapping[Shard, int]) -> Mapping[Shard, int]:
+        """The first sequence of each shard from a place on; the end where there is none."""
+        found: dict[Shard, int] = {}
+        with self._scanner(START) as scanner:
+            for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
+                shard, sequence = item.shard, item.sequence
+                if shard is not None and sequence is not None and sequence >= places.get(shard, math.inf):
+                    found.setdefault(shard, sequence)
+                    if len(found) == len(places):
+                        break
+        return {shard: found.get(shard, self._extents[shard].end) for shard in places}
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.has_grown`: whether the file has another size by now."""
@@ -220,106 +252,78 @@ class FileBatchSource(BatchSource):
         except FileNotFoundError:
             return True
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the last :meth:`extents` saw the whole file within its budget."""
-        return self._is_exact
-
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""
-        clamped = {
-            shard: gap.clamp(Range(0, self._extents[shard].end))
-            for shard, gap in gaps.items()
-            if shard in self._extents
-        }
-        open_gaps = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
+        open_gaps = readable_gaps(gaps, self._extents)
         if not open_gaps:
             return None
-        with StreamFile(self._path) as file:
+        with OpenStreamFile(self._path) as file:
             # Its writer may not have done so. After a power cut other messages could get the sequences of the batch.
             file.force()
         return self._plan_within(open_gaps, limits, parallelism)
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
-        found = self._stretches_from(gaps)
-        batch = PlannedBatch(found[0].begin, gaps, limits, self._streams)
-        most = min(limits.max_records, sum(stretch.records for stretch in found)) / parallelism / 2
-        for stretch in found:
-            # A split is at least a stretch.
-            is_small = stretch.records < max(2 * stretches.CHECKPOINT_FRAMES, most)
-            if not (is_small and batch.take_stretch(stretch)):
-                self._walk(stretch, batch)
+        batch = PlannedBatch(gaps, limits)
+        for stretch in self._stretches_from(gaps):
+            if not batch.take(stretch):
+                batch.is_full = not all(map(batch.take, self._walked(stretch.begin, stretch.end.offset)))
             if batch.is_over:
                 break
         ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        place = batch.walk.checkpoint()
-        self._place = place
-        splits = self._splits(batch, place.offset, ranges, parallelism)
+        place = self._place = batch.parts[-1].end
         hint = {
             "created_at_ms": self._header.created_at_ms,
             "offset": place.offset,
+            "tail": self._tail_checksum(place.offset),
             "positions": {str(shard): end for shard, end in sorted(place.positions.items())},
         }
-        return BatchPlan(ranges, splits, batch.records, hint)
+        splits = [self._split(parts, ranges) for parts in _shares(batch, parallelism)]
+        return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
 
-    def _stretches_from(self, gaps: Mapping[Shard, Range]) -> Sequence[Stretch]:
+    def _stretches_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Stretch]:
         """What the last :meth:`extents` found from the last place on that is before all gaps, or all of the file."""
-        for number in reversed(range(len(self._stretches))):
-            stretch = self._stretches[number]
-            if stretch.begin.is_before(gaps):
-                # The plan before this one may have ended within it.
-                if stretch.begin.offset < self._place.offset < stretch.end.offset and self._place.is_before(gaps):
-                    stretch = Stretch(self._place, stretch.end)
-                return [stretch, *self._stretches[number + 1 :]]
-        return [Stretch(START, Checkpoint(self._end, {}))]
+        numbers = reversed(range(len(self._stretches)))
+        first = next((number for number in numbers if self._stretches[number].begin.is_before(gaps)), None)
+        if first is None:
+            yield from self._walked(START, self._end, frames=stretches.CHECKPOINT_FRAMES)
+            return
+        stretch = self._stretches[first]
+        if stretch.begin.offset < self._place.offset < stretch.end.offset and self._place.is_before(gaps):
+            # The plan before this one ended within it.
+            yield from self._walked(self._place, stretch.end.offset)
+        else:
+            yield stretch
+        yield from self._stretches[first + 1 :]
 
-    def _walk(self, stretch: Stretch, batch: PlannedBatch) -> None:
-        with self._scanner(stretch.begin) as scanner:
-            for block in _until(stretch.end.offset, scanner):
-                if not batch.take(block):
-                    return
+    def _walked(self, begin: Checkpoint, stop: int, *, frames: int = 1) -> Iterator[Stretch]:
+        """What lies between two places, in stretches of a message each by default."""
+        with self._scanner(begin) as scanner:
+            yield from Walk(begin, self._streams, frames=frames).stretches(_until(stop, scanner, in_runs=frames > 1))
 
     def _scanner(self, begin: Checkpoint) -> FrameScanner:
         return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
 
-    def _splits(
-        self, batch: PlannedBatch, stop: int, ranges: Mapping[Shard, Range], parallelism: int
-    ) -> list[FileSplit]:
-        """Parts of about as many messages, between two cuts each."""
-        sizes = [sum(counts.values()) for counts in batch.counts]
-        share = math.ceil(batch.records / parallelism)
-        firsts, taken = [0], 0
-        for number, size in enumerate(sizes[:-1], 1):
-            taken += size
-            # The last cut may be the end of the batch.
-            if taken >= share and batch.cuts[number].offset < stop:
-                firsts.append(number)
-                taken = 0
-        splits = []
-        for first, behind in zip(firsts, [*firsts[1:], len(sizes)]):
-            is_damaged = not batch.damaged.isdisjoint(range(first, behind))
-            end = stop if behind == len(sizes) else batch.cuts[behind].offset
-            splits.append(
-                FileSplit(
-                    self._path,
-                    batch.cuts[first].offset,
-                    end,
-                    _previous(batch.cuts[first]),
-                    ranges,
-                    self._streams,
-                    self._frozen_size,
-                    self._header.created_at_ms,
-                    None if is_damaged else total_counts(batch.counts[first:behind]),
-                )
-            )
-        return splits
+    def _split(self, parts: Sequence[Part], ranges: Mapping[Shard, Range]) -> FileSplit:
+        begin, end = parts[0].begin, parts[-1].end
+        has_damage = any(part.has_damage for part in parts)
+        return FileSplit(
+            self._path,
+            begin.offset,
+            end.offset,
+            _previous(begin),
+            ranges,
+            self._streams,
+            self._frozen_size,
+            self._header.created_at_ms,
+            None if has_damage else total_counts(part.counts for part in parts),
+        )
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; walks the file until every shard has got there."""
         found: dict[Shard, int] = {}
         with FrameScanner(self._path, stop=self._frozen_size) as scanner:
-            for item in chain.from_iterable(map(_items, _until(self._end, scanner))):
+            for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
                 shard, sequence, moment = item.shard, item.sequence, item.timestamp_ms
                 if shard is None or sequence is None or moment is None or moment < timestamp_ms:
                     continue
@@ -329,9 +333,27 @@ class FileBatchSource(BatchSource):
                     break
         return {shard: found.get(shard, extent.end) for shard, extent in self._extents.items()}
 
-    def first(self, shard: Shard) -> int:
-        """The first sequence that is there; earlier ones are unknown."""
-        return self._extents[shard].start
+    def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        """See :meth:`stream_consumers.batches.BatchSource.last_messages`.
+
+        A shard is left out if its range ends where the last :meth:`extents` began: the checksum in the hint has shown
+        that the file is the same up to there.
+        """
+        left = {shard: part for shard, part in ranges.items() if shard in self._extents}
+        found: dict[Shard, LastMessage] = {}
+        for stretch in reversed(self._stretches):
+            if any(bounds[0] < left[shard].end for shard, bounds in stretch.bounds.items() if shard in left):
+                found |= self._last_messages_within(stretch, left)
+                left = {shard: part for shard, part in left.items() if shard not in found}
+        return found
+
+    def _last_messages_within(self, stretch: Stretch, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        last: dict[Shard, Frame | Damage] = {}
+        with self._scanner(stretch.begin) as scanner:
+            for item in chain.from_iterable(map(items_of, _until(stretch.end.offset, scanner, is_checked=True))):
+                if item.shard is not None and item.sequence in ranges.get(item.shard, NOTHING):
+                    last[item.shard] = item
+            return {shard: _last_message(item, scanner) for shard, item in last.items()}
 
     def unreadable_tail(self) -> str | None:
         """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
@@ -360,28 +382,38 @@ class FileBatchSource(BatchSource):
             )
         return None
 
-    def _first_checkpoint(self, resume: Resume | None) -> Checkpoint:
-        """The place in the hint, if the positions are still those of its batch: not after a RESTORE or a rewind."""
+    def _first_checkpoint(self, resume: Resume | None) -> tuple[Checkpoint, bool]:
+        """The place in the hint, if positions and file are still those of its batch.
+
+        They are not after a RESTORE or a rewind, nor where the file was written anew.
+
+        Returns:
+            The place, and whether the file may be another one than the one that was read.
+        """
         hint = resume.hint if resume else None
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
             # There is no hint, or it belongs to another file that the group writes into the same table.
-            return START
+            return START, True
         offset, listed = hint.get("offset"), hint.get("positions")
         if not isinstance(offset, int) or not isinstance(listed, Mapping):
-            return START
+            return START, False
         try:
             positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
-        except (ValueError, TypeError, InvalidUrlError):
+        except (ValueError, TypeError, OverflowError, InvalidUrlError):
             # A release of another age wrote it in another form.
-            return START
+            return START, False
         own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
-        if (
-            not own
-            or any(resume.positions.get(shard, -1) < end for shard, end in own.items())
-            or offset > self._path.stat().st_size
-        ):
-            return START
-        return Checkpoint(offset, positions)
+        if not own or any(resume.positions.get(shard, -1) < end for shard, end in own.items()):
+            return START, False
+        if not HEADER_SIZE <= offset <= self._frozen_size or hint.get("tail") != self._tail_checksum(offset):
+            return START, True
+        return Checkpoint(offset, positions), False
+
+    def _tail_checksum(self, offset: int) -> int:
+        """The CRC-32 of the bytes before ``offset``, by which a file that was cut and regrown is recognised."""
+        start = max(0, offset - TAIL_BYTES)
+        with OpenStreamFile(self._path) as file:
+            return zlib.crc32(file.read(start, offset - start))
 
 
 def _fingerprints(streams: frozenset[str], header: Header) -> Mapping[str, str]:
@@ -392,15 +424,25 @@ def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
     return {shard: end - 1 for shard, end in checkpoint.positions.items()}
 
 
-def _until(stop: int, scanner: FrameScanner, *, is_checked: bool = False) -> Iterator[Run | Frame | Damage]:
-    """The items before ``stop``, which is the end of one of them.
+def _shares(batch: PlannedBatch, parallelism: int) -> Iterator[Sequence[Part]]:
+    """The parts of a batch, in at most ``parallelism`` groups of about as many messages each."""
+    share, taken, first = math.ceil(batch.records / parallelism), 0, 0
+    for number, part in enumerate(batch.parts):
+        taken += part.records
+        if taken >= share or number == len(batch.parts) - 1:
+            yield batch.parts[first : number + 1]
+            taken, first = 0, number + 1
+
+
+def _until(stop: int, scanner: FrameScanner, *, in_runs: bool = True, is_checked: bool = False) -> Iterator[Block]:
+    """The items before ``stop``, which is the end of one of them; see :meth:`FrameScanner.blocks`.
 
     Raises:
         DataLossError: the file ends before ``stop``.
     """
     if scanner.offset >= stop:
         return
-    for block in scanner.blocks(most=stretches.CHECKPOINT_FRAMES, stop=stop, is_checked=is_checked):
+    for block in scanner.blocks(stop=stop, in_runs=in_runs, is_checked=is_checked):
         yield block
         if block.end >= stop:
             return
@@ -412,17 +454,9 @@ def _until(stop: int, scanner: FrameScanner, *, is_checked: bool = False) -> Ite
     )
 
 
-def _items(block: Run | Frame | Damage) -> Iterable[Frame | Damage]:
-    return block.frames() if isinstance(block, Run) else (block,)
-
-
-def _bounds(block: Run | Frame | Damage) -> Mapping[Shard, tuple[int, int]]:
-    """The first and the last sequence of each shard."""
-    if isinstance(block, Run):
-        return block.bounds
-    if block.shard is None or block.sequence is None:
-        return {}
-    return {block.shard: (block.sequence, block.sequence)}
+def _last_message(item: Frame | Damage, scanner: FrameScanner) -> LastMessage:
+    payload = item.payload if isinstance(item, Frame) else scanner.read_bytes(item)
+    return LastMessage(item.sequence or 0, item.timestamp_ms or 0, message_checksum(None, payload))
 
 
 def _record_batch(run: Run) -> pa.RecordBatch:

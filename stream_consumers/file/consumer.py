@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
 from stream_consumers.errors import StreamRemovedError
-from stream_consumers.file.beacon_search import BeaconSearch
+from stream_consumers.file.beacon_search import BeaconSearch, IsBefore
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
 from stream_consumers.file.frames import Damage, Frame
 from stream_consumers.file.scanner import FrameScanner
@@ -64,7 +64,7 @@ class FileConsumer(PollingConsumer):
         self._assignment = Assignment(self._streams)
         self._lock = threading.RLock()
         self._wait_seconds = SHORTEST_WAIT_SECONDS
-        self._skip: Callable[[Frame], bool] | None = None
+        self._skip: IsBefore | None = None
         self._passed: set[Shard] = set()
         self._scanner = FrameScanner(self._path)
         self._items: Iterator[Frame | Damage] = iter(())
@@ -100,11 +100,7 @@ class FileConsumer(PollingConsumer):
         at = to_milliseconds(moment)
         with self._lock:
             self._check_open()
-            self._move(
-                lambda beacons, shard: beacons.before_timestamp(shard, at),
-                lambda frame: frame.timestamp_ms < at,
-                f"at or after {moment.isoformat()}",
-            )
+            self._move(lambda place: place.timestamp_ms < at, f"at or after {moment.isoformat()}")
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
@@ -119,11 +115,7 @@ class FileConsumer(PollingConsumer):
                 self._go_to_end()
             else:
                 sequence = to
-                self._move(
-                    lambda beacons, shard: beacons.before_sequence(shard, sequence),
-                    lambda frame: frame.sequence < sequence,
-                    f"from sequence {sequence} on",
-                )
+                self._move(lambda place: place.sequence < sequence, f"from sequence {sequence} on")
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
@@ -190,18 +182,19 @@ class FileConsumer(PollingConsumer):
         with FrameScanner(self._path) as scanner:
             return {item.shard for item in scanner if item.shard is not None and item.shard in self._assignment}
 
-    def _move(self, find: Callable[[BeaconSearch, Shard], int], skip: Callable[[Frame], bool], place: str) -> None:
-        with BeaconSearch(self._path) as beacons:
+    def _move(self, is_before: IsBefore, place: str) -> None:
+        with BeaconSearch(self._path) as beacons, FrameScanner(self._path) as scanner:
             self._scanner.check_in_place()
             known = self._known_shards(beacons)
-            first = 0 if known is None else min((find(beacons, shard) for shard in known), default=0)
-            start = self._frame_start(beacons.offset(first))
-            with FrameScanner(self._path, start=start) as scanner:
-                if not any(
-                    isinstance(item, Frame) and item.shard in self._assignment and not skip(item) for item in scanner
-                ):
-                    raise no_message(place, self._path)
-            self._go_to(start, skip)
+            first = 0 if known is None else min((beacons.last_before(shard, is_before) for shard in known), default=0)
+            if not (first and scanner.skip_spliced(first)):
+                scanner.seek(HEADER_SIZE)
+            start = scanner.offset
+            if not any(
+                isinstance(item, Frame) and item.shard in self._assignment and not is_before(item) for item in scanner
+            ):
+                raise no_message(place, self._path)
+        self._go_to(start, is_before)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:
         """The shards to look for: the assigned ones, else those that beacons name; ``None`` if they name only some."""
@@ -210,26 +203,18 @@ class FileConsumer(PollingConsumer):
         named = beacons.shards()
         return None if named is None else {shard for shard in named if shard in self._assignment}
 
-    def _frame_start(self, offset: int) -> int:
-        if offset == HEADER_SIZE:
-            return offset
-        with FrameScanner(self._path) as scanner:
-            return scanner.offset if scanner.skip_spliced(offset) else HEADER_SIZE
-
-    def _go_to(self, offset: int, skip: Callable[[Frame], bool] | None = None) -> None:
+    def _go_to(self, offset: int, skip: IsBefore | None = None) -> None:
         self._scanner.seek(offset)
         self._assignment.begin()
         self._items = iter(())
         self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
 
     def _go_to_end(self) -> None:
-        with BeaconSearch(self._path) as beacons, FrameScanner(self._path) as scanner:
-            for index in range(beacons.count, 0, -1):
-                if scanner.skip_spliced(beacons.offset(index)):
-                    break
-            else:
+        with FrameScanner(self._path) as scanner:
+            beacons = range(scanner.size // scanner.header.beacon_interval, 0, -1)
+            if not any(map(scanner.skip_spliced, beacons)):
                 scanner.seek(HEADER_SIZE)
-            for _ in scanner:
+            for _ in scanner.blocks():
                 pass
             end = scanner.offset
         self._go_to(end)

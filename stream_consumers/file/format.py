@@ -21,6 +21,8 @@ VERSION = 1
 HEADER_SIZE = 128
 MAX_FILE_NAME_BYTES = 111
 END = 0x0D
+MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
+"""The longest payload that is written and read; SeaStreamer's format has room for 4 GiB."""
 EOS_PAYLOAD = b"EOS"
 CHECKSUM_START = 0xFFFF
 
@@ -75,10 +77,6 @@ class Header:
                 f"the file name {self.file_name[:40]!r}… is too long for the header of a stream file",
                 remedy=f"Use at most {MAX_FILE_NAME_BYTES} bytes.",
                 bytes=len(name),
-            )
-        if self.beacon_interval < HEADER_SIZE:
-            raise InvalidOptionError(
-                f"beacon_interval={self.beacon_interval} is smaller than the header", remedy="Use 128 or more."
             )
         try:
             tail = _HEADER_TAIL.pack(self.created_at_ms, self.beacon_interval)
@@ -209,10 +207,16 @@ def encode_frame(shard: Shard, sequence: int, timestamp_ms: int, payload: bytes)
     except struct.error as error:
         raise InvalidOptionError(
             f"a message of {shard} does not fit the format ({error})",
-            remedy="Sequences, shards and timestamps are whole numbers from 0 to 2^64 - 1, payloads below 4 GiB.",
+            remedy="Sequences, shards and timestamps are whole numbers from 0 to 2^64 - 1.",
             sequence=sequence,
             timestamp_ms=timestamp_ms,
             payload_bytes=len(payload),
         ) from error
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidOptionError(
+            f"a message of {shard} has {len(payload):,} bytes",
+            remedy=f"A payload in a stream file has at most {MAX_PAYLOAD_BYTES:,}.",
+            sequence=sequence,
+        )
     crc = checksum(payload)
     return b"".join((bytes((len(key),)), key, fields, payload, _CHECKSUM.pack(crc), bytes((END,)))), crc

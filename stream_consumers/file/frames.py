@@ -14,10 +14,9 @@ import numpy.typing as npt
 from fastcrc.crc16 import cdma2000
 
 from stream_consumers.file.format import END, FRAME_FIELDS
-from stream_consumers.messages import INTERNAL_KEY, MAX_TIMESTAMP_MS, Shard
+from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, MAX_SHARD, MAX_TIMESTAMP_MS, Shard
 
 TRAILER_SIZE = 3
-MAX_SEQUENCE = 2**63 - 1
 _SIZE = struct.Struct(">I")
 
 Integers = npt.NDArray[np.int64]
@@ -117,8 +116,8 @@ def read_run(
         return None
     heads = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), head.itemsize)[places]
     fields = heads.view(head)[:, 0]
-    # A sequence that is too great becomes a negative one, which does not grow.
-    is_good = (fields["number"] <= MAX_SEQUENCE) & (fields["timestamp_ms"] <= MAX_TIMESTAMP_MS)
+    is_good = (fields["number"] <= MAX_SHARD) & (fields["timestamp_ms"] <= MAX_TIMESTAMP_MS)
+    is_good &= fields["sequence"] <= MAX_SEQUENCE
     count = len(places) if is_good.all() else int(np.argmin(is_good))
     numbers, sequences = (fields[name][:count].astype(np.int64) for name in ("number", "sequence"))
     by_shard = _ByShard(stream, numbers, sequences)

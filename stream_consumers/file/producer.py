@@ -9,18 +9,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stream_consumers.errors import (
-    BrokerError,
-    FormatError,
-    ProducerBusyError,
-    SizeLimitError,
-    StreamExistsError,
-    StreamNotFoundError,
-)
+from stream_consumers.errors import BrokerError, FormatError, ProducerBusyError
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header, checksum
 from stream_consumers.file.frames import Frame
 from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardState
+from stream_consumers.file.stream_file import open_file
+from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardTail
 from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
 from stream_consumers.producer_base import ProducerBase, undelivered
@@ -77,18 +71,7 @@ class FileProducer(ProducerBase):
             if self._writer.pending_bytes >= COALESCE_BYTES:
                 self._write()
             sequence = self._writer.shards.get(shard, NEW_SHARD).sequence + 1
-            mark = self._writer.mark(shard)
-            self._writer.write(shard, sequence, timestamp_ms, payload)
-            if self._writer.offset > self._options.file_size_limit:
-                length = self._writer.offset - mark.offset
-                self._writer.undo(mark)
-                raise SizeLimitError(
-                    f"{self._path} would grow beyond its limit",
-                    remedy="Raise file_size_limit, or continue in a new file.",
-                    size=mark.offset,
-                    message=length,
-                    limit=self._options.file_size_limit,
-                )
+            self._writer.write(shard, sequence, timestamp_ms, payload, limit=self._options.file_size_limit)
             self._waiting.append(shard)
             if self._writer.pending_bytes >= COALESCE_BYTES:
                 # What fails now is raised by the next send or flush: this message was taken.
@@ -122,30 +105,15 @@ class FileProducer(ProducerBase):
                 os.close(self._file)
 
     def _open(self) -> int:
-        creation = self._options.creation
-        flags = (
-            os.O_RDWR
-            | {
-                FileCreation.NEVER: 0,
-                FileCreation.IF_MISSING: os.O_CREAT,
-                FileCreation.ALWAYS_NEW: os.O_CREAT | os.O_EXCL,
-            }[creation]
-        )
-        if creation is not FileCreation.NEVER and not self._path.exists():
+        flags = {
+            FileCreation.NEVER: os.O_RDWR,
+            FileCreation.IF_MISSING: os.O_RDWR | os.O_CREAT,
+            FileCreation.ALWAYS_NEW: os.O_RDWR | os.O_CREAT | os.O_EXCL,
+        }[self._options.creation]
+        if flags & os.O_CREAT and not self._path.exists():
+            # A header that cannot be written leaves no file.
             self._new_header().encode()
-        try:
-            return os.open(self._path, flags, 0o644)
-        except FileExistsError as error:
-            raise StreamExistsError(f"{self._path} exists already", remedy="Remove it, or append to it.") from error
-        except IsADirectoryError as error:
-            raise StreamNotFoundError(
-                f"{self._path} is a directory", remedy="Name a file: file://path/to/orders.ss/orders."
-            ) from error
-        except FileNotFoundError as error:
-            missing = self._path if creation is FileCreation.NEVER else self._path.parent
-            raise StreamNotFoundError(f"{missing} does not exist", remedy="Create it first.") from error
-        except PermissionError as error:
-            raise StreamNotFoundError(f"{self._path} may not be written", remedy="Change its permissions.") from error
+        return open_file(self._path, flags)
 
     def _claim(self) -> None:
         try:
@@ -165,7 +133,7 @@ class FileProducer(ProducerBase):
 
     def _continue(self) -> FrameWriter:
         """Find the end of what is there, by walking the whole file once."""
-        shards: dict[Shard, ShardState] = {}
+        shards: dict[Shard, ShardTail] = {}
         end_of_stream: int | None = None
         with FrameScanner(self._path) as scanner:
             for item in scanner:

@@ -7,6 +7,7 @@ What a frame is depends on the bytes alone, never on where the walk began, so th
 * Anything else that cannot be a frame loses the framing; the walk continues at the next beacon, which tells where
   the next frame begins. The bytes between are reported as one damaged region.
 * A frame whose sequence does not grow within its shard is reported as damaged, too.
+* A frame with a payload longer than :data:`MAX_PAYLOAD_BYTES` loses the framing: it is not kept in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +21,30 @@ from typing import NamedTuple
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import InvalidStreamKeyError
-from stream_consumers.file.format import END, FRAME_FIELDS, HEADER_SIZE, BeaconError, checksum, decode_beacon
-from stream_consumers.file.frames import MAX_SEQUENCE, TRAILER_SIZE, Damage, Frame, Run, read_run
-from stream_consumers.file.stream_file import StreamFile
-from stream_consumers.messages import INTERNAL_KEY, MAX_TIMESTAMP_MS, Shard, check_stream_key
+from stream_consumers.file.format import (
+    END,
+    FRAME_FIELDS,
+    HEADER_SIZE,
+    MAX_PAYLOAD_BYTES,
+    BeaconError,
+    checksum,
+    decode_beacon,
+)
+from stream_consumers.file.frames import TRAILER_SIZE, Damage, Frame, Run, read_run
+from stream_consumers.file.stream_file import OpenStreamFile
+from stream_consumers.messages import (
+    INTERNAL_KEY,
+    MAX_SEQUENCE,
+    MAX_SHARD,
+    MAX_TIMESTAMP_MS,
+    Shard,
+    check_stream_key,
+)
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
+# A frame has a key and fields around its payload.
+LARGEST_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
 # Columns of fewer bytes take longer than their messages one by one.
 SMALLEST_RUN_BYTES = 4096
 SMALLEST_PORTION, LARGEST_PORTION, LONGEST_PAUSE = 16, 4096, 256
@@ -68,7 +86,7 @@ class FrameScanner(ClosesOnExit):
         stop: int | None = None,
         window: int = WINDOW_BYTES,
     ) -> None:
-        self._file = StreamFile(path)
+        self._file = OpenStreamFile(path)
         self.path, self.header = self._file.path, self._file.header
         self._interval = self.header.beacon_interval
         self._stop = stop
@@ -87,14 +105,14 @@ class FrameScanner(ClosesOnExit):
         self._last = dict(previous or {})
         self._reset(start)
 
-    def skip_spliced(self, beacon_offset: int) -> bool:
-        """Continue at the first frame that begins behind the beacon at ``beacon_offset``.
+    def skip_spliced(self, index: int) -> bool:
+        """Continue at the first frame that begins behind the beacon with this number, from 1 on.
 
         Returns:
             False if that place is not written yet.
         """
         self._last = {}
-        self._reset(beacon_offset)
+        self._reset(index * self._interval)
         self._fill()
         if self._splices and self._splices[0].remaining == 0:
             return True
@@ -119,19 +137,11 @@ class FrameScanner(ClosesOnExit):
     def tail_holds_messages(self) -> bool:
         """Whether whole messages stand behind the last item: then it is damaged there, not just unfinished."""
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
-        return any(self._is_message(tail, at) for key in self._shards for at in _places(tail, bytes((len(key),)) + key))
-
-    @staticmethod
-    def _is_message(data: bytes, at: int) -> bool:
-        body = at + 1 + data[at]
-        if body + FRAME_FIELDS.size > len(data):
-            return False
-        payload_at, size = body + FRAME_FIELDS.size, FRAME_FIELDS.unpack_from(data, body)[3]
-        end = payload_at + size + 3
-        if end > len(data) or data[end - 1] != END:
-            return False
-        stored = data[end - 3] << 8 | data[end - 2]
-        return bool(checksum(data[payload_at : end - 3]) == stored)
+        return any(
+            read_run(tail, at, len(tail), stream=key.decode(), last={}, most=1, is_checked=True)
+            for key in self._shards
+            for at in _places(tail, bytes((len(key),)) + key)
+        )
 
     def check_in_place(self) -> None:
         """Check that whatever is written from now on will be seen here.
@@ -143,8 +153,8 @@ class FrameScanner(ClosesOnExit):
             raise self._file.removed("was removed or replaced by another file", read=self.offset)
 
     def read_bytes(self, item: Frame | Damage) -> bytes:
-        """The bytes of an item as they are in the file, beacons included."""
-        return self._file.read(item.offset, item.end - item.offset)
+        """The bytes of an item as they are in the file, beacons included; of a long damage only the first ones."""
+        return self._file.read(item.offset, min(item.end - item.offset, LARGEST_FRAME_BYTES))
 
     def __iter__(self) -> Iterator[Frame | Damage]:
         """All items up to the end of what is written now; iterate again when the file has grown.
@@ -152,32 +162,33 @@ class FrameScanner(ClosesOnExit):
         Raises:
             StreamRemovedError: if the file became shorter than what was read already, or was written anew.
         """
-        self._restart_incomplete()
-        while True:
-            yield from self._parse()
-            if not self._fill():
-                return
+        for item in self.blocks(in_runs=False):
+            assert not isinstance(item, Run)
+            yield item
 
-    def blocks(self, *, most: int, stop: int | None = None, is_checked: bool = True) -> Iterator[Run | Frame | Damage]:
+    def blocks(
+        self, *, stop: int | None = None, in_runs: bool = True, is_checked: bool = True
+    ) -> Iterator[Run | Frame | Damage]:
         """The same items, but messages that follow each other in runs, at a fraction of the cost of one by one.
 
         Args:
-            most: messages in a run, at most.
             stop: the end of an item; no run goes beyond it.
-            is_checked: compare checksums, and yield payloads. Without, a message whose checksum is wrong is in a run
-                like any other: what it is called does not move it, nor anything behind it.
+            in_runs: without it, messages come one by one.
+            is_checked: compare checksums of runs, and yield their payloads. Without, a message whose checksum is wrong
+                is in a run like any other: what it is called does not move it, nor anything behind it.
 
         Raises:
             StreamRemovedError: as for the items one by one.
         """
         self._restart_incomplete()
         while True:
-            while True:
-                found: Run | Frame | Damage | None = self._read_run(most, stop, is_checked) or self._next()
-                if found is None:
-                    break
+            found: Run | Frame | Damage | None = None
+            if in_runs:
+                found = self._read_run(stop, is_checked)
+            found = found or self._next()
+            if found is not None:
                 yield found
-            if not self._fill():
+            elif not self._fill():
                 return
 
     def _restart_incomplete(self) -> None:
@@ -193,6 +204,9 @@ class FrameScanner(ClosesOnExit):
         self._shift = offset
         self._read_to = offset
         self._splices: deque[_Splice] = deque()
+        # Why the framing is lost, until a beacon is found behind which it is known again; and how many bytes behind the
+        # position were let go of meanwhile.
+        self._lost, self._skipped = "", 0
 
     def _advance(self, position: int) -> None:
         """Move to a buffer position, stepping over the beacons before it."""
@@ -241,13 +255,10 @@ class FrameScanner(ClosesOnExit):
         self._splices.append(_Splice(index, size, beacon.remaining))
         return size
 
-    def _parse(self) -> Iterator[Frame | Damage]:
-        """All whole items in the buffer."""
-        while (found := self._next()) is not None:
-            yield found
-
     def _next(self) -> Frame | Damage | None:
         """The next item; ``None`` if it is not whole yet."""
+        if self._lost:
+            return self._lose_framing(self._lost)
         splices = self._splices
         while splices and splices[0].at == self._position:
             if splices[0].remaining != 0:
@@ -256,7 +267,7 @@ class FrameScanner(ClosesOnExit):
         found = self._read_frame()
         return self._lose_framing(found) if isinstance(found, str) else found
 
-    def _read_run(self, most: int, stop: int | None, is_checked: bool) -> Run | None:
+    def _read_run(self, stop: int | None, is_checked: bool) -> Run | None:
         """Messages up to the next beacon, or the first item that is anything else; ``None`` if there are none."""
         start = self._position
         limit = self._splices[0].at if self._splices else len(self._buffer)
@@ -277,7 +288,7 @@ class FrameScanner(ClosesOnExit):
         if self._copy is None:
             # Slices of bytes are payloads; those of the buffer would be copied once more.
             self._copy = bytes(self._buffer)
-        wanted = min(most, self._portion)
+        wanted = min(self._portion, LARGEST_PORTION)
         run = read_run(
             self._copy, start, limit, stream=shard.stream, last=self._last, most=wanted, is_checked=is_checked
         )
@@ -308,8 +319,8 @@ class FrameScanner(ClosesOnExit):
         shard_id, sequence, timestamp_ms, size = FRAME_FIELDS.unpack_from(buffer, body)
         end = payload_at + size + 3
         shard = self._shard(bytes(buffer[position + 1 : body]), shard_id)
-        if shard is None:
-            return "no message begins here"
+        if shard is None or size > MAX_PAYLOAD_BYTES:
+            return f"its payload has {size:,} bytes, which is too long" if shard else "no message begins here"
         spliced = bool(splices) and splices[0].at < end
         if spliced and not self._agrees_from(0, end):
             return "its length is at odds with the next beacon"
@@ -355,37 +366,49 @@ class FrameScanner(ClosesOnExit):
                 return None
             by_id = self._shards[key] = {}
         shard = by_id.get(shard_id)
-        if shard is None and shard_id <= MAX_SEQUENCE:
+        if shard is None and shard_id <= MAX_SHARD:
             shard = by_id[shard_id] = Shard(key.decode("ascii"), shard_id)
         return shard
 
     def _lose_framing(self, reason: str) -> Damage | None:
         """Report everything up to the next frame that a beacon vouches for; ``None`` while there is none."""
-        offset = self._position + self._shift
+        offset, self._lost = self.offset, reason
         if not self._resync():
             return None
-        return Damage(offset, self._position + self._shift, f"unreadable from here on: {reason}")
+        self._lost = ""
+        return Damage(offset, self.offset, f"unreadable from here on: {reason}")
 
     def _resync(self) -> bool:
         """Move to the first frame behind the next beacon that the beacons agree on; False while there is none."""
         at = 0
         while True:
             while at >= len(self._splices):
+                self._let_go()
+                at = 0
                 if not self._fill(keep=True):
                     return False
             splice = self._splices[at]
             at += 1
-            if splice.remaining is None:
+            if splice.remaining is None or splice.remaining > LARGEST_FRAME_BYTES:
                 continue
             behind = splice.at + splice.remaining
             while len(self._buffer) <= behind and self._agrees_from(at, behind):
                 if not self._fill(keep=True):
                     break
             if self._agrees_from(at, behind) and len(self._buffer) >= behind:
+                self._shift += self._skipped
+                self._skipped = 0
                 for _ in range(at - 1):
                     self._shift += self._splices.popleft().size
                 self._advance(behind)
                 return True
+
+    def _let_go(self) -> None:
+        """Forget the bytes behind the position, in which no beacon says where a frame begins."""
+        self._skipped += len(self._buffer) - self._position + sum(splice.size for splice in self._splices)
+        del self._buffer[self._position :]
+        self._splices.clear()
+        self._copy = None
 
     def _agrees_from(self, first: int, end: int) -> bool:
         """Whether each beacon before buffer position ``end``, but the ``first`` ones, says how far it is to there."""

@@ -8,11 +8,11 @@ import stat
 from pathlib import Path
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import BrokerError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.errors import BrokerError, StreamExistsError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file.format import HEADER_SIZE, Header
 
 
-class StreamFile(ClosesOnExit):
+class OpenStreamFile(ClosesOnExit):
     """A stream file that is open for reading.
 
     Args:
@@ -24,7 +24,7 @@ class StreamFile(ClosesOnExit):
         UnsupportedVersionError: it is a stream file of a newer version.
 
     Example:
-        >>> with StreamFile("orders.ss") as file:
+        >>> with OpenStreamFile("orders.ss") as file:
         ...     file.header.beacon_interval, file.read(0, 2)
         (1048576, b'Ss')
     """
@@ -34,7 +34,7 @@ class StreamFile(ClosesOnExit):
         # The working directory may change while the file is open.
         self._place = self.path.absolute()
         self._descriptor: int | None = None
-        self._descriptor = _open(self.path)
+        self._descriptor = open_file(self.path, os.O_RDONLY)
         try:
             self._header_bytes = self.read(0, HEADER_SIZE)
             self.header = Header.decode(self._header_bytes, path=self.path)
@@ -117,21 +117,32 @@ class StreamFile(ClosesOnExit):
         return self._descriptor
 
 
-def _open(path: Path) -> int:
+def open_file(path: Path, flags: int) -> int:
+    """Open a stream file, as :func:`os.open` does.
+
+    Raises:
+        StreamNotFoundError: there is no such file, or its permissions forbid it.
+        StreamExistsError: it must be new, and is there.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, flags, 0o644)
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise IsADirectoryError
         return descriptor
+    except FileExistsError as error:
+        raise StreamExistsError(f"{path} exists already", remedy="Remove it, or append to it.") from error
     except IsADirectoryError as error:
         raise StreamNotFoundError(
             f"{path} is a directory, not a stream file",
             remedy="In a file:// URL the stream key comes after the file: file://path/to/orders.ss/orders.",
         ) from error
     except (FileNotFoundError, NotADirectoryError) as error:
+        if flags & os.O_CREAT:
+            raise StreamNotFoundError(f"{path.parent} does not exist", remedy="Create it first.") from error
         raise StreamNotFoundError(
             f"there is no file {path}", remedy="Check the path, or create it: stream-assets produce file://…/KEY."
         ) from error
     except PermissionError as error:
-        raise StreamNotFoundError(f"{path} may not be read", remedy="Change its permissions.") from error
+        use = "read" if flags == os.O_RDONLY else "written"
+        raise StreamNotFoundError(f"{path} may not be {use}", remedy="Change its permissions.") from error

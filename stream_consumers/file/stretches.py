@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from stream_consumers.batches import Range, total_counts
+from stream_consumers.batches import Range
 from stream_consumers.file.format import HEADER_SIZE
 from stream_consumers.file.frames import Damage, Frame, Run
 from stream_consumers.messages import INTERNAL_KEY, Shard
@@ -13,9 +13,13 @@ from stream_consumers.options import Limits
 
 CHECKPOINT_FRAMES = 4096
 MOST_STRETCHES = 1024
-# Each stretch has a place in every shard: where there are more shards, there are fewer stretches.
-FEWEST_STRETCHES, SHARDS_OF_ALL = 16, 100
+SHARDS_OF_ALL = 100
+"""Each stretch keeps a position of every shard, so that there are fewer stretches where there are more shards."""
 NOTHING = Range(0, 0)
+
+Block = Run | Frame | Damage
+Bounds = Mapping[Shard, tuple[int, int]]
+"""The first and the last sequence of each shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,236 +39,186 @@ START = Checkpoint(HEADER_SIZE, {})
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a walk has found between two checkpoints, so that a plan need not walk there again.
+    """What a walk has found of the wanted streams between two checkpoints, so that a plan need not walk there again.
 
     Args:
         begin: where it begins.
         end: where it ends.
-        counts: the messages of each shard; ``None`` if there is damage among them.
-        records: all of them.
+        bounds: the first and the last sequence of each shard.
+        counts: the sequences of each shard, those of damaged messages included.
         payload_bytes: the bytes of their payloads.
+        has_damage: there is damage among them.
     """
 
     begin: Checkpoint
     end: Checkpoint
-    counts: Mapping[Shard, int] | None = None
-    records: int = 0
-    payload_bytes: int = 0
-
-    def bounds(self) -> Mapping[Shard, tuple[int, int]]:
-        """Of each shard a sequence that is not after its first one, and its last one."""
-        before, behind = self.begin.positions, self.end.positions
-        return {shard: (before.get(shard, 0), behind[shard] - 1) for shard in self.counts or ()}
-
-    def join(self, other: Stretch) -> Stretch:
-        """This one and the one behind it as one."""
-        counts = total_counts((self.counts, other.counts))
-        records, payload_bytes = self.records + other.records, self.payload_bytes + other.payload_bytes
-        return Stretch(self.begin, other.end, counts, records, payload_bytes)
+    bounds: Bounds
+    counts: Mapping[Shard, int]
+    payload_bytes: int
+    has_damage: bool
 
 
 class Walk:
-    """Finds the places at which a walk over the items of a file may be resumed, later and by another process.
+    """Steps over the items of a file, from one place at which a walk may be resumed to the next.
 
-    That is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor between
-    damage whose place in a shard is unknown and the message that it is counted with.
+    Such a place is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor
+    between damage whose place in a shard is unknown and the message that it is counted with.
+
+    Args:
+        begin: where it begins.
+        streams: the wanted streams.
+        frames: the messages of a stretch, at least.
+        span: the bytes of a stretch, at least, where there are few shards.
+
+    Attributes:
+        open_damage: damage that no message has followed yet.
     """
 
-    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
-        self.offset = begin.offset
+    def __init__(self, begin: Checkpoint, streams: frozenset[str], *, frames: int = 1, span: int = 0) -> None:
         self.open_damage: Damage | None = None
-        self._streams = streams
+        self._begin = begin
+        self._offset = begin.offset
         self._positions = dict(begin.positions)
         self._ahead: dict[Shard, int] = {}
+        # Control messages have no places.
+        self._streams = streams - {INTERNAL_KEY}
+        self._frames, self._span = frames, span
+        self._start_stretch()
 
-    def is_own(self, item: Frame | Damage) -> bool:
-        """Whether the item counts towards these streams."""
-        return item.shard is None or item.shard.stream in self._streams
+    def stretches(self, blocks: Iterable[Block]) -> Iterator[Stretch]:
+        """Step over ``blocks``; what is behind the last place at which a walk may be resumed is left out."""
+        for block in blocks:
+            if isinstance(block, Run) and self.open_damage is None:
+                self._step_run(block)
+            else:
+                for item in items_of(block):
+                    self._step(item)
+            span = self._span * (1 + len(self._positions) // SHARDS_OF_ALL)
+            is_long = self._seen >= self._frames and self._offset - self._begin.offset >= max(1, span)
+            if is_long and self.open_damage is None:
+                yield self._cut()
+        if self._offset > self._begin.offset:
+            yield self._cut()
 
-    def step(self, item: Frame | Damage) -> None:
-        """Step over ``item``."""
+    def _start_stretch(self) -> None:
+        self._bounds: dict[Shard, tuple[int, int]] = {}
+        self._counts: dict[Shard, int] = {}
+        self._seen = self._payload_bytes = 0
+        self._has_damage = False
+
+    def _cut(self) -> Stretch:
+        begin, self._begin = self._begin, Checkpoint(self._offset, dict(self._positions))
+        found = Stretch(begin, self._begin, self._bounds, self._counts, self._payload_bytes, self._has_damage)
+        self._start_stretch()
+        return found
+
+    def _step_run(self, run: Run) -> None:
+        self._positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
+        self._offset = run.end
+        self._seen += len(run.sizes)
+        if run.stream in self._streams:
+            self._count(run.bounds, run.counts, int(run.sizes.sum()))
+
+    def _step(self, item: Frame | Damage) -> None:
         shard, sequence = item.shard, item.sequence
         if isinstance(item, Frame) and item.is_control:
             return
-        if self.open_damage is not None or shard is None or sequence is None:
-            self._step_with_damage(item)
-            return
-        self._positions[shard] = sequence + 1
-        self.offset = item.end
-
-    def step_run(self, bounds: Mapping[Shard, tuple[int, int]], end: int) -> None:
-        """Step over messages up to ``end``, where no damage is open: of each shard, from one sequence to another."""
-        self._positions.update((shard, last + 1) for shard, (_, last) in bounds.items())
-        self.offset = end
-
-    def step_stretch(self, stretch: Stretch) -> None:
-        """Step over what another walk has found, where no damage is open."""
-        self._positions = dict(stretch.end.positions)
-        self.offset = stretch.end.offset
-
-    def _step_with_damage(self, item: Frame | Damage) -> None:
-        if item.shard is not None and item.sequence is not None:
-            self._ahead[item.shard] = item.sequence + 1
-        if self.is_own(item):
-            self.open_damage = item if item.sequence is None and isinstance(item, Damage) else None
+        is_wanted = shard is None or shard.stream in self._streams
+        self._seen += 1
+        self._has_damage |= isinstance(item, Damage)
+        if shard is not None and sequence is not None:
+            self._ahead[shard] = sequence + 1
+            if is_wanted:
+                self._count({shard: (sequence, sequence)}, {shard: 1}, _payload_bytes(item))
+        if is_wanted:
+            self.open_damage = item if isinstance(item, Damage) and sequence is None else None
         if self.open_damage is None:
             self._positions.update(self._ahead)
             self._ahead.clear()
-            self.offset = item.end
+            self._offset = item.end
 
-    def checkpoint(self) -> Checkpoint:
-        """The last place at which the walk may be resumed."""
-        return Checkpoint(self.offset, dict(self._positions))
+    def _count(self, bounds: Bounds, counts: Mapping[Shard, int], payload_bytes: int) -> None:
+        for shard, (first, last) in bounds.items():
+            self._bounds[shard] = (self._bounds[shard][0] if shard in self._bounds else first, last)
+        add_counts(self._counts, counts)
+        self._payload_bytes += payload_bytes
 
 
-class Stretches:
-    """What a walk from ``begin`` finds of these streams, in stretches of some thousand messages and more."""
+@dataclass(slots=True)
+class Part:
+    """A part of a batch that can be read alone; ``counts`` and ``records`` are of the messages of the batch."""
 
-    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
-        self._begin = begin
-        # Control messages have no places.
-        self._streams = streams - {INTERNAL_KEY}
-        self._found: list[Stretch] = []
-        self._size = CHECKPOINT_FRAMES
-        self._start()
-
-    def _start(self) -> None:
-        self._counts: dict[Shard, int] = {}
-        self._has_damage = False
-        self._payload_bytes = self._messages = 0
-
-    def add(self, block: Run | Frame | Damage, walk: Walk) -> None:
-        """Count ``block``, which ``walk`` has stepped over."""
-        if isinstance(block, Damage):
-            self._has_damage = True
-        elif (block.stream if isinstance(block, Run) else block.shard.stream) in self._streams:
-            _add(self._counts, block.counts if isinstance(block, Run) else {block.shard: 1})
-            self._payload_bytes += _payload_bytes(block)
-        self._messages += len(block.sizes) if isinstance(block, Run) else 1
-        if self._messages >= self._size and walk.open_damage is None:
-            self._cut(walk.checkpoint())
-
-    def _cut(self, end: Checkpoint) -> None:
-        counts = None if self._has_damage else self._counts
-        self._found.append(Stretch(self._begin, end, counts, sum(self._counts.values()), self._payload_bytes))
-        self._begin = end
-        self._start()
-        most = max(FEWEST_STRETCHES, MOST_STRETCHES // (1 + len(end.positions) // SHARDS_OF_ALL))
-        if len(self._found) >= most:
-            # They are kept while the batches are planned: their number must not grow with the file.
-            pairs = [one.join(other) for one, other in zip(self._found[::2], self._found[1::2])]
-            self._found = pairs + self._found[2 * len(pairs) :]
-            self._size *= 2
-
-    def up_to(self, end: Checkpoint) -> list[Stretch]:
-        """All of them, the last one up to ``end``, where the walk has ended."""
-        if end.offset > self._begin.offset:
-            self._cut(end)
-        return self._found
+    begin: Checkpoint
+    end: Checkpoint
+    counts: dict[Shard, int] = field(default_factory=dict)
+    records: int = 0
+    has_damage: bool = False
 
 
 class PlannedBatch:
-    """What becomes one batch of a walk from ``begin`` over the items of a file: messages in ``gaps``, within limits."""
+    """What becomes one batch of the stretches that it takes: messages in ``gaps``, within limits."""
 
-    def __init__(self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, streams: frozenset[str]) -> None:
-        self.walk = Walk(begin, streams)
-        self.cuts = [begin]
-        self.counts: list[dict[Shard, int]] = [{}]
-        self.damaged: set[int] = set()
+    def __init__(self, gaps: Mapping[Shard, Range], limits: Limits) -> None:
+        self.parts: list[Part] = []
         self.ends: dict[Shard, int] = {}
         self.records = 0
         self.is_full = False
         self._bytes = 0
-        self._cut_at = 0
         self._behind: set[Shard] = set()
-        self._gaps = gaps
-        self._limits = limits
+        self._gaps, self._limits = gaps, limits
 
     @property
     def is_over(self) -> bool:
         """Whether it is full, or nothing of the gaps lies behind."""
-        return self.is_full or (len(self._behind) == len(self._gaps) and self.walk.open_damage is None)
+        return self.is_full or len(self._behind) == len(self._gaps)
 
-    def take_stretch(self, stretch: Stretch) -> bool:
-        """Step over a stretch in one go; ``False`` if there is damage, or the batch, or a gap, begins or ends in it."""
-        if stretch.counts is None or not self._is_whole(stretch.bounds(), stretch.counts, stretch.payload_bytes):
+    def take(self, stretch: Stretch) -> bool:
+        """Take what belongs to the batch; ``False`` if a gap begins or ends within the stretch, or it is too much."""
+        inside: dict[Shard, int] = {}
+        for shard, (first, last) in stretch.bounds.items():
+            gap = self._gaps.get(shard, NOTHING)
+            if first in gap and last in gap:
+                inside[shard] = stretch.counts[shard]
+            elif first < gap.end and last >= gap.start:
+                return False
+        count = sum(inside.values())
+        size = stretch.payload_bytes if inside else 0
+        is_within_limits = (
+            self.records + count <= self._limits.max_records and self._bytes + size <= self._limits.max_bytes
+        )
+        # A batch takes at least one message, whatever its size.
+        if count and not is_within_limits and (self.records or count > 1):
             return False
-        self.walk.step_stretch(stretch)
-        self._cover(stretch.bounds(), stretch.counts, stretch.payload_bytes)
+        self.records += count
+        self._bytes += size
+        for shard, (_, last) in stretch.bounds.items():
+            if shard in inside:
+                self.ends[shard] = last + 1
+            if shard in self._gaps and last + 1 >= self._gaps[shard].end:
+                self._behind.add(shard)
+        self._extend(stretch, inside)
         return True
 
-    def take(self, block: Run | Frame | Damage) -> bool:
-        """Step over ``block`` as far as the batch reaches; whether it may go on behind it."""
-        if isinstance(block, Damage):
-            self.damaged.add(len(self.cuts) - 1)
-        if not isinstance(block, Run):
-            return self._take_item(block, _payload_bytes(block))
-        bounds, counts, size = block.bounds, block.counts, _payload_bytes(block)
-        if self.walk.open_damage is not None or not self._is_whole(bounds, counts, size):
-            return all(map(self._take_item, block.frames(), block.sizes.tolist()))
-        self.walk.step_run(bounds, block.end)
-        self._cover(bounds, counts, size)
-        return not self.is_over
-
-    def _is_whole(self, bounds: Mapping[Shard, tuple[int, int]], counts: Mapping[Shard, int], size: int) -> bool:
-        """Whether of these messages all belong to the batch, or none, as they are before its gaps."""
-        if self._is_before_gaps(bounds):
-            return True
-        records, payload_bytes = self.records + sum(counts.values()), self._bytes + size
-        is_within_limits = records <= self._limits.max_records and payload_bytes <= self._limits.max_bytes
-        return is_within_limits and is_within(bounds, self._gaps)
-
-    def _is_before_gaps(self, bounds: Mapping[Shard, tuple[int, int]]) -> bool:
-        return all(shard not in self._gaps or last < self._gaps[shard].start for shard, (_, last) in bounds.items())
-
-    def _cover(self, bounds: Mapping[Shard, tuple[int, int]], counts: Mapping[Shard, int], size: int) -> None:
-        """Count messages that were stepped over, if they belong to the batch."""
-        if self._is_before_gaps(bounds):
-            return
-        ends = {shard: last + 1 for shard, (_, last) in bounds.items()}
-        self.ends.update(ends)
-        self._behind.update(shard for shard, end in ends.items() if end == self._gaps[shard].end)
-        self._count(counts, size)
-
-    def _take_item(self, item: Frame | Damage, payload_bytes: int) -> bool:
-        shard, sequence = item.shard, item.sequence
-        if shard is not None and sequence is not None and sequence in self._gaps.get(shard, NOTHING):
-            limits = self._limits
-            if self.records and (self.records >= limits.max_records or self._bytes + payload_bytes > limits.max_bytes):
-                self.is_full = True
-                return False
-            self.ends[shard] = sequence + 1
-            self.walk.step(item)
-            self._count({shard: 1}, payload_bytes)
-        else:
-            self.walk.step(item)
-        if shard is not None and shard in self._gaps and sequence is not None and sequence + 1 >= self._gaps[shard].end:
-            self._behind.add(shard)
-        return not self.is_over
-
-    def _count(self, counts: Mapping[Shard, int], size: int) -> None:
-        self.records += sum(counts.values())
-        self._bytes += size
-        _add(self.counts[-1], counts)
-        if self.records - self._cut_at >= CHECKPOINT_FRAMES and self.walk.open_damage is None:
-            self.cuts.append(self.walk.checkpoint())
-            self.counts.append({})
-            self._cut_at = self.records
+    def _extend(self, stretch: Stretch, inside: Mapping[Shard, int]) -> None:
+        if not self.parts or self.parts[-1].records >= CHECKPOINT_FRAMES:
+            self.parts.append(Part(stretch.begin, stretch.end))
+        part = self.parts[-1]
+        part.end = stretch.end
+        part.has_damage |= stretch.has_damage
+        part.records += sum(inside.values())
+        add_counts(part.counts, inside)
 
 
-def _add(total: dict[Shard, int], counts: Mapping[Shard, int]) -> None:
+def items_of(block: Block) -> Iterable[Frame | Damage]:
+    """A block, item by item."""
+    return block.frames() if isinstance(block, Run) else (block,)
+
+
+def add_counts(total: dict[Shard, int], counts: Mapping[Shard, int]) -> None:
     """Count some more, in place: there may be thousands of shards."""
     for shard, count in counts.items():
         total[shard] = total.get(shard, 0) + count
 
 
-def _payload_bytes(block: Run | Frame | Damage) -> int:
-    if isinstance(block, Run):
-        return int(block.sizes.sum())
-    return len(block.payload) if isinstance(block, Frame) else block.end - block.offset
-
-
-def is_within(bounds: Mapping[Shard, tuple[int, int]], ranges: Mapping[Shard, Range]) -> bool:
-    """Whether all sequences, from the first to the last one of each shard, are in these ranges."""
-    found = ((ranges.get(shard, NOTHING), first, last) for shard, (first, last) in bounds.items())
-    return all(part.start <= first and last < part.end for part, first, last in found)
+def _payload_bytes(item: Frame | Damage) -> int:
+    return len(item.payload) if isinstance(item, Frame) else item.end - item.offset

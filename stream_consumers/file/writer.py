@@ -5,48 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple
 
-from stream_consumers.file.format import (
-    CHECKSUM_START,
-    Beacon,
-    Marker,
-    encode_frame,
-    marker_capacity,
-    running_checksum,
-)
+from stream_consumers.errors import SizeLimitError
+from stream_consumers.file.format import CHECKSUM_START, Beacon, Marker, encode_frame, marker_capacity, running_checksum
 from stream_consumers.messages import Shard
 
 
 @dataclass(frozen=True, slots=True)
-class ShardState:
+class ShardTail:
     """The greatest sequence and timestamp of one shard, and its running checksum."""
 
     sequence: int
     timestamp_ms: int
     running_checksum: int
 
-    def after(self, sequence: int, timestamp_ms: int, checksum: int) -> ShardState:
+    def after(self, sequence: int, timestamp_ms: int, checksum: int) -> ShardTail:
         """The state after one more message."""
-        return ShardState(
+        return ShardTail(
             max(self.sequence, sequence),
             max(self.timestamp_ms, timestamp_ms),
             running_checksum(self.running_checksum, checksum),
         )
 
 
-NEW_SHARD = ShardState(0, 0, CHECKSUM_START)
-
-
-class WriterMark(NamedTuple):
-    """See :meth:`FrameWriter.mark`."""
-
-    pending: int
-    offset: int
-    next_beacon: int
-    picked: int
-    shard: Shard
-    state: ShardState | None
+NEW_SHARD = ShardTail(0, 0, CHECKSUM_START)
 
 
 class FrameWriter:
@@ -66,25 +48,38 @@ class FrameWriter:
         46
     """
 
-    def __init__(self, *, beacon_interval: int, offset: int, shards: Mapping[Shard, ShardState] | None = None) -> None:
+    def __init__(self, *, beacon_interval: int, offset: int, shards: Mapping[Shard, ShardTail] | None = None) -> None:
         self._interval = beacon_interval
         self._capacity = marker_capacity(beacon_interval)
         self._next_beacon = (offset // beacon_interval + 1) * beacon_interval
         self._picked = 0
         self._pending = bytearray()
         self.offset = offset
-        self.shards: dict[Shard, ShardState] = dict(shards or {})
+        self.shards: dict[Shard, ShardTail] = dict(shards or {})
         if offset % beacon_interval == 0:
             self._write_beacon(remaining=0)
 
-    def write(self, shard: Shard, sequence: int, timestamp_ms: int, payload: bytes) -> None:
-        """Add one message.
+    def write(
+        self, shard: Shard, sequence: int, timestamp_ms: int, payload: bytes, *, limit: int | None = None
+    ) -> None:
+        """Add one message, or nothing of it.
+
+        Args:
+            shard: of the message.
+            sequence: of the message.
+            timestamp_ms: of the message.
+            payload: of the message.
+            limit: the most bytes that the file may have.
 
         Raises:
             InvalidOptionError: if a field does not fit the format.
+            SizeLimitError: if the file would grow beyond the limit.
         """
         frame, checksum = encode_frame(shard, sequence, timestamp_ms, payload)
-        self.shards[shard] = self.shards.get(shard, NEW_SHARD).after(sequence, timestamp_ms, checksum)
+        pending, tail = len(self._pending), self.shards.get(shard)
+        before = (self.offset, self._next_beacon, self._picked)
+        # Beacons within the message name it already.
+        self.shards[shard] = (tail or NEW_SHARD).after(sequence, timestamp_ms, checksum)
         left = memoryview(frame)
         while self.offset + len(left) >= self._next_beacon:
             room = self._next_beacon - self.offset
@@ -92,20 +87,21 @@ class FrameWriter:
             left = left[room:]
             self._write_beacon(remaining=len(left))
         self._append(left)
-
-    def mark(self, shard: Shard) -> WriterMark:
-        """The place to return to if the next message, which belongs to this shard, is taken back."""
-        place = (len(self._pending), self.offset, self._next_beacon, self._picked)
-        return WriterMark(*place, shard, self.shards.get(shard))
-
-    def undo(self, mark: WriterMark) -> None:
-        """Take back the message written since ``mark``."""
-        del self._pending[mark.pending :]
-        self.offset, self._next_beacon, self._picked = mark.offset, mark.next_beacon, mark.picked
-        if mark.state is None:
-            self.shards.pop(mark.shard, None)
-        else:
-            self.shards[mark.shard] = mark.state
+        if limit is not None and self.offset > limit:
+            needed = self.offset - before[0]
+            self.offset, self._next_beacon, self._picked = before
+            del self._pending[pending:]
+            if tail is None:
+                del self.shards[shard]
+            else:
+                self.shards[shard] = tail
+            raise SizeLimitError(
+                "the file would grow beyond its limit",
+                remedy="Raise file_size_limit, or continue in a new file.",
+                size=self.offset,
+                message=needed,
+                limit=limit,
+            )
 
     def take(self) -> bytes:
         """The bytes written since the last call."""

@@ -8,8 +8,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Producer
 from stream_consumers.errors import GroupsNotRememberedError
 from stream_consumers.kafka.batches import KafkaBatchSource
-from stream_consumers.kafka.cluster import KafkaCluster, check_client_options, producer_options
-from stream_consumers.kafka.committer import KafkaCommitter
+from stream_consumers.kafka.cluster import KafkaBrokers, check_client_options, producer_options
 from stream_consumers.kafka.consumer import CONSUMER_MODES, KafkaConsumer
 from stream_consumers.kafka.membership import KafkaMembership
 from stream_consumers.kafka.producer import KafkaProducer
@@ -66,7 +65,7 @@ class KafkaStreams(Backend):
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as they say.
         """
-        with KafkaCluster(url, client) as cluster:
+        with KafkaBrokers(url, client) as cluster:
             cluster.check()
         return options
 
@@ -80,7 +79,7 @@ class KafkaStreams(Backend):
 
     def committer(
         self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
-    ) -> KafkaCommitter:
+    ) -> KafkaConsumer:
         """See :meth:`stream_consumers.backend.Backend.committer`."""
         if not isinstance(consumer, KafkaConsumer):
             raise GroupsNotRememberedError(
@@ -88,4 +87,4 @@ class KafkaStreams(Backend):
                 remedy="Give the KafkaConsumer that reads: its group takes positions from its own member.",
                 group=group,
             )
-        return KafkaCommitter(consumer)
+        return consumer

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
@@ -29,6 +30,7 @@ from stream_consumers.batches import (
     Resume,
     fair_shares,
     message_checksum,
+    readable_gaps,
     widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
@@ -40,9 +42,9 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamRemovedError,
 )
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.kafka.errors import explain
-from stream_consumers.kafka.headers import headers_columns
+from stream_consumers.kafka.headers import headers_columns, message_bytes
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
@@ -56,7 +58,7 @@ MOST_AHEAD = 100_000
 SAMPLE_MESSAGES = 256
 # A batch whose size, guessed from a sample, is below this part of the limit is not measured message by message.
 SAFE_PART = 0.5
-# Nor is a batch sampled that would be below the limit if its messages were so many times as large as any sample's.
+# Nor is a batch sampled that stays below the limit if its messages are this many times as large as those of any sample.
 FAR_BELOW = 100
 LOOK_BACK = (1, 2, 16)
 """The last message of a range is looked for at these distances from its end: before it may stand a marker."""
@@ -72,7 +74,7 @@ class KafkaSplit:
         url: of the cluster.
         client: configuration of the client, secrets looked up; never shown.
         ranges: what to read.
-        stall_seconds: give up after so long without a sign of life.
+        stall_seconds: give up after this time without any answer.
         max_bytes: its part of the bytes that the batch may hold; ``None`` where they were counted.
     """
 
@@ -90,11 +92,12 @@ class KafkaSplit:
         """
         size = 0
         with (
-            KafkaCluster(self.url, self.client) as cluster,
+            KafkaBrokers(self.url, self.client) as cluster,
             RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
         ):
             for messages in reader:
-                size += sum(map(len, messages))
+                batch = _record_batch(messages, self.ranges)
+                size += _bytes_of(batch)
                 if self.max_bytes is not None and size > self.max_bytes:
                     raise BatchTooLargeError(
                         f"a part of a batch of {self.url} holds more bytes than were estimated",
@@ -102,7 +105,7 @@ class KafkaSplit:
                         bytes=size,
                         limit=self.max_bytes,
                     )
-                yield _record_batch(messages, self.ranges)
+                yield batch
 
     def counts(self) -> Mapping[Shard, int]:
         """A message at each offset: then nothing is missing, neither compacted away nor a transaction's marker."""
@@ -110,11 +113,11 @@ class KafkaSplit:
 
     def identities(self) -> Mapping[str, str]:
         """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
-        with KafkaCluster(self.url, self.client) as cluster:
+        with KafkaBrokers(self.url, self.client) as cluster:
             return topic_ids(cluster, sorted({shard.stream for shard in self.ranges}))
 
 
-def topic_ids(cluster: KafkaCluster, streams: Sequence[str]) -> Mapping[str, str]:
+def topic_ids(cluster: KafkaBrokers, streams: Sequence[str]) -> Mapping[str, str]:
     """The fingerprints of topics, asked anew at each call."""
     return {name: f"kafka:{topic.id}" for name, topic in sorted(cluster.topics(streams).items())}
 
@@ -128,7 +131,7 @@ class RangeReader(ClosesOnExit):
         BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
     """
 
-    def __init__(self, cluster: KafkaCluster, ranges: Mapping[Shard, Range], stall_seconds: float) -> None:
+    def __init__(self, cluster: KafkaBrokers, ranges: Mapping[Shard, Range], stall_seconds: float) -> None:
         self._cluster = cluster
         self._stall_seconds = stall_seconds
         self._ends = {(s.stream, s.id): part.end for s, part in ranges.items() if part.start < part.end}
@@ -259,6 +262,13 @@ def _record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
+def _bytes_of(batch: pa.RecordBatch) -> int:
+    """What :func:`stream_consumers.kafka.headers.message_bytes` says of its messages, altogether."""
+    headers: Any = pc.list_flatten(batch.column("headers"))
+    parts = [batch.column("payload"), batch.column("key"), headers.field("name"), headers.field("value")]
+    return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
+
+
 def _bytes(value: str | bytes | None) -> bytes | None:
     """As it is: only the type hints of the client know text."""
     return value.encode() if isinstance(value, str) else value
@@ -278,7 +288,7 @@ class FirstMessages(ClosesOnExit):
         cluster: where.
     """
 
-    def __init__(self, cluster: KafkaCluster) -> None:
+    def __init__(self, cluster: KafkaBrokers) -> None:
         self._cluster = cluster
         self._consumer: Consumer = cluster.consumer(
             enable_partition_eof=True, queued_min_messages=1, fetch_wait_max_ms=10
@@ -344,7 +354,7 @@ class KafkaBatchSource(BatchSource):
         self._streams = url.required_streams()
         self._mode = choice(ConsumerMode, mode, option="mode")
         self._membership = membership
-        self.cluster = KafkaCluster(url, client)
+        self.cluster = KafkaBrokers(url, client)
         self._extents: dict[Shard, Extent] = {}
         # What a message weighed in the samples, on average, in the heaviest of them.
         self._message_bytes: float | None = None
@@ -387,7 +397,7 @@ class KafkaBatchSource(BatchSource):
             for shard, extent in self._extents.items()
         }
 
-    def first(self, shard: Shard) -> int:
+    def first(self, shard: Shard, extent: Extent) -> int:
         """Offset 0: a partition that is new has had nothing before it, so that what is gone by now is a loss."""
         return 0
 
@@ -439,12 +449,7 @@ class KafkaBatchSource(BatchSource):
         bytes were guessed count them while they are read, and raise
         :class:`stream_consumers.errors.BatchTooLargeError`; a plan from the same places again counts them first.
         """
-        clamped = {
-            shard: gap.clamp(Range(gap.start, self._extents[shard].end))
-            for shard, gap in gaps.items()
-            if shard in self._extents
-        }
-        covered = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
+        covered = readable_gaps(gaps, self._extents)
         if not covered:
             return None
         starts = {shard: min(gap.end, max(gap.start, self._extents[shard].start)) for shard, gap in covered.items()}
@@ -459,10 +464,11 @@ class KafkaBatchSource(BatchSource):
         planned = {shard: Range(covered[shard].start, part.end) for shard, part in ranges.items()} | gone
         records = sum(part.end - part.start for part in ranges.values())
         max_bytes = None if is_measured else limits.max_bytes
-        return BatchPlan(dict(sorted(planned.items())), self._splits(ranges, parallelism, max_bytes), records)
+        splits = self._splits(ranges, parallelism, max_bytes)
+        return BatchPlan(dict(sorted(planned.items())), splits, records, lost=self.lost(planned))
 
     def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> tuple[Mapping[Shard, Range], bool]:
-        """The part of the ranges that holds at most so many bytes, and whether they were counted."""
+        """The part of the ranges that holds at most this number of bytes, and whether they were counted."""
         records = sum(widths(ranges).values())
         places = {shard: part.start for shard, part in ranges.items()}
         # The last plan from these places was not written: it may have been guessed too small.
@@ -486,19 +492,19 @@ class KafkaBatchSource(BatchSource):
         sizes = dict.fromkeys(ranges, 0)
         with RangeReader(self.cluster, samples, STALL_SECONDS) as reader:
             for message in chain.from_iterable(reader):
-                sizes[_shard(message)] += len(message)
+                sizes[_shard(message)] += message_bytes(message)
         return sum(
             size * (ranges[shard].end - ranges[shard].start) / (samples[shard].end - samples[shard].start)
             for shard, size in sizes.items()
         )
 
     def _measured(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
-        """The part of ``ranges`` that holds at most so many payload bytes, and one message at least."""
+        """The part of ``ranges`` that holds at most this number of bytes, and one message at least."""
         size = count = 0
         with RangeReader(self.cluster, ranges, STALL_SECONDS) as reader:
             for block in reader:
                 for index, message in enumerate(block):
-                    size += len(message)
+                    size += message_bytes(message)
                     count += 1
                     if size > max_bytes and count > 1:
                         return _cut(ranges, reader.next, block[index:])
@@ -536,7 +542,7 @@ class KafkaBatchSource(BatchSource):
             GroupActiveError: the group has live members that are not ours; the message names them.
         """
         if self._membership is not None:
-            # Refused is no error: whoever has the shard now commits what the ledger says.
+            # A refusal is no error: the member that has the shard now commits what the ledger says.
             self._membership.commit(positions, metadata=metadata)
         elif self._mode is not ConsumerMode.REAL_TIME:
             self.cluster.commit(group, positions, metadata=metadata)

@@ -28,7 +28,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
+from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve, without_values
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     BrokerUnavailableError,
@@ -55,9 +55,9 @@ T = TypeVar("T")
 DEFAULT_PORT = 9092
 REQUEST_SECONDS = 10.0
 POLL_SECONDS = 0.05
-# A name may have several addresses, of which the first may be nobody's.
+# A host name may have several addresses, and no broker may listen at the first one.
 HASTY_SECONDS = 1.0
-# What this project decides, and why nobody else may.
+# What this project decides, and why a user may not.
 RESERVED = {
     "bootstrap.servers": "the URL says which servers",
     "group.id": "the group is an option of its own",
@@ -180,8 +180,8 @@ class Topic:
         return [Shard(self.name, number) for number in range(self.partitions)]
 
 
-class KafkaCluster(ClosesOnExit):
-    """Asks and tells the brokers of a URL; no messages are read here. Close it when done; it is a context manager.
+class KafkaBrokers(ClosesOnExit):
+    """Sends requests to the brokers of a URL; no messages are read here. Close it when done; it is a context manager.
 
     Args:
         url: ``kafka://host:9092/orders``.
@@ -204,13 +204,13 @@ class KafkaCluster(ClosesOnExit):
         self.client = resolve(client or {})
         self.settings = client_settings(url, self.client)
         self.isolation = isolation(self.settings)
-        self._reasons = ConnectionReasons()
+        self._reasons = ConnectionReasons(self.settings)
         # Clients that ask for the positions of a group without being a member of it.
         self._position_clients: dict[str, Consumer] = {}
 
     @cached_property
     def _admin(self) -> AdminClient:
-        with _options_explained():
+        with _options_explained(self.settings):
             return AdminClient(self._own_settings(), logger=_log)
 
     def _own_settings(self) -> dict[str, Any]:
@@ -226,9 +226,9 @@ class KafkaCluster(ClosesOnExit):
     def consumer(self, *, group: str | None = None, **own: Scalar) -> Consumer:
         """A consumer of this cluster; keyword ``a_b`` is the setting ``a.b``."""
         settings: dict[str, Scalar] = {name.replace("_", "."): value for name, value in own.items()}
-        # The client wants a group even where it has none; without a subscription or a commit nobody hears of it.
+        # The client wants a group even where it has none; without a subscription or a commit no broker sees it.
         settings["group.id"] = group or "stream-assets-no-group"
-        with _options_explained():
+        with _options_explained(self.settings):
             return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=_log)
 
     def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
@@ -241,11 +241,11 @@ class KafkaCluster(ClosesOnExit):
         Raises:
             InvalidOptionError: the client refuses its settings.
         """
-        with _options_explained():
+        with _options_explained(self.settings):
             return Producer({**defaults, **self._own_settings(), **fixed}, logger=_log)
 
     def check(self) -> None:
-        """Ask whether somebody is there.
+        """Check that the brokers answer.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
@@ -266,7 +266,7 @@ class KafkaCluster(ClosesOnExit):
         return {name: _topic(topic) for name, topic in self._described(streams, seconds).items()}
 
     def create_topic(self, stream: str, shards: int) -> Topic:
-        """The topic of this name, made with so many partitions if nobody else has made it meanwhile.
+        """The topic of this name, created with ``shards`` partitions unless another client has created it meanwhile.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
@@ -350,7 +350,7 @@ class KafkaCluster(ClosesOnExit):
 
     def _places(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, TopicPartition]:
         asked = [TopicPartition(shard.stream, shard.id) for shard in shards]
-        # None is told by a negative number; 0 is an offset.
+        # A negative number stands for none; 0 is an offset.
         found = (place for place in self._committed(group, asked) if place.offset >= 0) if asked else ()
         return {Shard(place.topic, place.partition): place for place in found}
 
@@ -370,9 +370,9 @@ class KafkaCluster(ClosesOnExit):
         try:
             return until_found(ask, seconds=self.answer_seconds)
         except KafkaException as error:
-            # Only so the client tells what it knows of its connections.
+            # The client reports what it knows of its connections only when it is polled.
             consumer.poll(0)
-            # A consumer waits in silence for a coordinator; an admin client is told why there is none.
+            # A consumer waits in silence for a coordinator; an admin client gets the reason.
             self._described_group(group)
             raise self._explain(error.args[0], f"positions of group {group!r}") from error
 
@@ -384,7 +384,7 @@ class KafkaCluster(ClosesOnExit):
                 # What is committed counts, whether or not a transaction is about to commit more.
                 "isolation.level": "read_uncommitted",
             }
-            with _options_explained():
+            with _options_explained(self.settings):
                 self._position_clients[group] = Consumer({**self._own_settings(), **own}, logger=_log)
         return self._position_clients[group]
 
@@ -486,7 +486,7 @@ class KafkaCluster(ClosesOnExit):
             except FutureTimeoutError:
                 if time.monotonic() >= deadline:
                     raise
-                # Only so the client tells what it knows of its connections.
+                # The client reports what it knows of its connections only when it is polled.
                 self._admin.poll(0)
                 if self._reasons.down_seconds > HASTY_SECONDS:
                     raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)) from None
@@ -518,7 +518,7 @@ class KafkaCluster(ClosesOnExit):
         and its reasons are those of the outage.
         """
         self.close()
-        self._reasons = ConnectionReasons()
+        self._reasons = ConnectionReasons(self.settings)
 
     def close(self) -> None:
         """Release the clients, which are made anew where they are needed once more.
@@ -535,14 +535,15 @@ class KafkaCluster(ClosesOnExit):
 
 
 @contextmanager
-def _options_explained() -> Iterator[None]:
-    """What the client says of its options when it is made."""
+def _options_explained(settings: Mapping[str, Scalar]) -> Iterator[None]:
+    """What the client says of its options when it is made, without their values."""
     try:
         yield
     except KafkaException as error:
+        said = without_values(error.args[0].str(), settings)
         raise InvalidOptionError(
-            f"the Kafka client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
-        ) from error
+            f"the Kafka client refuses its options: {said}", remedy="Correct the client options."
+        ) from None
 
 
 def places_of(positions: Mapping[Shard, int], metadata: str = "") -> list[TopicPartition]:
@@ -551,7 +552,7 @@ def places_of(positions: Mapping[Shard, int], metadata: str = "") -> list[TopicP
 
 
 def shards_of(places: Iterable[TopicPartition]) -> frozenset[Shard]:
-    """The shards of what the client tells."""
+    """The shards of the client's partitions."""
     return frozenset(Shard(place.topic, place.partition) for place in places)
 
 

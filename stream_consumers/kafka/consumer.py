@@ -16,8 +16,7 @@ from stream_consumers.capabilities import Positions, ShardEnd, ShardObserver, ch
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import (
-    Assignment,
-    PollingConsumer,
+    LockedConsumer,
     end_of,
     no_message,
     positions_to_go_to,
@@ -32,12 +31,11 @@ from stream_consumers.errors import (
     StreamNotFoundError,
     StreamRemovedError,
 )
-from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
+from stream_consumers.kafka.cluster import KafkaBrokers, places_of, shards_of
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_several, choose_reset
-from stream_consumers.polling_lock import PollingLock
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
@@ -50,10 +48,11 @@ CONSUMER_MODES = Modes(
 )
 
 
-class KafkaConsumer(PollingConsumer):
+class KafkaConsumer(LockedConsumer):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
-    Nothing is committed unless :meth:`commit` is called. Its group keeps a position in each shard.
+    Nothing is committed unless :meth:`commit` is called. Its group keeps a position in each shard, so that a member is
+    the :class:`stream_consumers.committer.PositionCommitter` of a tracked consumer that reads it.
 
     Args:
         url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
@@ -63,7 +62,7 @@ class KafkaConsumer(PollingConsumer):
         reset: where to start without a position; resolved to offsets at once.
         live: wait at the end; without it the stream ends there.
         client: any configuration of librdkafka.
-        on_dead_letter: told of messages that cannot be used (a header whose name is not UTF-8).
+        on_dead_letter: called for messages that cannot be used (a header whose name is not UTF-8).
 
     Raises:
         InvalidOptionError: a group where there is none, or none where one is needed.
@@ -81,6 +80,8 @@ class KafkaConsumer(PollingConsumer):
                 consumer.commit()
     """
 
+    is_transactional = False
+
     def __init__(
         self,
         url: str | StreamUrl,
@@ -93,26 +94,23 @@ class KafkaConsumer(PollingConsumer):
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
         url = StreamUrl.parse(url)
-        super().__init__()
-        self._on_dead_letter = on_dead_letter
         mode = CONSUMER_MODES.check(mode)
-        # A group has positions, from which there is something to read.
-        reset = choose_reset(reset, live=live or mode is not ConsumerMode.REAL_TIME)
-        self._group = CONSUMER_MODES.group(mode, group)
-        self._url, self._mode, self._reset, self._live = url, mode, reset, live
         has_group = mode is not ConsumerMode.REAL_TIME
         self._streams = url.required_streams() if has_group else url.subscribed_streams()
-        self._cluster = KafkaCluster(url, client)
-        self._lock = PollingLock()
+        super().__init__(self._streams, on_dead_letter)
+        # A group has positions, from which there is something to read.
+        reset = choose_reset(reset, live=live or has_group)
+        self._group = CONSUMER_MODES.group(mode, group)
+        self._url, self._mode, self._reset, self._live = url, mode, reset, live
+        self._cluster = KafkaBrokers(url, client)
         # Held while a member commits, so that no shard is given away meanwhile; never while a message is waited for.
         self._committing = threading.RLock()
         self._observer: ShardObserver | None = None
-        # The topics by their ids when they were first seen; what was found to be gone is told until somebody moves.
+        # The ids of the topics when they were first seen; a topic that is gone is reported until the consumer is moved.
         self._topic_ids: dict[str, str] = {}
         self._removed: StreamRemovedError | None = None
         self._is_released = False
         self._known = self._all_shards()
-        self._assignment = Assignment(self._streams)
         self._assigned: frozenset[Shard] = frozenset()
         # What the group has given while the brokers did not say where it begins: taken, and not read yet.
         self._unplaced: frozenset[Shard] = frozenset()
@@ -122,7 +120,7 @@ class KafkaConsumer(PollingConsumer):
         # The positions behind what was acknowledged since the last commit.
         self._done: dict[Shard, int] = {}
         self._done_lock = threading.Lock()
-        # Where reading was begun; what the client tells is how far it came from there.
+        # Where reading was begun; the client reports how far it came from there.
         self._begun: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
@@ -144,11 +142,6 @@ class KafkaConsumer(PollingConsumer):
     def group(self) -> str | None:
         """The group's name; ``None`` with mode ``real_time``."""
         return self._group
-
-    def _poll(self, seconds: float) -> Message | None:
-        while isinstance(item := self._take(seconds), DeadLetter):
-            self._on_dead_letter(item)
-        return item
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
@@ -195,9 +188,7 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: in mode ``load_balanced``, where the group assigns.
         """
         self._check_own_assignment()
-        with self._lock.moving():
-            self._check_open()
-            self._assignment.assign(shard)
+        super().assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`.
@@ -206,12 +197,10 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: in mode ``load_balanced``, where the group assigns.
         """
         self._check_own_assignment()
-        with self._lock.moving():
-            self._check_open()
-            self._assignment.unassign(shard, self._known)
+        super().unassign(shard)
 
     def ack(self, message: Message) -> None:
-        """Say that a message is done, and with it those before it in its shard; the next :meth:`commit` tells it.
+        """Say that a message is done, and with it those before it in its shard; the next :meth:`commit` sends it.
 
         A message of a shard that the group has given to another member meanwhile is left to that one.
 
@@ -239,7 +228,7 @@ class KafkaConsumer(PollingConsumer):
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
-            GroupActiveError: somebody else has the shards, or the group has members that are not this one.
+            GroupActiveError: another member has the shards, or the group has members that are not this one.
         """
         # While it closes, an observer commits what it gives back.
         if self._is_released:
@@ -344,16 +333,10 @@ class KafkaConsumer(PollingConsumer):
             self._is_released = True
 
     def _take(self, seconds: float) -> Message | DeadLetter | None:
-        if not self._lock.acquire(seconds):
-            return None
-        try:
-            self._check_open()
-            item = self._fetch(seconds)
-            if item is None and not self._live and self._is_at_its_end():
-                raise end_of()
-            return item
-        finally:
-            self._lock.release()
+        item = self._fetch(seconds)
+        if item is None and not self._live and self._is_at_its_end():
+            raise end_of()
+        return item
 
     def _fetch(self, seconds: float) -> Message | DeadLetter | None:
         """The next item that is wanted; ``None`` if there was none in time."""
@@ -483,7 +466,7 @@ class KafkaConsumer(PollingConsumer):
         return int(place.offset) if place.offset >= 0 else self._begun[shard]
 
     def _is_incremental(self) -> bool:
-        """Whether the group assigns and revokes single shards (cooperative), and the client must be told so."""
+        """Whether the group assigns and revokes single shards (cooperative), so that the client must do the same."""
         settings = self._cluster.settings
         strategy = str(settings.get("partition.assignment.strategy", ""))
         is_new = settings.get("group.protocol") == "consumer"
@@ -514,7 +497,7 @@ class KafkaConsumer(PollingConsumer):
             self._observer.on_assigned(shards)
 
     def _take_on(self, positions: Positions, *, had: frozenset[Shard]) -> None:
-        """Have the client read these from here, all that it reads or, if it is told of single shards, these as well."""
+        """Have the client read these from here, all that it reads or, if it takes single shards, these as well."""
         places = places_of(positions)
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from stream_consumers.client_config import without_values
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
@@ -71,7 +72,7 @@ def explain(error: KafkaError, *, what: str, reason: str = "") -> StreamAssetsEr
     Args:
         error: as the client reported it.
         what: what failed, naming the servers.
-        reason: what the client said of its connection, which tells more than "timed out".
+        reason: what the client said of its connection, which is more exact than "timed out".
     """
     said = f"{what}: {reason or error.str()}"
     code = error.code()
@@ -94,22 +95,27 @@ def is_lost(error: KafkaError) -> bool:
 
 
 class ConnectionReasons:
-    """Remembers what a client says about its connections; give it as ``error_cb``.
+    """Remembers what a client says about its connections, without its options; give it as ``error_cb``.
+
+    Args:
+        settings: of the client, with the secrets looked up.
 
     Attributes:
         tokens: what makes tokens for the client, if anything does: the client says only that it has failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = settings
         self._said: deque[str] = deque(maxlen=4)
         self._down_since: float | None = None
         self.tokens: TokenProvider | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Called by the client."""
-        _log.debug("kafka client: %s", error.str())
+        said = without_values(error.str(), self._settings)
+        _log.debug("kafka client: %s", said)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._said.append(error.str())
+            self._said.append(said)
         elif self._down_since is None:
             self._down_since = time.monotonic()
 
@@ -147,7 +153,7 @@ def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
     moment.
 
     Args:
-        ask: is told how many seconds are left, and raises ``KafkaException`` where there is no answer.
+        ask: gets the seconds that are left, and raises ``KafkaException`` where there is no answer.
         seconds: how long that may take.
 
     Raises:
@@ -164,5 +170,5 @@ def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
 
 
 def is_about_connection(error: KafkaError) -> bool:
-    """Whether what the client says of its connections tells more than the error."""
+    """Whether the client's words about its connections explain more than the error does."""
     return error.code() in _SILENT

@@ -29,6 +29,13 @@ def read_headers(message: KafkaMessage) -> tuple[HeaderPairs, str | None]:
         return (), _NOT_UTF8
 
 
+def message_bytes(message: KafkaMessage) -> int:
+    """The bytes of the payload, the key and the headers, those aside that cannot be read; asks for the headers once."""
+    size = len(message) + len(message.key() or b"")
+    headers, _ = read_headers(message)
+    return size + sum(len(name.encode()) + len(value or b"") for name, value in headers) if headers else size
+
+
 def headers_columns(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], pa.Array[Any]]:
     """The headers of messages as a column, and as another one why they cannot be read where they cannot."""
     found: list[Any] = []

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from stream_consumers.batches import Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
-from stream_consumers.kafka.cluster import KafkaCluster, shards_of
+from stream_consumers.kafka.cluster import KafkaBrokers, shards_of
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -54,7 +54,7 @@ class KafkaMembership(Membership):
     def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
         url = StreamUrl.parse(url)
         self._group = group
-        self._cluster = KafkaCluster(url, client)
+        self._cluster = KafkaBrokers(url, client)
         self._cluster.topics(url.required_streams())
         self._changed = threading.Condition()
         self._shards: frozenset[Shard] = frozenset()

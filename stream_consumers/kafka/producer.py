@@ -17,7 +17,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.cluster import KafkaCluster, check_producer_options
+from stream_consumers.kafka.cluster import KafkaBrokers, check_producer_options
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import check_count, check_range, is_plain_text
@@ -47,7 +47,7 @@ def produce(
     key: bytes | None,
     headers: MessageHeaders,
     wait_for_room: Callable[[float], None],
-    told: Callable[[KafkaError | None, KafkaMessage], None] | None = None,
+    on_delivery: Callable[[KafkaError | None, KafkaMessage], None] | None = None,
 ) -> None:
     """Put a message into the client's queue.
 
@@ -60,7 +60,7 @@ def produce(
         headers: (name, value) pairs, kept in this order.
         wait_for_room: called while the queue is full, with the ``time.monotonic`` since when; raises when that takes
             too long.
-        told: of what became of the message.
+        on_delivery: called when the message was delivered or failed.
 
     Raises:
         InvalidOptionError: a timestamp that the client would take for "now"; a payload, key or header of a wrong type.
@@ -70,8 +70,8 @@ def produce(
         raise InvalidOptionError(
             f"Kafka's client cannot send timestamp_ms={timestamp_ms}: it means now", remedy="Use 1 or more."
         )
-    value = check_payload(payload, may_be_none=True)
-    key = check_payload(key, option="key", may_be_none=True)
+    value = None if payload is None else check_payload(payload)
+    key = None if key is None else check_payload(key, option="key")
     pairs: list[tuple[str, str | bytes | None]] | None = [*check_headers(headers, may_be_none=True)] or None
     for name, _ in pairs or ():
         if not is_plain_text(name):
@@ -82,7 +82,9 @@ def produce(
     full_since = 0.0
     while True:
         try:
-            client.produce(shard.stream, value, key, shard.id, on_delivery=told, timestamp=timestamp_ms, headers=pairs)
+            client.produce(
+                shard.stream, value, key, shard.id, on_delivery=on_delivery, timestamp=timestamp_ms, headers=pairs
+            )
             return
         except BufferError:
             full_since = full_since or time.monotonic()
@@ -100,7 +102,7 @@ class KafkaProducer(ProducerBase):
     Args:
         url: ``kafka://host:9092/orders``; ``send`` uses its first stream by default.
         client: any configuration of librdkafka, like ``linger.ms`` or ``compression.type``.
-        shards: create a topic that is missing, with so many partitions; one that is there stays as it is.
+        shards: create a topic that is missing, with this number of partitions; one that is there stays as it is.
         flush_seconds: how long to wait for a broker that does not answer.
 
     Raises:
@@ -135,7 +137,7 @@ class KafkaProducer(ProducerBase):
         self._note_at = self._delivered_at = 0.0
         self._failed: list[tuple[KafkaError, Shard]] = []
         self._dropped: list[Shard] = []
-        self._cluster = KafkaCluster(url, client)
+        self._cluster = KafkaBrokers(url, client)
         for stream in url.required_streams():
             self._look_up(stream)
         self._client = self._cluster.producer(defaults=_DEFAULTS, fixed={})
@@ -206,7 +208,7 @@ class KafkaProducer(ProducerBase):
             self._cluster.close()
 
     def _drop(self) -> None:
-        """Empty the queue; each message that is dropped is told to its receipt."""
+        """Empty the queue; the receipt of each message that is dropped raises then."""
         self._client.purge()
         until = time.monotonic() + DROP_SECONDS
         while len(self._client) and time.monotonic() < until:
@@ -290,7 +292,7 @@ class KafkaProducer(ProducerBase):
                 key=key,
                 headers=headers,
                 wait_for_room=self._wait_for_room,
-                told=delivery,
+                on_delivery=delivery,
             )
         except KafkaException as error:
             raise self.explain(error.args[0], f"a message to {shard}") from error

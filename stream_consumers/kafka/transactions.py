@@ -21,7 +21,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     TransactionAbortedError,
 )
-from stream_consumers.kafka.cluster import KafkaCluster, check_producer_options, places_of
+from stream_consumers.kafka.cluster import KafkaBrokers, check_producer_options, places_of
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.errors import RETRY_SECONDS, explain, until_found
 from stream_consumers.kafka.producer import MessageHeaders, produce
@@ -48,13 +48,13 @@ class KafkaTransactions(ClosesOnExit):
 
     Args:
         url: the topics to send to, ``kafka://host:9092/results``.
-        transactional_id: of this producer; whoever uses it next fences this one out.
+        transactional_id: of this producer; the next producer with the same id fences this one out.
         consumer: whose positions are taken along, with a group.
         client: any configuration of librdkafka for the producer.
         timeout_seconds: how long to wait for an answer of the broker.
 
     Raises:
-        ProducerFencedError: somebody else uses this id now.
+        ProducerFencedError: another producer uses this id now.
         BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
 
     Example::
@@ -83,7 +83,7 @@ class KafkaTransactions(ClosesOnExit):
         check_producer_options(client or {})
         self._id, self._consumer, self._timeout = transactional_id, consumer, timeout_seconds
         self._stream = url.required_streams()[0]
-        self._cluster = KafkaCluster(url, client)
+        self._cluster = KafkaBrokers(url, client)
         self._lock = threading.RLock()
         self._is_open = self._is_ended = False
         self._aborted: TransactionAbortedError | None = None
@@ -103,8 +103,8 @@ class KafkaTransactions(ClosesOnExit):
 
         Raises:
             ProducerEndedError: after :meth:`close`.
-            TransactionAbortedError: one was given up, and nobody has gone back to what is committed.
-            ProducerFencedError: somebody else uses this id now.
+            TransactionAbortedError: a transaction was given up, and the consumer is still ahead of what is committed.
+            ProducerFencedError: another producer uses this id now.
         """
         with self._lock:
             self._check_usable()
@@ -131,7 +131,7 @@ class KafkaTransactions(ClosesOnExit):
 
         Raises:
             InvalidOptionError: no transaction was begun.
-            ProducerFencedError: somebody else uses this id now.
+            ProducerFencedError: another producer uses this id now.
             BrokerUnavailableError: the queue is full, and the broker takes nothing.
         """
         with self._lock:
@@ -169,8 +169,8 @@ class KafkaTransactions(ClosesOnExit):
         Raises:
             InvalidOptionError: no transaction was begun.
             TransactionAbortedError: neither counts; go on from what is committed.
-            ProducerFencedError: somebody else uses this id now; neither counts.
-            BrokerUnavailableError: nobody knows whether they count; call it again.
+            ProducerFencedError: another producer uses this id now; neither counts.
+            BrokerUnavailableError: it is unknown whether they count; call it again.
         """
         with self._lock:
             self._check_open()
@@ -189,7 +189,7 @@ class KafkaTransactions(ClosesOnExit):
         The messages that it came from must be read again: ``seek_to_committed`` of the tracked consumer.
 
         Raises:
-            ProducerFencedError: somebody else uses this id now.
+            ProducerFencedError: another producer uses this id now.
             BrokerUnavailableError: call it again.
         """
         with self._lock:
@@ -206,7 +206,7 @@ class KafkaTransactions(ClosesOnExit):
             start_new_transaction: without it, the next one begins with :meth:`begin`, or the next commit.
 
         Raises:
-            TransactionAbortedError: also after :meth:`abort`, until somebody asks for what is committed.
+            TransactionAbortedError: also after :meth:`abort`, until :meth:`committed` is called.
         """
         with self._lock:
             self.begin()
@@ -215,7 +215,7 @@ class KafkaTransactions(ClosesOnExit):
                 self.begin()
 
     def committed(self) -> Positions:
-        """The positions that are committed; whoever asks continues from there."""
+        """The positions that are committed; the caller continues from there."""
         positions = self._consumer.committed()
         self._aborted = None
         return positions

@@ -14,7 +14,7 @@ from stream_consumers.redis.entry_consumer import Entry, EntryReader, GroupEntry
 Self = TypeVar("Self", bound="AsyncEntryConsumer")
 
 
-class AsyncEntryConsumer(AsyncReader[tuple[str, Entry]]):
+class AsyncEntryConsumer(AsyncReader[EntryReader, tuple[str, Entry]]):
     """An entry consumer whose :meth:`get_entry` is awaited; an asynchronous iterator and context manager.
 
     Several tasks may wait at once: they get their entries in the order in which they asked. Cancelling a task loses no
@@ -31,15 +31,6 @@ class AsyncEntryConsumer(AsyncReader[tuple[str, Entry]]):
             async for stream, entry in consumer:
                 print(stream, entry.identifier, entry.field_values[b"msg"])
     """
-
-    def __init__(self, consumer: EntryReader) -> None:
-        self._consumer = consumer
-        super().__init__()
-
-    @property
-    def consumer(self) -> EntryReader:
-        """The consumer that is read, as it was given."""
-        return self._consumer
 
     async def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
         """The next entry and its stream.
@@ -94,6 +85,3 @@ class AsyncEntryConsumer(AsyncReader[tuple[str, Entry]]):
 
     def _shard_of(self, item: tuple[str, Entry]) -> Shard:
         return item[1].message.shard
-
-    def _close(self) -> None:
-        self._consumer.close()

@@ -12,12 +12,12 @@ from stream_consumers.options import ConsumerMode, Modes, RedisGroupOptions
 from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.redis.client import check_redis_options
-from stream_consumers.redis.committers import RedisCommitter, RedisGroupCommitter
+from stream_consumers.redis.committers import RedisCommitter
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.group_consumer import MEMBER_MODES, RedisGroupConsumer
 from stream_consumers.redis.ids import EntrySequence
 from stream_consumers.redis.producer import RedisProducer
-from stream_consumers.redis.server import RedisServer
+from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl
 
 _MODES = (ConsumerMode.REAL_TIME, *MEMBER_MODES.available)
@@ -77,7 +77,7 @@ class RedisStreams(Backend):
         Raises:
             BrokerUnavailableError, AccessDeniedError: as it says.
         """
-        RedisServer(url, client).check()
+        RedisConnection(url, client).check()
         return options
 
     def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: Names) -> RedisClaims:
@@ -90,7 +90,7 @@ class RedisStreams(Backend):
 
     def committer(
         self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
-    ) -> RedisCommitter | RedisGroupCommitter:
+    ) -> RedisCommitter | RedisGroupConsumer:
         """See :meth:`stream_consumers.backend.Backend.committer`.
 
         Raises:
@@ -102,4 +102,5 @@ class RedisStreams(Backend):
             raise InvalidOptionError(
                 f"{consumer} is no member of group {group!r}", remedy=f"Give group={consumer.group!r}."
             )
-        return RedisGroupCommitter(consumer)
+        consumer.check_waits_for_ack()
+        return consumer

@@ -1,6 +1,6 @@
 """Micro-batches from Redis Streams: ranges of ids, read by XRANGE in parallel slices.
 
-Redis does not tell how many entries an id range holds, so the server walks it (a script, no payload crosses the
+Redis does not report how many entries an id range holds, so the server walks it (a script, no payload crosses the
 network), and the plan knows how many entries it covers: a slice that yields fewer was trimmed meanwhile: data loss.
 """
 
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -26,6 +27,7 @@ from stream_consumers.batches import (
     message_checksum,
     message_row,
     plain_batch,
+    readable_gaps,
     record_batches,
     total_counts,
 )
@@ -37,7 +39,7 @@ from stream_consumers.redis.entries import Entry, plain_entries, read_entry
 from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.ids import behind, to_id, to_sequence, to_timestamp_ms
 from stream_consumers.redis.scripts import WALK
-from stream_consumers.redis.server import RedisServer, StreamFacts
+from stream_consumers.redis.server import RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 from stream_consumers.wording import counted
 
@@ -85,7 +87,7 @@ class RedisSplit:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
-        server = RedisServer(self.url, self.client)
+        server = RedisConnection(self.url, self.client)
         try:
             for piece in self.slices:
                 yield from self._slice(server, piece)
@@ -99,10 +101,10 @@ class RedisSplit:
         return total_counts({piece.shard: piece.count} for piece in self.slices)
 
     def identities(self) -> Mapping[str, str]:
-        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
-        return RedisServer(self.url, self.client).identities()
+        """See :meth:`stream_consumers.redis.server.RedisConnection.identities`."""
+        return RedisConnection(self.url, self.client).identities()
 
-    def _slice(self, server: RedisServer, piece: Slice) -> Iterator[pa.RecordBatch]:
+    def _slice(self, server: RedisConnection, piece: Slice) -> Iterator[pa.RecordBatch]:
         count = 0
         for page in self._pages(server, piece):
             count += len(page)
@@ -121,14 +123,12 @@ class RedisSplit:
                 read=count,
             )
 
-    def _pages(self, server: RedisServer, piece: Slice) -> Iterator[list[Entry]]:
+    def _pages(self, server: RedisConnection, piece: Slice) -> Iterator[list[Entry]]:
         if piece.sequences is not None:
             for begin in range(0, len(piece.sequences), self.page):
-                pipeline = server.connection.pipeline(transaction=False)
-                for sequence in piece.sequences[begin : begin + self.page]:
-                    pipeline.execute_command("XRANGE", piece.key, to_id(sequence), to_id(sequence))
-                with server.explained(f"reading {piece.shard}"):
-                    replies = pipeline.execute()
+                ids = map(to_id, piece.sequences[begin : begin + self.page])
+                ranges = [("XRANGE", piece.key, entry_id, entry_id) for entry_id in ids]
+                replies = server.replies(ranges, f"reading {piece.shard}", page=self.page)
                 yield [entry for reply in replies for entry in reply]
             return
         start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
@@ -183,10 +183,36 @@ def split_slices(
     return [RedisSplit(url, client, tuple(group), page) for group in groups if group]
 
 
+class Known(NamedTuple):
+    """What is known of a stream at a position, when every entry that was lost after it is accounted for.
+
+    Args:
+        added: entries ever added before the position; entries that were lost after it and are accounted for count, too.
+        deleted: the highest sequence that was deleted by then; ``None`` where that is unknown.
+        removed: entries that were removed from the stream by then, in whatever way; ``None`` where that is unknown.
+    """
+
+    added: int
+    deleted: int | None = None
+    removed: int | None = None
+
+
+class Loss(NamedTuple):
+    """Entries that were removed before they were read.
+
+    Args:
+        entries: how many.
+        part: the smallest range that is certain to hold all of them.
+    """
+
+    entries: int
+    part: Range
+
+
 class _Walk:
     """Walks an id range of one shard on the server and notes what it holds."""
 
-    def __init__(self, server: RedisServer, shard: Shard, gap: Range) -> None:
+    def __init__(self, server: RedisConnection, shard: Shard, gap: Range) -> None:
         self.shard = shard
         self.gap = gap
         self.slices: list[Slice] = []
@@ -201,15 +227,13 @@ class _Walk:
         return self.at >= self.gap.end
 
     def go(self, records: int, room: int, *, take_one: bool) -> bool:
-        """Walk over at most so many entries and bytes; whether the limit of bytes was reached."""
-        script = self._server.connection.register_script(WALK)
+        """Walk over at most this number of entries and bytes; returns whether the limit of bytes was reached."""
         key = self._server.key(self.shard)
         left = records
         while left > 0 and not self.is_done:
             asked = min(left, WALK_ENTRIES)
-            with self._server.explained(f"measuring {self.shard}"):
-                words = [to_id(self.at), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
-                count, size, last, is_full = script(keys=[key], args=words)
+            words = [to_id(self.at), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
+            count, size, last, is_full = self._server.run(WALK, [key], words, f"measuring {self.shard}")
             stop = self.gap.end if count < asked and not is_full else (to_sequence(last) + 1 if last else self.at)
             if count or stop > self.at:
                 self.slices.append(Slice(self.shard, key, Range(self.at, stop), count))
@@ -238,18 +262,18 @@ class RedisBatchSource(BatchSource):
         url = StreamUrl.parse(url)
         super().__init__(url)
         self._mode = choice(ConsumerMode, mode, option="mode")
-        self.server = RedisServer(url, client)
+        self.server = RedisConnection(url, client)
         self._extents: dict[Shard, Extent] = {}
+        # Those of the last look: of extents() or of a plan.
         self._facts: dict[Shard, StreamFacts] = {}
-        # Per shard, how many entries were ever added before a position, for the positions where that is known.
-        self._added_before: dict[Shard, dict[int, int]] = {}
+        self._known: dict[Shard, dict[int, Known]] = {}
 
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
         self.server.answer_seconds = seconds
 
     def identities(self) -> Mapping[str, str]:
-        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
+        """See :meth:`stream_consumers.redis.server.RedisConnection.identities`."""
         return self.server.identities()
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
@@ -270,45 +294,86 @@ class RedisBatchSource(BatchSource):
         return any(now is None or behind(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def _remember(self, resume: Resume | None) -> None:
-        """Note how many entries were added before each position, where an earlier batch has written that down."""
-        for shard, (position, added) in added_before(resume.hint if resume else None).items():
-            if resume and resume.positions.get(shard) == position:
-                self._note(shard, position, added)
-        for shard, facts in self._facts.items():
-            if facts.added is not None and shard not in (resume.positions if resume else {}):
-                # Never read before: entries that are gone by now do not count as lost.
-                self._note(shard, self._extents[shard].start, facts.added - facts.length)
+        """Note what is known at each position: what an earlier batch has written down, or else what can be counted."""
+        resume = resume or Resume({})
+        for shard, (position, known) in known_places(resume.hint).items():
+            self._note(shard, position, known)
+        for shard, extent in self._extents.items():
+            # Of a shard that was never read, entries that are gone by now do not count as lost.
+            position = resume.positions.get(shard, extent.start)
+            if self._known_at(shard, position) is None:
+                self._count_before(shard, position)
 
-    def _note(self, shard: Shard, position: int, added: int) -> None:
-        self._added_before.setdefault(shard, {})[position] = added
+    def _count_before(self, shard: Shard, position: int) -> None:
+        """Take as accounted for what is gone now, where the server counts."""
+        facts = self._facts[shard]
+        if facts.added is None or facts.removed is None:
+            return
+        if position >= facts.end:
+            added = facts.added
+        elif facts.first_or_end >= position:
+            added = facts.removed
+        else:
+            added = facts.added - self.server.count(shard, position, facts.end)
+        self._note(shard, position, Known(added, facts.deleted, facts.removed))
 
-    @property
-    def is_exact(self) -> bool:
-        """Always: the server knows its ends."""
-        return True
+    def _note(self, shard: Shard, position: int, known: Known) -> None:
+        places = self._known.setdefault(shard, {})
+        # The newest one is the last.
+        places.pop(position, None)
+        places[position] = known
+
+    def _known_at(self, shard: Shard, position: int) -> Known | None:
+        return self._known.get(shard, {}).get(position)
+
+    def hint(
+        self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
+    ) -> Mapping[str, object] | None:
+        """See :meth:`stream_consumers.batches.BatchSource.hint`; what is gone by now does not count as lost."""
+        places = dict(known_places(known))
+        for shard, position in positions.items():
+            if shard in self._facts:
+                self._count_before(shard, position)
+            if (now := self._known_at(shard, position)) is not None:
+                places[shard] = (position, now)
+        return _hint_of(places)
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; the time of an entry is in its id."""
         return {s: max(e.start, min(timestamp_ms << 16, e.end)) for s, e in self._extents.items()}
 
-    def first(self, shard: Shard) -> int:
-        """The first sequence that exists; nothing is known of entries before it."""
-        return self._extents[shard].start
-
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """Entries that were trimmed before they were read: added behind the position, and no longer in the stream.
+        """Entries that were removed before they were read: added after the position, and no longer in the stream.
 
-        Redis 7 counts the entries ever added; with an older server it is unknown.
+        Redis 7 counts the entries ever added, so that it is certain how many are gone. Of deleted entries it knows the
+        last one alone, so that the range of several may hold entries that are there. With an older server both are
+        unknown.
         """
-        lost = {}
-        for shard, gap in gaps.items():
-            facts, before = self._facts.get(shard), self._added_before.get(shard, {}).get(gap.start)
-            if facts is None or facts.added is None or before is None:
-                continue
-            first = facts.end if facts.first is None else facts.first
-            if first >= gap.start and facts.added - before > facts.length:
-                lost[shard] = Range(gap.start, min(max(first, gap.start + 1), gap.end))
-        return lost
+        losses = {shard: self._loss(shard, gap.start, self._facts.get(shard)) for shard, gap in gaps.items()}
+        return {shard: loss.part for shard, loss in losses.items() if loss is not None}
+
+    def _loss(self, shard: Shard, position: int, facts: StreamFacts | None) -> Loss | None:
+        """What is gone from a position on, and not accounted for."""
+        known = self._known_at(shard, position)
+        if facts is None or facts.added is None or known is None:
+            return None
+        since = facts.added - known.added
+        if facts.first_or_end >= position:
+            entries = since - facts.length
+        elif known.removed == facts.removed or (facts.deleted or 0) < position:
+            return None
+        else:
+            # Older entries are there, so that what is gone was deleted one by one.
+            entries = since - self.server.count(shard, position, facts.end)
+            # What was deleted during the count is among the missing.
+            facts = self.server.facts(shard) or facts
+        if entries <= 0:
+            return None
+        deleted = facts.deleted or 0
+        if entries == 1 and known.deleted is not None and max(known.deleted, position - 1) < deleted:
+            return Loss(1, Range(deleted, deleted + 1))
+        end = max(facts.first_or_end, deleted + 1)
+        return Loss(entries, Range(position, end if end > position else facts.end))
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """Shards with fewer entries ever added than a batch has counted, or with more since than were added.
@@ -316,54 +381,65 @@ class RedisBatchSource(BatchSource):
         A stream that was deleted counts anew, also where its ids go on with the time. Redis 7 counts.
         """
         found = set()
-        for shard, position in positions.items():
-            facts, before = self._facts.get(shard), self._added_before.get(shard, {}).get(position)
-            if facts is None or facts.added is None or before is None:
+        for shard in positions:
+            facts, places = self._facts.get(shard), self._known.get(shard, {})
+            if facts is None or facts.added is None:
                 continue
-            since = facts.added - before
-            is_all_newer = facts.first is not None and facts.first >= position
-            if since < 0 or (is_all_newer and facts.length > since):
-                found.add(shard)
+            for position, known in places.items():
+                since = facts.added - known.added
+                if since < 0 or (facts.first_or_end >= position and facts.length > since):
+                    found.add(shard)
         return frozenset(found)
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
         asked = {shard: part for shard, part in ranges.items() if shard in self._extents and part.end > 0}
-        pipeline = self.server.connection.pipeline(transaction=False)
-        for shard, part in asked.items():
-            words = [to_id(part.end - 1), to_id(max(0, part.start)), "COUNT", 1]
-            pipeline.execute_command("XREVRANGE", self.server.key(shard), *words)
-        with self.server.explained(f"reading the last entries of {self.url}"):
-            replies = pipeline.execute()
+        words = [
+            ("XREVRANGE", self.server.key(shard), to_id(part.end - 1), to_id(max(0, part.start)), "COUNT", 1)
+            for shard, part in asked.items()
+        ]
+        replies = self.server.replies(words, f"reading the last entries of {self.url}")
         found = {shard: entry for shard, entries in zip(asked, replies) for entry in entries}
         return {shard: _last_message(entry) for shard, entry in found.items()}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
         """An entry between others is gone if it was deleted, or if the server lost it with those that came after it.
 
-        Redis 7 keeps the highest id that was deleted.
+        Redis 7 keeps the highest id that was deleted; it is asked for after the entry was looked for.
         """
-        deleted = self._facts[shard].deleted
-        return read.is_replaced(held) or (
-            held.sequence < read.sequence and deleted is not None and deleted < read.sequence
-        )
+        if held.sequence >= read.sequence:
+            return read.is_replaced(held)
+        facts = self.server.facts(shard)
+        return facts is not None and facts.deleted is not None and facts.deleted < read.sequence
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""
-        clamped = {
-            shard: gap.clamp(Range(gap.start, self._extents[shard].end))
-            for shard, gap in gaps.items()
-            if shard in self._extents
-        }
-        walks = {s: _Walk(self.server, s, gap) for s, gap in sorted(clamped.items()) if gap.start < gap.end}
+        walks = {s: _Walk(self.server, s, gap) for s, gap in readable_gaps(gaps, self._extents).items()}
         if not walks:
             return None
         self._walk(walks, limits)
-        ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items() if walk.at > walk.gap.start}
+        walks = {shard: walk for shard, walk in walks.items() if walk.at > walk.gap.start}
+        losses = self._judged(walks)
+        ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items()}
         records, size = sum(walk.count for walk in walks.values()), sum(walk.bytes for walk in walks.values())
         slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
         splits = split_slices(self.url, self.server.client_options, slices, size=size, parallelism=parallelism)
-        return BatchPlan(ranges, splits, records, self._hint(walks))
+        lost = {shard: loss.part for shard, loss in losses.items()}
+        return BatchPlan(ranges, splits, records, self._hint(walks, losses), lost)
+
+    def _judged(self, walks: Mapping[Shard, _Walk]) -> Mapping[Shard, Loss]:
+        """What is lost by facts that are newer than the walks: a walk missed nothing else of what was ever added."""
+        losses = {}
+        for shard, facts in self.server.facts_of(walks).items():
+            if facts is None or facts.end < walks[shard].gap.end:
+                raise DataLossError(
+                    f"{shard} of {self.url} was deleted or cut while it was planned", remedy="Run again to see why."
+                )
+            self._facts[shard] = facts
+            loss = self._loss(shard, walks[shard].gap.start, facts)
+            if loss is not None:
+                losses[shard] = loss
+        return losses
 
     def _walk(self, walks: Mapping[Shard, _Walk], limits: Limits) -> None:
         turn = sum(walk.gap.start for walk in walks.values())
@@ -381,21 +457,19 @@ class RedisBatchSource(BatchSource):
                     return
                 room -= walks[shard].bytes - before
 
-    def _hint(self, walks: Mapping[Shard, _Walk]) -> Mapping[str, object]:
-        """How many entries were added before the new positions."""
-        hint: dict[str, list[int]] = {}
-        for shard, walk in sorted(walks.items()):
-            facts, before = self._facts[shard], self._added_before.get(shard, {}).get(walk.gap.start)
-            if facts.added is None:
+    def _hint(self, walks: Mapping[Shard, _Walk], losses: Mapping[Shard, Loss]) -> Mapping[str, object]:
+        """What is known at the new positions, once the losses are recorded with the batch."""
+        places = {shard: next(reversed(known.items())) for shard, known in self._known.items() if shard not in walks}
+        for shard, walk in walks.items():
+            facts, before = self._facts[shard], self._known_at(shard, walk.gap.start)
+            if facts.added is None or (walk.at < facts.end and before is None):
                 continue
-            if walk.at == facts.end:
-                hint[str(shard)] = [walk.at, facts.added]
-            elif before is not None and shard not in self.lost({shard: walk.gap}):
-                hint[str(shard)] = [walk.at, before + walk.count]
-        for name, (position, added) in hint.items():
-            self._note(Shard.parse(name), position, added)
-        still = {str(s): [p, known[p]] for s, known in self._added_before.items() if s not in walks for p in known}
-        return {"added_before": {**still, **hint}}
+            added = facts.added
+            if before is not None and walk.at < facts.end:
+                added = before.added + walk.count + (losses[shard].entries if shard in losses else 0)
+            places[shard] = (walk.at, Known(added, facts.deleted, facts.removed))
+            self._note(shard, *places[shard])
+        return _hint_of(places)
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
@@ -406,11 +480,11 @@ class RedisBatchSource(BatchSource):
             if facts is None or gap.start >= gap.end:
                 counted[shard] = 0
                 continue
-            before = self._added_before.get(shard, {}).get(gap.start)
-            if gap.end >= facts.end and facts.first is not None and facts.first >= gap.start:
+            known = self._known_at(shard, gap.start)
+            if gap.end >= facts.end and facts.first_or_end >= gap.start:
                 counted[shard] = facts.length
-            elif gap.end >= facts.end and facts.added is not None and before is not None:
-                counted[shard] = max(0, min(facts.length, facts.added - before))
+            elif gap.end >= facts.end and facts.added is not None and known is not None:
+                counted[shard] = max(0, min(facts.length, facts.added - known.added))
             else:
                 counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
         return counted
@@ -432,7 +506,8 @@ class RedisBatchSource(BatchSource):
                 continue
             known = RedisGroup(self.server, group)
             # In claim mode, pending entries belong to the members that claimed them.
-            if known.set_position(shard, position, entries_read=self._added_before.get(shard, {}).get(position)):
+            place = self._known_at(shard, position)
+            if known.set_position(shard, position, entries_read=None if place is None else place.added):
                 known.acknowledge_below(shard, position)
 
     def close(self) -> None:
@@ -440,17 +515,35 @@ class RedisBatchSource(BatchSource):
         self.server.close()
 
 
-def added_before(hint: object) -> Mapping[Shard, tuple[int, int]]:
-    """The position of each shard in a hint, and how many entries were added before it; other forms are ignored.
+def known_places(hint: object) -> Mapping[Shard, tuple[int, Known]]:
+    """The position of each shard in a hint, and what is known there; other forms are ignored.
 
     Example:
-        >>> added_before({"added_before": {"orders/0": [5, 3], "orders/1": "?"}})
-        {Shard(stream='orders', id=0): (5, 3)}
+        >>> known_places({"added_before": {"orders/0": [5, 3], "orders/1": "?"}, "deleted": {"orders/0": 2}})
+        {Shard(stream='orders', id=0): (5, Known(added=3, deleted=2, removed=None))}
     """
-    listed = hint.get("added_before") if isinstance(hint, Mapping) else None
-    found: dict[Shard, tuple[int, int]] = {}
-    for name, noted in listed.items() if isinstance(listed, Mapping) else ():
-        with suppress(ValueError, TypeError, InvalidUrlError):
-            position, added = noted
-            found[Shard.parse(str(name))] = (int(position), int(added))
+    more = {name: _listed(hint, name, 1) for name in ("deleted", "removed")}
+    return {
+        shard: (position, Known(added, **{name: found[shard][0] for name, found in more.items() if shard in found}))
+        for shard, (position, added) in _listed(hint, "added_before", 2).items()
+    }
+
+
+def _hint_of(places: Mapping[Shard, tuple[int, Known]]) -> Mapping[str, object]:
+    listed = [(str(shard), position, known) for shard, (position, known) in sorted(places.items())]
+    return {
+        "added_before": {shard: [position, known.added] for shard, position, known in listed},
+        "deleted": {shard: known.deleted for shard, _, known in listed if known.deleted is not None},
+        "removed": {shard: known.removed for shard, _, known in listed if known.removed is not None},
+    }
+
+
+def _listed(hint: object, key: str, count: int) -> Mapping[Shard, list[int]]:
+    listed = hint.get(key) if isinstance(hint, Mapping) else None
+    found: dict[Shard, list[int]] = {}
+    for name, value in listed.items() if isinstance(listed, Mapping) else ():
+        with suppress(ValueError, TypeError, OverflowError, InvalidUrlError):
+            numbers = [int(number) for number in (value if isinstance(value, list) else [value])]
+            if len(numbers) == count:
+                found[Shard.parse(str(name))] = numbers
     return found

@@ -61,16 +61,18 @@ class Trimmed(NamedTuple):
     """Entries that were removed from a stream before they were delivered to the group.
 
     Args:
-        start: the sequence behind the last one that was delivered.
-        end: the lost entries are below it: the first sequence that exists, or the end where they were in between.
+        start: the lost entries are at or after it.
+        end: the lost entries are before it.
         entries: how many.
         read: how many entries the group counts as read; together with ``start`` it identifies the loss.
+        position: the sequence after the last one that was delivered.
     """
 
     start: int
     end: int
     entries: int
     read: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,10 @@ class ClaimPolicy:
     """When entries of another member are taken over, and how often one is tried.
 
     Args:
-        min_idle_seconds: entries that were idle for so long are taken over; a member that is writing sends a heartbeat
-            three times as often.
-        max_deliveries: an entry that was in so many batches whose process crashed becomes a dead letter; it is alone
-            in the last of them. At least 2.
+        min_idle_seconds: entries that were idle for this time are taken over; a member that is writing sends
+            a heartbeat three times as often.
+        max_deliveries: an entry that was in this number of batches whose process crashed becomes a dead letter; it is
+            alone in the last of them. At least 2.
 
     Raises:
         InvalidOptionError: a value is out of range.

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
@@ -22,12 +23,12 @@ from stream_consumers.redis.claim_name import Backlog, ClaimName, Trimmed
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
 from stream_consumers.redis.ids import before, behind, to_id, to_sequence
 from stream_consumers.redis.keys import readable
-from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
-from stream_consumers.redis.server import PAGE, RedisServer, StreamFacts
+from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TIME, TOUCH
+from stream_consumers.redis.server import PAGE, RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 CLAIM_PAGE = 4096
-# A released entry is this idle (three years), so that anybody takes it over at once.
+# A released entry is this idle (three years), so that any member takes it over at once.
 RELEASED_MS = 100_000_000_000
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,6 @@ class ClaimedEntries:
         room: the most bytes; one entry is always taken.
         ids: of the entries that it holds.
         slices: how to read them.
-        doubtful: per shard, the range of entries that other clients held: these may have claimed them from one of our
-            names, so that only the table can tell whether they are written.
         used: the bytes of the entries.
     """
 
@@ -52,7 +51,6 @@ class ClaimedEntries:
     room: int
     ids: dict[Shard, list[bytes]] = field(default_factory=dict)
     slices: list[Slice] = field(default_factory=list)
-    doubtful: dict[Shard, Range] = field(default_factory=dict)
     used: int = 0
 
     @property
@@ -88,6 +86,7 @@ class RedisClaims(ClosesOnExit):
         self.policy = self.server.claim_policy
         self.shards = self.server.shards()
         self.ends = {shard: facts.end for shard, facts in self._facts().items()}
+        self._delivered: Mapping[Shard, str] = {}
 
     def close(self) -> None:
         """Close the connection."""
@@ -159,7 +158,7 @@ class RedisClaims(ClosesOnExit):
                 is_latest = start is AutoStreamReset.LATEST and not known
                 is_created = self.group.create(shard, NOW if is_latest else START)
             self.check({shard: None})
-            # A shard that the ledger knows entered it before: if it is not in it now, somebody switched it back.
+            # A shard that the ledger knows entered it before: if it is not in it now, it was switched back.
             is_new = (is_created or shard not in known) and self.group.enter_claim_mode(shard)
             # A group that another member has created at the beginning may have moved on since.
             positions[shard] = self.position(shard) if is_new or not known else 0
@@ -177,9 +176,7 @@ class RedisClaims(ClosesOnExit):
 
     def holds(self, shard: Shard, sequence: int) -> bool:
         """Whether the stream has the entry with this sequence."""
-        entry_id = to_id(sequence)
-        with self.server.explained(f"looking for an entry of {shard}"):
-            return bool(self.server.connection.execute_command("XRANGE", self.server.key(shard), entry_id, entry_id))
+        return not self.missing({shard: [to_id(sequence).encode()]})
 
     def backlog(self) -> Mapping[Shard, Backlog]:
         """How many entries of each shard the group has not finished; all of them where there is no group yet."""
@@ -216,6 +213,28 @@ class RedisClaims(ClosesOnExit):
         group = self.group.facts(shard)
         return group.position if group else 0
 
+    def positions(self) -> Mapping[Shard, int]:
+        """The position of each shard that has the group; new entries are claimed from it, or from one of a member."""
+        found = self.group.facts_of(self.shards)
+        self._delivered = {shard: facts.delivered for shard, facts in found.items() if facts is not None}
+        return {shard: behind(delivered) for shard, delivered in self._delivered.items()}
+
+    def pending_ends(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
+        """The sequence behind the last pending entry of each shard; 0 where there is none."""
+        asked = list(shards)
+        words = [("XPENDING", self.server.key(shard), self.group.name) for shard in asked]
+        replies = self.server.replies(words, f"asking what is pending in {self.url}")
+        return {shard: behind(told["max"]) if told["pending"] else 0 for shard, told in zip(asked, replies)}
+
+    def has_others(self, shard: Shard) -> bool:
+        """Whether clients of another kind are in the group, or were and were not removed."""
+        names = {member["name"] for member in self.group.members(shard)} - {CLAIM_MODE_SENTINEL.encode()}
+        return any(ClaimName.parse(name) is None for name in names)
+
+    def count(self, shard: Shard, part: Range) -> int:
+        """How many entries of a range the stream holds."""
+        return self.server.count(shard, part.start, part.end)
+
     def has_grown(self, *, with_new_shards: bool = True) -> bool:
         """Whether entries were added behind :attr:`ends`; then :attr:`ends` and :attr:`shards` are those of now.
 
@@ -246,25 +265,39 @@ class RedisClaims(ClosesOnExit):
     def trimmed(self) -> Mapping[Shard, Trimmed]:
         """Entries that were removed before they were delivered, per shard, as far as Redis 7 counts them."""
         found = {}
-        for shard, facts in self._facts().items():
-            group = self.group.facts(shard)
-            if group is None or facts.added is None:
+        streams = self._facts()
+        groups = self.group.facts_of(streams)
+        for shard, facts in streams.items():
+            group = groups[shard]
+            if group is None or facts.added is None or group.read is None:
                 continue
-            if group.read is None:
-                # Entries are counted from here on; how many were lost before is unknown.
+            position, deleted = group.position, facts.deleted or 0
+            first = facts.end if facts.first is None else facts.first
+            if first >= position:
+                start, end, unread = position, first if first > position else facts.end, facts.length
+            elif facts.end == position or deleted >= position:
+                # Single entries were deleted, of which the last one is known.
+                start, end = min(position, deleted), max(position, deleted + 1)
+                unread = self.server.count(shard, position, facts.end, length=facts.length)
+            else:
+                continue
+            entries = facts.added - group.read - unread
+            if entries > 0:
+                found[shard] = Trimmed(start, end, entries, group.read, position)
+        return found
+
+    def count_reads(self) -> None:
+        """Let the server count what the group reads, where it does not; what was lost before is unknown."""
+        streams = self._facts()
+        for shard, group in self.group.facts_of(streams).items():
+            facts = streams[shard]
+            if group is not None and facts.added is not None and group.read is None:
                 unread = self.server.count(shard, group.position, facts.end, length=facts.length)
                 self._count_as_read(shard, group.position, "", facts.added - unread)
-                continue
-            first = facts.end if facts.first is None else facts.first
-            entries = facts.added - group.read - facts.length
-            if first >= group.position and entries > 0:
-                end = first if first > group.position else facts.end
-                found[shard] = Trimmed(group.position, end, entries, group.read)
-        return found
 
     def account_for(self, shard: Shard, trimmed: Trimmed) -> None:
         """Let the group count lost entries as read, now that the loss is recorded in the table."""
-        self._count_as_read(shard, trimmed.start, str(trimmed.read), trimmed.read + trimmed.entries)
+        self._count_as_read(shard, trimmed.position, str(trimmed.read), trimmed.read + trimmed.entries)
 
     def _count_as_read(self, shard: Shard, position: int, counted: str, read: int) -> None:
         self.group.run(shard, ACCOUNT, [before(position), counted, read])
@@ -277,10 +310,18 @@ class RedisClaims(ClosesOnExit):
         """Whether a name has released the entries that it holds."""
         return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page=1))
 
+    def now(self, shard: Shard) -> int:
+        """The time in milliseconds at the server that has a shard."""
+        return int(self.group.run(shard, TIME, []))
+
     def holders(self) -> Mapping[Shard, list[bytes]]:
         """The names that hold entries, per shard that has the group."""
-        made = (shard for shard in self.shards if self.group.facts(shard) is not None)
-        return {shard: [m["name"] for m in self.group.members(shard) if m["pending"]] for shard in made}
+        return {shard: [m["name"] for m in members if m["pending"]] for shard, members in self._members()}
+
+    def _members(self) -> Iterator[tuple[Shard, Sequence[Mapping[str, Any]]]]:
+        for shard in self.shards:
+            if self.group.facts(shard) is not None:
+                yield shard, self.group.members(shard)
 
     def pending(self, shard: Shard, name: ClaimName | bytes, *, idle: bool) -> Iterator[list[PendingEntry]]:
         """The entries that a name holds, in pages; with ``idle`` only those that were idle for the policy's time."""
@@ -296,13 +337,14 @@ class RedisClaims(ClosesOnExit):
         while left > 0 and end:
             asked = min(left, CLAIM_PAGE)
             room, take_one = held.room - held.used, int(not held.count)
-            arguments = [str(held.name), before(end), asked, room, take_one, CLAIM_MODE_SENTINEL]
-            is_full, is_trimmed, size, ids = self.group.run(shard, CLAIM_NEW, arguments)
+            expected = self._delivered.get(shard, "")
+            arguments = [str(held.name), before(end), asked, room, take_one, CLAIM_MODE_SENTINEL, expected]
+            is_full, is_refused, size, ids = self.group.run(shard, CLAIM_NEW, arguments)
             if ids:
                 part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
                 held.add(Slice(shard, key, part, len(ids)), ids, size)
             left -= len(ids)
-            if is_full or is_trimmed or len(ids) < asked:
+            if is_full or is_refused or len(ids) < asked:
                 return bool(is_full)
         return False
 
@@ -313,8 +355,8 @@ class RedisClaims(ClosesOnExit):
         name: ClaimName | bytes,
         entries: Sequence[PendingEntry],
         *,
-        idle: bool,
-        error: str | None,
+        since: int | None = None,
+        error: str | None = None,
     ) -> tuple[bool, list[bytes]]:
         """Move entries from a dead name, if it still holds them.
 
@@ -323,7 +365,7 @@ class RedisClaims(ClosesOnExit):
             shard: of the entries.
             name: who holds them.
             entries: which.
-            idle: only if they were idle for the policy's time.
+            since: only if they were idle since this :meth:`now`; of other clients also for the policy's time.
             error: they become dead letters with this text.
 
         Returns:
@@ -333,7 +375,7 @@ class RedisClaims(ClosesOnExit):
             StreamAssetsError: it is unknown whether entries were moved: give up the name.
         """
         gone: list[bytes] = []
-        least = self.policy.min_idle_ms if idle else 0
+        least = 0 if isinstance(name, ClaimName) else self.policy.min_idle_ms
         for begin in range(0, len(entries), PAGE):
             ids = [entry.id for entry in entries[begin : begin + PAGE]]
             arguments = [
@@ -344,6 +386,7 @@ class RedisClaims(ClosesOnExit):
                 int(not held.count),
                 int(not isinstance(name, ClaimName)),
                 CLAIM_MODE_SENTINEL,
+                "" if since is None else since,
                 *ids,
             ]
             is_full, size, moved, missing = self.group.run(shard, TAKE_OVER, arguments)
@@ -351,8 +394,6 @@ class RedisClaims(ClosesOnExit):
                 sequences = tuple(to_sequence(entry_id) for entry_id in moved)
                 piece = Slice(shard, self.server.key(shard), Range(min(sequences), max(sequences) + 1), len(sequences))
                 held.add(replace(piece, sequences=sequences, error=error), moved, size)
-                if not isinstance(name, ClaimName):
-                    held.doubtful[shard] = _hull(held.doubtful.get(shard), piece.part)
             gone += missing
             if is_full:
                 return True, gone
@@ -366,7 +407,7 @@ class RedisClaims(ClosesOnExit):
         return BatchPlan({}, splits, held.count)
 
     def acknowledge(self, ids: Mapping[Shard, Sequence[bytes]]) -> None:
-        """Acknowledge entries that are in the table, whoever holds them by now.
+        """Acknowledge entries that are in the table, whichever name holds them by now.
 
         Raises:
             StreamNotFoundError: the group is gone.
@@ -383,16 +424,11 @@ class RedisClaims(ClosesOnExit):
 
     def missing(self, ids: Mapping[Shard, Sequence[bytes]]) -> Mapping[Shard, list[bytes]]:
         """The entries among these that are no longer in the stream."""
-        found: dict[Shard, list[bytes]] = {}
+        found = {}
         for shard, listed in ids.items():
-            for begin in range(0, len(listed), PAGE):
-                part, key = listed[begin : begin + PAGE], self.server.key(shard)
-                pipeline = self.server.connection.pipeline(transaction=False)
-                for entry_id in part:
-                    pipeline.execute_command("XRANGE", key, entry_id, entry_id)
-                with self.server.explained(f"looking for entries of {shard}"):
-                    replies = pipeline.execute()
-                found.setdefault(shard, []).extend(entry_id for entry_id, reply in zip(part, replies) if not reply)
+            ranges = [("XRANGE", self.server.key(shard), entry_id, entry_id) for entry_id in listed]
+            replies = self.server.replies(ranges, f"looking for entries of {shard}")
+            found[shard] = [entry_id for entry_id, reply in zip(listed, replies) if not reply]
         return {shard: listed for shard, listed in found.items() if listed}
 
     def release(self, shard: Shard, name: ClaimName) -> None:
@@ -413,17 +449,17 @@ class RedisClaims(ClosesOnExit):
         """Remove a name if it holds no entry; whether it was removed."""
         return bool(self.group.run(shard, FORGET, [str(name)]))
 
-    def empty_names(self) -> Mapping[Shard, list[ClaimName]]:
-        """Names of batches that hold no entry any more and were not removed."""
+    def names(self, *, empty: bool = False) -> Mapping[Shard, list[ClaimName]]:
+        """Names of batches that were not removed; with ``empty`` only those that hold no entry any more."""
         found = {}
-        for shard in self.shards:
-            parsed = [ClaimName.parse(member["name"]) for member in self.group.members(shard) if not member["pending"]]
+        for shard, members in self._members():
+            parsed = (ClaimName.parse(member["name"]) for member in members if not (empty and member["pending"]))
             found[shard] = [name for name in parsed if name is not None]
         return found
 
 
 class Heartbeat(ClosesOnExit):
-    """Sends heartbeats for a name while its batch is written, so that nobody takes its entries over."""
+    """Sends heartbeats for a name while its batch is written, so that no other member takes its entries over."""
 
     def __init__(self, claims: RedisClaims, held: ClaimedEntries) -> None:
         self._claims = claims
@@ -451,11 +487,11 @@ def _is_accepted(shard: Shard, written: int | None) -> bool:
     return written is None and split_epoch(shard.stream)[1] > 1
 
 
-class EpochServer(RedisServer):
+class EpochServer(RedisConnection):
     """A server whose streams are called by the names of their epochs.
 
     Args:
-        url: see :class:`stream_consumers.redis.server.RedisServer`.
+        url: see :class:`stream_consumers.redis.server.RedisConnection`.
         client: likewise.
         names: for each stream the name of its epoch.
     """
@@ -465,7 +501,7 @@ class EpochServer(RedisServer):
         self._names = EpochNames(names)
 
     def shards(self) -> list[Shard]:
-        """See :meth:`stream_consumers.redis.server.RedisServer.shards`."""
+        """See :meth:`stream_consumers.redis.server.RedisConnection.shards`."""
         return sorted(map(self._names.out, super().shards()))
 
     def key(self, shard: Shard) -> bytes:
@@ -473,12 +509,8 @@ class EpochServer(RedisServer):
         return super().key(self._names.back(shard))
 
     def identities(self) -> Mapping[str, str]:
-        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
+        """See :meth:`stream_consumers.redis.server.RedisConnection.identities`."""
         return {self._names.names.get(stream, stream): known for stream, known in super().identities().items()}
-
-
-def _hull(part: Range | None, other: Range) -> Range:
-    return other if part is None else Range(min(part.start, other.start), max(part.end, other.end))
 
 
 def _consumer(name: ClaimName | bytes) -> str | bytes:

@@ -13,7 +13,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.client_config import ClientConfig, Scalar, without_values
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
@@ -31,8 +31,8 @@ DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 CONNECT_SECONDS = 5.0
 # What the client takes as numbers and truth values; a password of digits stays text.
-_SECONDS = {"health_check_interval", "socket_connect_timeout", "socket_timeout"}
-_NUMBERS = {"db", "max_connections", "protocol", "socket_read_size", *_SECONDS}
+_SECONDS = {"min_idle_seconds", "health_check_interval", "socket_connect_timeout", "socket_timeout"}
+_NUMBERS = {"db", "max_connections", "max_deliveries", "protocol", "socket_read_size", *_SECONDS}
 _TRUTHS = {"retry_on_timeout", "single_connection_client", "socket_keepalive", "ssl_check_hostname"}
 _POLICY = ("min_idle_seconds", "max_deliveries")
 # The service that Sentinels watch, and the credentials of the Sentinels themselves.
@@ -97,11 +97,13 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
             made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
     except RedisClusterException as error:
         # It is no RedisError: none of the nodes answered as a cluster does.
-        raise explain(redis.ConnectionError(str(error)), what=f"connecting to {url}") from error
+        away = redis.ConnectionError(str(error))
+        raise explain(away, what=f"connecting to {url}", options=options) from None
     except TypeError as error:
         raise InvalidOptionError(
-            f"the Redis client refuses its options: {error}", remedy="Correct the client options."
-        ) from error
+            f"the Redis client refuses its options: {without_values(str(error), options)}",
+            remedy="Correct the client options.",
+        ) from None
     return _reply_as_it_is(made)
 
 
@@ -129,11 +131,11 @@ def _typed(name: str, value: Scalar) -> Scalar:
             return check_timeout(float(value), name=name) if name in _SECONDS else int(value)
         if name in _TRUTHS:
             return {"true": True, "false": False}[value.lower()]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError):
         wanted = "a number" if name in _NUMBERS else "true or false"
         raise InvalidOptionError(
-            f"the client option {name}={value!r} is not {wanted}", remedy=f"Give {wanted}, or leave it out."
-        ) from error
+            f"the client option {name!r} is not {wanted}", remedy=f"Give {wanted}, or leave it out."
+        ) from None
     return value
 
 
@@ -166,24 +168,25 @@ def claim_policy(client: ClientConfig) -> ClaimPolicy:
     Raises:
         InvalidOptionError: a value is no number, or out of range.
     """
-    given = {name: str(client[name]) for name in _POLICY if name in client}
-    try:
-        kinds: dict[str, Any] = {"min_idle_seconds": float, "max_deliveries": int}
-        numbers = {name: kinds[name](text) for name, text in given.items()}
-    except ValueError as error:
-        raise InvalidOptionError(
-            f"{', '.join(f'{name}={text}' for name, text in given.items())}: not a number",
-            remedy="Write it like min_idle_seconds=30 or max_deliveries=5.",
-        ) from error
-    return ClaimPolicy(**numbers)
+    return ClaimPolicy(**{name: _typed(name, str(client[name])) for name in _POLICY if name in client})  # type: ignore[arg-type]
 
 
-def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
-    """Maps an error of the Redis client to a StreamAssetsError."""
-    text = str(error)
+def explain(error: redis.RedisError, *, what: str, options: Mapping[str, Scalar]) -> StreamAssetsError:
+    """Maps an error of the Redis client to a StreamAssetsError, which holds none of the client's options.
+
+    It is to be raised ``from None``: the client and the server repeat passwords, and Dagster keeps causes.
+
+    Args:
+        error: what the client raised.
+        what: was done.
+        options: of the client, with the secrets looked up.
+    """
+    # A server repeats the words of a command that it does not know, and cuts them.
+    text = str(error).partition(", with args beginning with")[0]
     # The client lists its Sentinels with all of their options.
     is_unnamed = isinstance(error, MasterNotFoundError)
-    said = f"{what}: {'no Sentinel names a master of this service' if is_unnamed else text}"
+    shown = "no Sentinel names a master of this service" if is_unnamed else without_values(text, options)
+    said = f"{what}: {shown}"
     if isinstance(error, redis.AuthenticationError) or any(sign in text for sign in _DENIED):
         return AccessDeniedError(said, remedy="Check the client options username and password, and the ACLs.")
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
@@ -230,7 +233,7 @@ class _Cluster(RedisCluster):
 
 def _reply_as_it_is(client: Any) -> Any:
     """The client's own reading makes a dict of an entry, which loses names that occur twice."""
-    for command in ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE"):
+    for command in ("XRANGE", "XREAD", "XREADGROUP", "XREVRANGE"):
         client.set_response_callback(command, _as_it_is)
     return client
 

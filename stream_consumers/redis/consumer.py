@@ -10,21 +10,20 @@ from datetime import datetime
 from stream_consumers.capabilities import ShardEnd
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
+from stream_consumers.consumer_base import LockedConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choose_reset
-from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.ids import SUB_BITS, before
 from stream_consumers.redis.removal import RemovalWatch
-from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
+from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection
 from stream_consumers.urls import StreamUrl
 
 PAGE = 100
 SHARDS_SECONDS = 5.0
 
 
-class RedisConsumer(PollingConsumer):
+class RedisConsumer(LockedConsumer):
     """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
     Ids grow with time, so that a seek is a range request; a shard that has no message at or after the moment yet
@@ -61,13 +60,11 @@ class RedisConsumer(PollingConsumer):
         on_dead_letter: DeadLetterObserver,
     ) -> None:
         url = StreamUrl.parse(url)
-        super().__init__()
-        self._live, self._on_dead_letter = live, on_dead_letter
+        super().__init__(url.subscribed_streams(), on_dead_letter)
+        self._live = live
         reset = choose_reset(reset, live=live)
-        self._server = RedisServer(url, client)
+        self._server = RedisConnection(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
-        self._lock = PollingLock()
-        self._assignment = Assignment(url.subscribed_streams())
         self._buffer: deque[Message | DeadLetter] = deque()
         self._watch = RemovalWatch(self._server)
         self._known = frozenset(self._server.shards())
@@ -75,11 +72,6 @@ class RedisConsumer(PollingConsumer):
         self._next: dict[Shard, int] = dict.fromkeys(self._known, 0)
         if reset is not AutoStreamReset.EARLIEST:
             self.rewind(Edge.END)
-
-    def _poll(self, seconds: float) -> Message | None:
-        while isinstance(item := self._take(seconds), DeadLetter):
-            self._on_dead_letter(item)
-        return item
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
@@ -116,18 +108,6 @@ class RedisConsumer(PollingConsumer):
             # Whoever names a position has it from this stream: it must have got there.
             self._saw(places)
 
-    def assign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        with self._lock.moving():
-            self._check_open()
-            self._assignment.assign(shard)
-
-    def unassign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
-        with self._lock.moving():
-            self._check_open()
-            self._assignment.unassign(shard, self._known)
-
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
         if self._closed.is_set():
@@ -138,21 +118,15 @@ class RedisConsumer(PollingConsumer):
             self._server.close()
 
     def _take(self, seconds: float) -> Message | DeadLetter | None:
-        if not self._lock.acquire(seconds):
-            return None
-        try:
-            self._check_open()
-            if not self._buffer:
-                self._read(seconds if self._live else 0.0)
-                if not self._buffer and not self._live:
-                    self._watch.look(self._keys(), now=True)
-                    raise end_of()
-            return self._buffer.popleft() if self._buffer else None
-        finally:
-            self._lock.release()
+        if not self._buffer:
+            self._read(seconds if self._live else 0.0)
+            if not self._buffer and not self._live:
+                self._watch.look(self._keys(), now=True)
+                raise end_of()
+        return self._buffer.popleft() if self._buffer else None
 
     def _read(self, seconds: float) -> None:
-        """Fill the buffer with a page, waiting at most so long for an entry."""
+        """Fill the buffer with a page, waiting at most this long for an entry."""
         self._meet_new_shards()
         if not self._next:
             self._closed.wait(seconds)
@@ -181,7 +155,7 @@ class RedisConsumer(PollingConsumer):
             left = {shard: sequence for shard, sequence in left.items() if shard in found}
             self._watch.forget(self._known - found)
         self._next = left | dict.fromkeys(found - self._known, 0)
-        # A shard that is gone is told by the watch, unless all are read that there are.
+        # The watch reports a shard that is gone, unless all shards are read that exist.
         self._known = found if self._assignment.is_for_all else self._known | found
 
     def _keys(self) -> dict[Shard, bytes]:

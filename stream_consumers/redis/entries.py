@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_consumers.errors import FormatError
-from stream_consumers.messages import DeadLetter, Message, Shard
+from stream_consumers.messages import MAX_SEQUENCE, DeadLetter, Message, Shard
 from stream_consumers.redis.ids import MAX_MS, MAX_SUB, SUB_BITS, to_sequence, to_timestamp_ms
 from stream_consumers.wording import counted
 
@@ -70,6 +70,8 @@ def plain_entries(
     if pc.max(milliseconds).as_py() > MAX_MS or pc.max(subs).as_py() > MAX_SUB:
         return None
     sequences = pc.bit_wise_or(pc.shift_left(milliseconds, SUB_BITS), subs)
+    if pc.max(sequences).as_py() > MAX_SEQUENCE:
+        return None
     return sequences, milliseconds, pa.array([pairs[1] for pairs in fields], pa.binary())
 
 

@@ -6,19 +6,21 @@ like those of the other backends, use :func:`stream_consumers.create.create_cons
 
 from __future__ import annotations
 
-import threading
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeVar, overload
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
-from stream_consumers.consumer_base import POLL_SECONDS
-from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
+from stream_consumers.consumer_base import PollingReader
+from stream_consumers.errors import (
+    GroupNotFoundError,
+    InvalidOptionError,
+    NotSubscribedError,
+    StreamAssetsError,
+)
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
 from stream_consumers.options import check_count, check_name, check_several, check_switch, check_timeout
 from stream_consumers.polling_lock import PollingLock
@@ -28,7 +30,7 @@ from stream_consumers.redis.group_consumer import GroupReader
 from stream_consumers.redis.ids import check_entry_id
 from stream_consumers.redis.keys import key_of, name_of, shard_of
 from stream_consumers.redis.removal import RemovalWatch
-from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisServer
+from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisConnection
 from stream_consumers.urls import StreamUrl
 
 Self = TypeVar("Self", bound="EntryReader")
@@ -66,68 +68,128 @@ class Entry:
         return not self.fields
 
 
-class EntryReader(ClosesOnExit, ABC):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryOptions:
+    """Options of a consumer of entries.
+
+    Args:
+        streams: more streams to read than those of the URL, by their keys, whatever these are; bytes, if a key is no
+            text.
+        identifiers: per stream, the id to start behind: ``0-0`` the beginning, ``$`` the end.
+        buffer_size: entries to fetch ahead, per stream.
+        timeout_seconds: how long ``get_entry`` waits by default; without it, and with 0 or less, not at all.
+
+    Raises:
+        InvalidOptionError: an option that cannot be.
+
+    Example:
+        >>> EntryOptions(streams=["one"], identifiers={"one": "0-0"}).buffer_size
+        0
+    """
+
+    streams: Sequence[str | bytes] = ()
+    identifiers: Mapping[str, str] | None = None
+    buffer_size: int = 0
+    timeout_seconds: float | None = None
+    special_identifiers: ClassVar[tuple[str, ...]] = (NOW,)
+
+    def __post_init__(self) -> None:
+        check_several("streams", self.streams)
+        if not isinstance(self.identifiers or {}, Mapping):
+            raise InvalidOptionError(
+                f"identifiers={self.identifiers!r} is a {type(self.identifiers).__name__}",
+                remedy="Give a mapping of streams to identifiers.",
+            )
+        for identifier in (self.identifiers or {}).values():
+            check_entry_id(identifier, self.special_identifiers)
+        check_count("buffer_size", self.buffer_size, at_least=0)
+        check_timeout(self.timeout_seconds or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEntryOptions(EntryOptions):
+    """Options of a consumer of entries that is a member of a group.
+
+    Args:
+        group: the group's name.
+        consumer: this member's name; give a member that starts again the same.
+        auto_create: create groups that do not exist, and their streams. A group that is removed later is an error, and
+            is never created again: its position would be unknown.
+        start: the id behind which such a group starts: ``0-0`` the beginning (coredis starts at the end, and misses
+            the entries that exist), ``$`` the end.
+        start_from_backlog: begin with entries that are pending for this member. One that was trimmed meanwhile is
+            given to ``on_dead_letter`` and acknowledged.
+        auto_acknowledge: **at most once**: the server forgets an entry when it delivers it, before it was worked on;
+            those in the buffer are lost when the context is left. Entries of the backlog are acknowledged, too, each
+            before it is returned.
+        identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
+            member come first. It is ``start_from_backlog`` for a single stream.
+
+    Example:
+        >>> GroupEntryOptions(group="billing", consumer="me").start
+        '0-0'
+    """
+
+    group: str
+    consumer: str
+    auto_create: bool = True
+    start: str = START
+    start_from_backlog: bool = False
+    auto_acknowledge: bool = False
+    special_identifiers: ClassVar[tuple[str, ...]] = (NEW,)
+
+    def __post_init__(self) -> None:
+        EntryOptions.__post_init__(self)
+        check_name("group", self.group)
+        check_name("consumer", self.consumer)
+        check_entry_id(self.start, (NOW,))
+        for name in ("auto_create", "start_from_backlog", "auto_acknowledge"):
+            check_switch(name, getattr(self, name))
+
+
+class EntryReader(PollingReader[tuple[str, Entry]]):
     """Reads entries of many streams, one buffer a stream; see the consumers that are made of it.
 
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
             where the URL has to encode it.
-        streams: more of them, by their keys, whatever these are; bytes, if a key is no text.
-        identifiers: per stream, where it starts; the others start where the consumer says.
-        buffer_size: entries to fetch ahead, per stream.
-        timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
+        options: which streams to read, and how.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        on_dead_letter: called for pending entries that were trimmed.
+        on_dead_letter: called for pending entries that were trimmed. If it raises, the entry stays pending.
     """
 
-    _special_identifiers: ClassVar[tuple[str, ...]]
-    """Identifiers beside ids."""
+    remedy_if_closed = "Enter it again, or create a new one."
 
     def __init__(
         self,
         url: str | StreamUrl,
-        *,
-        streams: Sequence[str | bytes],
-        identifiers: Mapping[str, str] | None,
-        buffer_size: int,
-        timeout_seconds: float | None,
+        options: EntryOptions,
         client: ClientConfig | None,
         on_dead_letter: DeadLetterObserver,
     ) -> None:
+        super().__init__()
         url = StreamUrl.parse(url)
-        self._identifiers: dict[str, str | None] = dict.fromkeys(_names(url, streams))
-        if not isinstance(identifiers or {}, Mapping):
-            raise InvalidOptionError(
-                f"identifiers={identifiers!r} is a {type(identifiers).__name__}",
-                remedy="Give a mapping of streams to identifiers.",
-            )
-        unknown = sorted(set(identifiers or {}) - set(self._identifiers))
+        self._identifiers: dict[str, str | None] = dict.fromkeys(_names(url, options.streams))
+        unknown = sorted(set(options.identifiers or {}) - set(self._identifiers))
         if unknown:
             raise InvalidOptionError(
                 f"identifiers are given for streams that are not read: {', '.join(unknown)}",
                 remedy=f"Read are: {', '.join(self._identifiers)}.",
             )
-        for name, identifier in (identifiers or {}).items():
-            self._identifiers[name] = check_entry_id(identifier, self._special_identifiers)
-        check_count("buffer_size", buffer_size, at_least=0)
+        self._identifiers |= options.identifiers or {}
+        self._special_identifiers, self._count = options.special_identifiers, options.buffer_size + 1
         self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
-        self._timeout_seconds, self._count = check_timeout(timeout_seconds or 0.0), buffer_size + 1
+        self.timeout_seconds = max(0.0, options.timeout_seconds or 0.0)
         # Entries, and whether they were pending for this member before they were read now.
         self._buffers: dict[str, deque[tuple[Entry, bool]]] = {}
         self._lock = PollingLock()
-        self._closed = threading.Event()
         self._is_started = False
-        self._server = RedisServer(url, client)
+        self._server = RedisConnection(url, client)
 
     @property
     def streams(self) -> tuple[str, ...]:
         """The streams that are read."""
         return tuple(self._identifiers)
-
-    @property
-    def timeout_seconds(self) -> float:
-        """How long :meth:`get_entry` waits by default."""
-        return max(0.0, self._timeout_seconds)
 
     def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
         """The next entry and its stream: of the buffers if there is one, else of the server.
@@ -143,18 +205,7 @@ class EntryReader(ClosesOnExit, ABC):
             FormatError: a key holds something else than a stream.
             BrokerUnavailableError: nothing is lost; call it again.
         """
-        wait_seconds = self.timeout_seconds if timeout_seconds is None else check_timeout(timeout_seconds)
-        deadline = time.monotonic() + max(0.0, wait_seconds)
-        seconds = 0.0
-        while True:
-            self._check_open()
-            came, found = self._poll(seconds)
-            if found is not None:
-                return found
-            left = max(0.0, deadline - time.monotonic())
-            if not (came or seconds or left):
-                return None
-            seconds = min(POLL_SECONDS, left)
+        return self._poll_until(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
 
     def add_stream(self, name: str, identifier: str | None = None) -> bool:
         """Read another stream, too; the others stay where they are.
@@ -231,7 +282,7 @@ class EntryReader(ClosesOnExit, ABC):
 
     @abstractmethod
     def _fetch(self, seconds: float) -> bool:
-        """Fill the buffers, waiting at most so long; whether something came."""
+        """Fill the buffers, waiting at most this long; returns whether something came."""
 
     @abstractmethod
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
@@ -242,7 +293,7 @@ class EntryReader(ClosesOnExit, ABC):
     def _start(self) -> None:
         if self._is_started:
             return
-        self._server = RedisServer(self._url, self._client)
+        self._server = RedisConnection(self._url, self._client)
         try:
             self._open()
             # The order in which the streams take turns.
@@ -254,16 +305,16 @@ class EntryReader(ClosesOnExit, ABC):
             raise
         self._is_started = True
 
-    def _poll(self, seconds: float) -> tuple[bool, tuple[str, Entry] | None]:
-        """Whether anything came, usable or not, and the next entry."""
+    def _poll(self, seconds: float) -> tuple[str, Entry] | None:
         if not self._lock.acquire(seconds):
-            return False, None
+            return None
         try:
             self._check_open()
             self._start()
-            found = self._take()
-            came = found is None and self._fetch(seconds)
-            return came, self._take() if came else found
+            # Entries that were trimmed are no reason to give up before the next ones.
+            while (found := self._take()) is None and self._fetch(seconds):
+                seconds = 0.0
+            return found
         finally:
             self._lock.release()
 
@@ -290,10 +341,6 @@ class EntryReader(ClosesOnExit, ABC):
             entry = Entry(entry_id.decode(), pairs, read_reply(shard, entry_id, fields, field))
             self._buffers[name].append((entry, is_pending))
 
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise StreamEndedError("the consumer was closed", remedy="Enter it again, or create a new one.")
-
 
 class EntryConsumer(EntryReader):
     """Reads many streams without a group: no server remembers its position.
@@ -307,12 +354,9 @@ class EntryConsumer(EntryReader):
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
             where the URL has to encode it.
-        streams: more of them, by their keys, whatever these are; bytes, if a key is no text.
-        identifiers: per stream, the id to start behind: ``0-0`` the beginning, ``$`` the end.
-        buffer_size: entries to fetch ahead, per stream.
-        timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``. On a cluster the streams are asked
             one after the other, without holding each other up.
+        **options: see :class:`EntryOptions`.
 
     Raises:
         InvalidUrlError, InvalidOptionError: an option that cannot be.
@@ -327,27 +371,8 @@ class EntryConsumer(EntryReader):
                 print(stream, entry.identifier, entry.field_values)
     """
 
-    _special_identifiers = (NOW,)
-
-    def __init__(
-        self,
-        url: str | StreamUrl,
-        *,
-        streams: Sequence[str | bytes] = (),
-        identifiers: Mapping[str, str] | None = None,
-        buffer_size: int = 0,
-        timeout_seconds: float | None = None,
-        client: ClientConfig | None = None,
-    ) -> None:
-        super().__init__(
-            url,
-            streams=streams,
-            identifiers=identifiers,
-            buffer_size=buffer_size,
-            timeout_seconds=timeout_seconds,
-            client=client,
-            on_dead_letter=log_dead_letter,
-        )
+    def __init__(self, url: str | StreamUrl, *, client: ClientConfig | None = None, **options: Any) -> None:
+        super().__init__(url, EntryOptions(**options), client, log_dead_letter)
         self._reading: Any = None
         self._positions: dict[str, str] = {}
 
@@ -396,24 +421,9 @@ class GroupEntryConsumer(EntryReader):
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
             where the URL has to encode it.
-        group: the group's name.
-        consumer: this member's name; give a member that starts again the same.
-        streams: more of them, by their keys, whatever these are; bytes, if a key is no text.
-        identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
-            member come first. It is ``start_from_backlog`` for a single stream.
-        buffer_size: entries to fetch ahead, per stream.
-        timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
-        auto_create: create groups that do not exist, and their streams. A group that is removed later is an error, and
-            is never created again: its position would be unknown.
-        start: the id behind which such a group starts: ``0-0`` the beginning (coredis starts at the end, and misses
-            the entries that exist), ``$`` the end.
-        start_from_backlog: begin with entries that are pending for this member. One that was trimmed meanwhile is
-            given to ``on_dead_letter`` and acknowledged.
-        auto_acknowledge: **at most once**: the server forgets an entry when it gives it, before anybody has worked on
-            it; those in the buffer are lost when the context is left. Entries of the backlog are acknowledged, too,
-            each before it is returned.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         on_dead_letter: called for pending entries that were trimmed. If it raises, the entry stays pending.
+        **options: see :class:`GroupEntryOptions`; ``group`` and ``consumer`` are needed.
 
     Raises:
         InvalidUrlError, InvalidOptionError: an option that cannot be.
@@ -429,55 +439,28 @@ class GroupEntryConsumer(EntryReader):
                 consumer.acknowledge(stream, entry)
     """
 
-    _special_identifiers = (NEW,)
-
     def __init__(
         self,
         url: str | StreamUrl,
         *,
-        group: str,
-        consumer: str,
-        streams: Sequence[str | bytes] = (),
-        identifiers: Mapping[str, str] | None = None,
-        buffer_size: int = 0,
-        timeout_seconds: float | None = None,
-        auto_create: bool = True,
-        start: str = START,
-        start_from_backlog: bool = False,
-        auto_acknowledge: bool = False,
         client: ClientConfig | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            url,
-            streams=streams,
-            identifiers=identifiers,
-            buffer_size=buffer_size,
-            timeout_seconds=timeout_seconds,
-            client=client,
-            on_dead_letter=on_dead_letter,
-        )
-        check_name("group", group)
-        check_name("consumer", consumer)
-        check_entry_id(start, (NOW,))
-        check_switch("auto_create", auto_create)
-        check_switch("start_from_backlog", start_from_backlog)
-        check_switch("auto_acknowledge", auto_acknowledge)
-        self._auto_create, self._start_id = auto_create, start
-        self._start_from_backlog, self._auto_acknowledge = start_from_backlog, auto_acknowledge
-        self._names = (group, consumer)
+        self._options = GroupEntryOptions(**options)
+        super().__init__(url, self._options, client, on_dead_letter)
         self._group: RedisGroup | None = None
         self._joined: set[str] = set()
 
     @property
     def group(self) -> str:
         """The group's name."""
-        return self._names[0]
+        return self._options.group
 
     @property
     def consumer(self) -> str:
         """This member's name in the group."""
-        return self._names[1]
+        return self._options.consumer
 
     def acknowledge(self, stream: str, *entries: Entry | str) -> int:
         """Tell the server that entries are done.
@@ -511,9 +494,11 @@ class GroupEntryConsumer(EntryReader):
         return self._group
 
     def _open(self) -> None:
-        group, consumer = self._names
-        self._group = RedisGroup(self._server, group, consumer, acknowledge_on_read=self._auto_acknowledge)
-        self._reader = GroupReader(self._group, self._receive, count=self._count)
+        options = self._options
+        self._group = RedisGroup(
+            self._server, options.group, options.consumer, acknowledge_on_read=options.auto_acknowledge
+        )
+        self._reader = GroupReader(self._group, count=self._count)
 
     def _release(self) -> None:
         if self._group is not None:
@@ -525,7 +510,7 @@ class GroupEntryConsumer(EntryReader):
         facts = {name: member.facts(Shard(name)) for name in identifiers}
         # A group that existed before is not created again: reading says that it is gone.
         missing = [name for name, found in facts.items() if found is None and name not in self._joined]
-        if missing and not self._auto_create:
+        if missing and not self._options.auto_create:
             raise GroupNotFoundError(
                 f"group {self.group!r} does not exist for streams: {', '.join(missing)}",
                 remedy="Make it there (XGROUP CREATE … MKSTREAM), or set auto_create.",
@@ -533,26 +518,30 @@ class GroupEntryConsumer(EntryReader):
                 missing=len(missing),
             )
         for name in missing:
-            member.create(Shard(name), self._start_id)
+            member.create(Shard(name), self._options.start)
             facts[name] = member.facts(Shard(name))
         for name, identifier in identifiers.items():
-            found, after = facts[name], identifier or (START if self._start_from_backlog else NEW)
+            found, after = facts[name], identifier or (START if self._options.start_from_backlog else NEW)
             self._reader.join(Shard(name), after, given=found.delivered if found else START)
             self._joined.add(name)
 
     def _fetch(self, seconds: float) -> bool:
-        return self._reader.read(seconds)
-
-    def _receive(self, shard: Shard, entries: Sequence[RawEntry], is_again: bool) -> None:
-        self._put(shard.stream, entries, is_pending=is_again)
+        came = False
+        try:
+            for shard, entries, is_again in self._reader.read(seconds):
+                self._put(shard.stream, entries, is_pending=is_again)
+                came = True
+        except StreamAssetsError:
+            self._reader.read_again()
+            raise
+        return came
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
-        if entry.is_trimmed or (is_pending and self._auto_acknowledge):
+        if entry.is_trimmed or (is_pending and self._options.auto_acknowledge):
             self._member.acknowledge(Shard(name), [entry.identifier])
 
 
 def _names(url: StreamUrl, streams: Sequence[str | bytes]) -> list[str]:
-    check_several("streams", streams)
     if not streams or url.streams:
         streams = [*(decode_key(stream) for stream in url.required_streams()), *streams]
     return [_name(stream) for stream in streams]

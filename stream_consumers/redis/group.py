@@ -15,11 +15,13 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 from stream_consumers.redis.ids import before, behind, to_id
 from stream_consumers.redis.keys import is_numbered, readable
-from stream_consumers.redis.scripts import CREATE_GROUP, SET_POSITION
-from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RawEntry, RedisServer
+from stream_consumers.redis.scripts import CREATE_GROUP, RECLAIM, SET_POSITION
+from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RawEntry, RedisConnection
 from stream_consumers.wording import counted
 
 START = "0-0"
+BEGIN = "-"
+"""Where a search for pending entries begins."""
 NEW = ">"
 NOW = "$"
 ACK_CHUNK = 1000
@@ -61,19 +63,17 @@ class PendingEntry(NamedTuple):
     deliveries: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedPage:
-    """What XAUTOCLAIM answers.
+class Reclaimed(NamedTuple):
+    """Entries that were taken over from other members.
 
     Args:
-        cursor: where to continue; ``0-0`` at the end. A page that is empty is not the end.
-        ids: entries that this member owns now.
-        deleted: entries that were pending and are no longer in the stream; Redis has removed them from the group.
+        cursor: where the search goes on; empty at the end.
+        entries: each counts as delivered once more, except those that are no longer in the stream: these stay pending
+            for the member that held them.
     """
 
     cursor: str
-    ids: list[bytes]
-    deleted: list[bytes]
+    entries: list[RawEntry]
 
 
 class RedisGroup:
@@ -90,7 +90,7 @@ class RedisGroup:
     """
 
     def __init__(
-        self, server: RedisServer, name: str, consumer: str = "", *, acknowledge_on_read: bool = False
+        self, server: RedisConnection, name: str, consumer: str = "", *, acknowledge_on_read: bool = False
     ) -> None:
         self.name, self.server = check_name("group", name), server
         self.consumer = check_name("consumer", consumer) if consumer else ""
@@ -138,19 +138,18 @@ class RedisGroup:
             FormatError: the key holds something else.
         """
         key = self.key(shard)
-        script: Any = self.server.connection.register_script(CREATE_GROUP)
-        with self.server.explained(f"creating group {self.name!r} of {readable(key)}"):
-            try:
-                script(keys=[key], args=[self.name, start, int(create_stream)])
-            except redis.ResponseError as error:
-                if "BUSYGROUP" in str(error):
-                    return False
-                if "requires the key to exist" in str(error):
-                    raise StreamNotFoundError(
-                        f"there is no stream {readable(key)} at {self.server.url} to create group {self.name!r} for",
-                        remedy="Check the stream key, or set the group option create_stream.",
-                    ) from error
-                raise
+        arguments = [self.name, start, int(create_stream)]
+        try:
+            self.server.run(CREATE_GROUP, [key], arguments, f"creating group {self.name!r} of {readable(key)}")
+        except StreamNotFoundError as error:
+            raise StreamNotFoundError(
+                f"there is no stream {readable(key)} at {self.server.url} to create group {self.name!r} for",
+                remedy="Check the stream key, or set the group option create_stream.",
+            ) from error
+        except BrokerError as error:
+            if "BUSYGROUP" in str(error.__context__):
+                return False
+            raise
         return True
 
     def facts(self, shard: Shard) -> GroupFacts | None:
@@ -214,9 +213,9 @@ class RedisGroup:
             beside: more keys, in the same slot of a cluster.
         """
         key = self.key(shard)
-        registered: Any = self.server.connection.register_script(script)
-        with self._explained(f"changing group {self.name!r} of {shard}", [key]):
-            return registered(keys=[key, *beside], args=[self.name, *arguments])
+        what = f"changing group {self.name!r} of {shard}"
+        with self._explained(what, [key]):
+            return self.server.run(script, [key, *beside], [self.name, *arguments], what)
 
     # claim mode: its entries are claimed one by one, and no position is set any more
 
@@ -250,12 +249,21 @@ class RedisGroup:
         self._received += sum(len(entries) for _, entries in pages)
         return {shards[key]: entries for key, entries in pages}
 
-    def acknowledge(self, shard: Shard, ids: Sequence[bytes | str]) -> int:
-        """XACK in chunks; returns how many were pending."""
-        key, done = self.key(shard), 0
-        with self.server.explained(f"acknowledging in {readable(key)}"):
-            for begin in range(0, len(ids), ACK_CHUNK):
-                done += int(self.server.connection.xack(key, self.name, *ids[begin : begin + ACK_CHUNK]))
+    def acknowledge(self, shard: Shard, ids: Sequence[bytes | str], *, times: bytes | None = None) -> int:
+        """XACK in chunks; returns how many were pending.
+
+        Args:
+            shard: where.
+            ids: of the entries.
+            times: a hash in the same slot, from which the ids are removed, too.
+        """
+        key, commands = self.key(shard), list[tuple[object, ...]]()
+        for begin in range(0, len(ids), ACK_CHUNK):
+            chunk = ids[begin : begin + ACK_CHUNK]
+            commands.append(("XACK", key, self.name, *chunk))
+            commands += [("HDEL", times, *chunk)] if times else []
+        replies = list(self.server.replies(commands, f"acknowledging in {readable(key)}"))
+        done = sum(int(count) for (command, *_), count in zip(commands, replies) if command == "XACK")
         # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
         if ids and not done and self.facts(shard) is None:
             raise self._removed([key], f"could not acknowledge {counted(len(ids), 'entry', 'entries')}")
@@ -290,12 +298,12 @@ class RedisGroup:
             shard: where.
             below: only entries below this sequence.
             consumer: only entries that it holds.
-            idle_ms: only entries that were idle for so long.
+            idle_ms: only entries that were idle for this time.
             page: the most entries in a page.
         """
         if below is not None and below <= 1:
             return
-        key, start, end = self.key(shard), "-", "+" if below is None else to_id(below - 1)
+        key, start, end = self.key(shard), BEGIN, "+" if below is None else to_id(below - 1)
         while True:
             with self._explained(f"asking what is pending in {shard}", [key]):
                 listed = self.server.connection.xpending_range(
@@ -307,33 +315,29 @@ class RedisGroup:
             start = f"({listed[-1]['message_id'].decode()}"
 
     def has_idle_peer(self, shard: Shard, idle_seconds: float) -> bool:
-        """Whether another member holds entries and has been idle for so long."""
+        """Whether another member holds entries and has been idle for this time."""
         members = self.members(shard)
         if any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in members):
-            # Members in claim mode take over idle entries themselves, since the name tells which batch they belong to.
+            # Members in claim mode take over idle entries themselves, since the name says which batch they belong to.
             return False
         return any(
             member["name"] != self.consumer.encode() and member["pending"] and member["idle"] >= idle_seconds * 1000
             for member in members
         )
 
-    def claim(self, shard: Shard, cursor: str, *, idle_seconds: float, count: int) -> ClaimedPage:
-        """Become the owner of entries that were idle for so long; they do not count as delivered yet."""
-        idle_ms = max(1, round(idle_seconds * 1000))
-        reply = self._command(shard, "XAUTOCLAIM", self.consumer, idle_ms, cursor, "COUNT", count, "JUSTID")
-        # Before Redis 7 there is no third element.
-        return ClaimedPage(reply[0].decode(), list(reply[1]), list(reply[2]) if len(reply) > 2 else [])
+    def reclaim(self, shard: Shard, cursor: str, *, idle_seconds: float, count: int) -> Reclaimed:
+        """Take over at most ``count`` entries of other members that were idle for this time, and deliver them.
 
-    def deliver(self, shard: Shard, ids: Sequence[bytes]) -> list[RawEntry]:
-        """The entries of claimed ids, counted as delivered once more.
-
-        An entry that its previous owner has acknowledged meanwhile is not among them.
+        Args:
+            shard: where.
+            cursor: where to begin; :data:`BEGIN`, or that of the last answer.
+            idle_seconds: the time since the last client touched them.
+            count: the most entries.
         """
-        if not ids:
-            return []
-        entries = [entry for entry in self._command(shard, "XCLAIM", self.consumer, 0, *ids) if entry is not None]
-        self._received += len(entries)
-        return entries
+        arguments = [self.consumer, round(idle_seconds * 1000), cursor, count, PAGE, 1]
+        after, _, found = self.run(shard, RECLAIM, arguments)
+        self._received += len(found)
+        return Reclaimed(after.decode(), [(entry_id, fields) for entry_id, _, _, fields in found])
 
     def deliveries(self, shard: Shard, ids: Sequence[bytes]) -> dict[bytes, int]:
         """How often each of these pending entries was delivered."""
@@ -366,8 +370,8 @@ class RedisGroup:
             with self.server.explained(what):
                 yield
         except BrokerError as error:
-            if any(said in str(error.__cause__) for said in _GONE):
-                raise self._removed(keys, str(error.__cause__)) from error
+            if any(said in str(error.__context__) for said in _GONE):
+                raise self._removed(keys, str(error.__context__)) from error
             raise
 
     def _removed(self, keys: list[bytes], said: str) -> GroupRemovedError:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
-from stream_consumers.consumer_base import PollingConsumer, end_of
-from stream_consumers.errors import NotSubscribedError, StreamAssetsError
+from stream_consumers.committer import Entries
+from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
+from stream_consumers.consumer_base import LeavingMember, end_of
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import (
     AutoCommit,
@@ -23,12 +25,11 @@ from stream_consumers.options import (
     new_consumer_name,
 )
 from stream_consumers.polling_lock import PollingLock
-from stream_consumers.redis.acknowledgements import Acknowledgements, EntryLocation
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.entries import read_reply
-from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
+from stream_consumers.redis.group import BEGIN, NEW, NOW, START, RedisGroup
 from stream_consumers.redis.ids import id_order, to_id
-from stream_consumers.redis.server import RawEntry, RedisServer
+from stream_consumers.redis.server import RawEntry, RedisConnection
 from stream_consumers.urls import StreamUrl
 from stream_consumers.wording import counted
 
@@ -36,9 +37,9 @@ BATCH = 100
 SHARED_BATCH = 10
 SHARDS_SECONDS = 5.0
 # How many pages of pending entries one read may search before it turns to new entries again.
-CLAIM_PAGES = 100
-Receive = Callable[[Shard, Sequence[RawEntry], bool], None]
-"""Gets entries of a shard in order, and whether they may have been delivered before."""
+CLAIM_PAGES = 20
+EntryLocation = tuple[Shard, bytes]
+"""Where an entry is: its shard and its id."""
 MEMBER_MODES = Modes(
     of="members of a Redis group",
     available=(ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED),
@@ -46,17 +47,146 @@ MEMBER_MODES = Modes(
 )
 
 
+class Acknowledgements:
+    """Tells which entries are to be acknowledged, and which are to be committed; these are two steps. Thread-safe.
+
+    Args:
+        options: what decides when an entry may be committed.
+
+    Example:
+        >>> held = Acknowledgements(RedisGroupOptions(auto_commit=AutoCommit.DISABLED))
+        >>> held.receive((Shard("orders"), b"1-0")), held.receive((Shard("orders"), b"1-0"))
+        (True, False)
+        >>> held.acknowledge((Shard("orders"), b"1-0"))
+        >>> held.acknowledged()
+        [(Shard(stream='orders', id=0), b'1-0')]
+    """
+
+    def __init__(self, options: RedisGroupOptions) -> None:
+        self._mode = options.auto_commit
+        self._delay = options.auto_commit_delay_seconds
+        self._interval = options.auto_commit_interval_seconds
+        self._lock = threading.Lock()
+        self._held: set[EntryLocation] = set()
+        self._aging: deque[tuple[float, EntryLocation]] = deque()
+        # Dictionaries, because they keep the order.
+        self._acknowledged: dict[EntryLocation, None] = {}
+        self._settled: dict[EntryLocation, None] = {}
+        self._next_commit = time.monotonic() + self._interval
+
+    def receive(self, location: EntryLocation) -> bool:
+        """Note an entry that came from the server; false if this member holds it already."""
+        with self._lock:
+            if location in self._held:
+                return False
+            if self._mode is not AutoCommit.IMMEDIATE:
+                self._held.add(location)
+            return True
+
+    def is_held(self, location: EntryLocation) -> bool:
+        """Whether the entry was received and is not committed yet."""
+        with self._lock:
+            return location in self._held
+
+    def forget(self, locations: Iterable[EntryLocation]) -> None:
+        """These entries were received and will not be handed out; they stay pending."""
+        with self._lock:
+            self._held.difference_update(locations)
+
+    def hand_out(self, location: EntryLocation) -> None:
+        """The user gets this message now; with ``delayed``, its time begins."""
+        if self._mode is AutoCommit.DELAYED:
+            with self._lock:
+                self._aging.append((time.monotonic() + self._delay, location))
+
+    def settle(self, location: EntryLocation) -> None:
+        """Commit an entry in every mode: it is not a message, so that the user never acknowledges it."""
+        if self._mode is not AutoCommit.IMMEDIATE:
+            with self._lock:
+                self._settled[location] = None
+
+    def acknowledge(self, location: EntryLocation) -> None:
+        """The user is done with this message.
+
+        Raises:
+            InvalidOptionError: with ``delayed``, which acknowledges by itself.
+        """
+        if self._mode is AutoCommit.DELAYED:
+            raise InvalidOptionError(
+                "auto_commit is 'delayed', which acknowledges by itself",
+                remedy="Do not call ack, or set auto_commit to rolling or disabled.",
+                auto_commit_delay_seconds=self._delay,
+            )
+        if self._mode is not AutoCommit.IMMEDIATE:
+            with self._lock:
+                self._acknowledged[location] = None
+
+    def check_manual(self) -> None:
+        """Refuse to commit by hand where it is done automatically.
+
+        Raises:
+            InvalidOptionError: with ``delayed`` and ``rolling``.
+        """
+        if self._mode in {AutoCommit.DELAYED, AutoCommit.ROLLING}:
+            raise InvalidOptionError(
+                f"auto_commit is {self._mode.value!r}, which commits by itself",
+                remedy="Do not call commit, or set auto_commit to disabled.",
+                auto_commit_interval_seconds=self._interval,
+            )
+
+    def acknowledged(self) -> list[EntryLocation]:
+        """The entries that a commit by hand sends."""
+        with self._lock:
+            return [*self._settled, *self._acknowledged]
+
+    def due(self, *, is_last: bool = False) -> list[EntryLocation]:
+        """The entries that an automatic commit sends now.
+
+        Args:
+            is_last: there will be no later commit, so that the interval does not matter; the delay does.
+        """
+        now = time.monotonic()
+        with self._lock:
+            while self._aging and self._aging[0][0] <= now:
+                self._acknowledged[self._aging.popleft()[1]] = None
+            if self._mode is AutoCommit.DISABLED or not (is_last or now >= self._next_commit):
+                return list(self._settled)
+            self._next_commit = now + self._interval
+            return [*self._settled, *self._acknowledged]
+
+    def committed(self, locations: Iterable[EntryLocation]) -> None:
+        """These entries were committed: the server has acknowledged them."""
+        with self._lock:
+            for location in locations:
+                self._held.discard(location)
+                self._settled.pop(location, None)
+                self._acknowledged.pop(location, None)
+
+
+class Page(NamedTuple):
+    """Entries that a member got.
+
+    Args:
+        shard: where they are.
+        entries: in order.
+        is_again: whether they may have been delivered before.
+    """
+
+    shard: Shard
+    entries: Sequence[RawEntry]
+    is_again: bool
+
+
 class GroupReader:
     """Reads entries for one member of a group: first those that are pending for it, then new ones. Not thread-safe.
 
     Args:
         group: the group as this member sees it.
-        receive: called with the entries of each page.
         count: the most entries of a shard at once.
     """
 
-    def __init__(self, group: RedisGroup, receive: Receive, *, count: int) -> None:
-        self._group, self._receive, self._count = group, receive, count
+    def __init__(self, group: RedisGroup, *, count: int) -> None:
+        self._group, self._count = group, count
         self._joined: set[Shard] = set()
         # Per shard, up to which id the entries pending for this member were read; the other shards are at new entries.
         self._backlog: dict[Shard, str] = {}
@@ -70,7 +200,7 @@ class GroupReader:
             shard: which one.
             after: :data:`stream_consumers.redis.group.NEW`, or an id: first, entries behind it are read that are
                 pending for this member.
-            given: the last id that the group gave to anybody before. When the answer to a read was lost, pending
+            given: the last id that the group gave to any member before. When the answer to a read was lost, pending
                 entries are read again behind it only; without it, all of them are.
         """
         self._joined.add(shard)
@@ -79,47 +209,51 @@ class GroupReader:
         if given is not None:
             self._given[shard] = given
 
-    def read(self, seconds: float) -> bool:
-        """Read a page, waiting for new entries at most so long; whether there were any entries, usable or not.
+    def read(self, seconds: float) -> Iterator[Page]:
+        """Read until there is something, waiting at most this long for new entries; entries need not be usable.
+
+        After an error, also of who works on a page, call :meth:`read_again`.
 
         Raises:
-            StreamAssetsError: as the server says; a later call reads what it gave to this member meanwhile.
+            StreamAssetsError: as the server says.
         """
-        try:
-            return self._read_backlog() or self._take_over() or self._read_new(seconds)
-        except StreamAssetsError:
-            # Entries in an answer that was lost are pending for this member: read them again.
-            for shard in self._joined:
-                self._backlog.setdefault(shard, self._given.get(shard, START))
-            raise
+        came = False
+        for source in (self._read_backlog(), self._take_over(), self._read_new(seconds)):
+            for page in source:
+                came = True
+                yield page
+            if came:
+                return
 
-    def _read_backlog(self) -> bool:
+    def read_again(self) -> None:
+        """Read what is pending for this member again: the entries in an answer that was lost are."""
+        for shard in self._joined:
+            self._backlog.setdefault(shard, self._given.get(shard, START))
+
+    def _read_backlog(self) -> Iterator[Page]:
         """Read entries that are pending for this member, page by page until an empty page; trimmed ones count, too."""
         while self._backlog:
             pages = self._group.read(dict(sorted(self._backlog.items())), count=self._count)
             for shard in list(self._backlog):
-                entries = pages.get(shard)
-                if not entries:
+                if entries := pages.get(shard):
+                    yield from self._pass_on(shard, entries, is_again=True)
+                    self._backlog[shard] = entries[-1][0].decode()
+                else:
                     del self._backlog[shard]
-                    continue
-                self._pass_on(shard, entries, is_again=True)
-                self._backlog[shard] = entries[-1][0].decode()
             if any(pages.values()):
-                return True
-        return False
+                return
 
-    def _take_over(self) -> bool:
-        """Take over entries of members that are gone; whether there were any."""
-        return False
+    def _take_over(self) -> Iterator[Page]:
+        """Take over entries of members that are gone."""
+        return iter(())
 
-    def _read_new(self, seconds: float) -> bool:
+    def _read_new(self, seconds: float) -> Iterator[Page]:
         pages = self._group.read(dict.fromkeys(sorted(self._joined), NEW), count=self._count, seconds=seconds)
         for shard, entries in pages.items():
-            self._pass_on(shard, entries, is_again=False)
-        return any(pages.values())
+            yield from self._pass_on(shard, entries, is_again=False)
 
-    def _pass_on(self, shard: Shard, entries: Sequence[RawEntry], *, is_again: bool) -> None:
-        self._receive(shard, entries, is_again)
+    def _pass_on(self, shard: Shard, entries: Sequence[RawEntry], *, is_again: bool) -> Iterator[Page]:
+        yield Page(shard, entries, is_again)
         if shard in self._given:
             self._given[shard] = max(self._given[shard], entries[-1][0].decode(), key=id_order)
 
@@ -129,35 +263,27 @@ class SharingReader(GroupReader):
 
     Args:
         group: the group as this member sees it.
-        receive: called with the entries of each page.
         options: batch size, claims, whether to make streams.
-        is_held: whether this member holds an entry already.
         is_shared: take over entries of members that are gone.
         start: the id behind which a group starts that is created.
         meets_new_shards: look for shards that were added.
     """
 
     def __init__(
-        self,
-        group: RedisGroup,
-        receive: Receive,
-        options: RedisGroupOptions,
-        *,
-        is_held: Callable[[EntryLocation], bool],
-        is_shared: bool,
-        start: str,
-        meets_new_shards: bool,
+        self, group: RedisGroup, options: RedisGroupOptions, *, is_shared: bool, start: str, meets_new_shards: bool
     ) -> None:
-        super().__init__(group, receive, count=options.batch_size or (SHARED_BATCH if is_shared else BATCH))
-        self._options, self._is_held, self._meets_new_shards = options, is_held, meets_new_shards
+        super().__init__(group, count=options.batch_size or (SHARED_BATCH if is_shared else BATCH))
+        self._options, self._meets_new_shards = options, meets_new_shards
         self._to_join: dict[Shard, str] = dict.fromkeys(group.find_shards(), start)
         self._look_again = time.monotonic() + SHARDS_SECONDS
         # Per shard, where the search for entries of members that are gone goes on.
         self._sweeps: dict[Shard, str] = {}
+        # Entries that were removed and passed on: they are found again until they are acknowledged.
+        self._removed: set[EntryLocation] = set()
         interval = options.auto_claim_interval_seconds if is_shared else None
         self._next_sweep = None if interval is None else time.monotonic() + interval
 
-    def read(self, seconds: float) -> bool:
+    def read(self, seconds: float) -> Iterator[Page]:
         """See :meth:`GroupReader.read`."""
         self._meet_new_shards()
         for shard, start in list(self._to_join.items()):
@@ -165,7 +291,7 @@ class SharingReader(GroupReader):
             del self._to_join[shard]
             # Entries that are taken over may have any id: after a lost answer, all pending ones are read again.
             self.join(shard, START)
-        return super().read(seconds)
+        yield from super().read(seconds)
 
     def _meet_new_shards(self) -> None:
         if not self._meets_new_shards or time.monotonic() < self._look_again:
@@ -176,41 +302,41 @@ class SharingReader(GroupReader):
             if before.get(shard) != key:
                 self._to_join[shard] = START
 
-    def _take_over(self) -> bool:
+    def _take_over(self) -> Iterator[Page]:
         interval, idle = self._options.auto_claim_interval_seconds, self._options.auto_claim_idle_seconds
         if self._next_sweep is None or interval is None:
-            return False
+            return
         if not self._sweeps and time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + interval
-            self._sweeps = {s: START for s in sorted(self._joined) if self._group.has_idle_peer(s, idle)}
-        room, came = self._count, False
+            self._sweeps = {s: BEGIN for s in sorted(self._joined) if self._group.has_idle_peer(s, idle)}
+        room = self._count
         for _ in range(CLAIM_PAGES):
             if not self._sweeps or room <= 0:
-                break
+                return
             shard, cursor = next(iter(self._sweeps.items()))
-            page = self._group.claim(shard, cursor, idle_seconds=idle, count=room)
-            # XAUTOCLAIM returns the caller's own entries, too, and those are being worked on.
-            wanted = [entry_id for entry_id in page.ids if not self._is_held((shard, entry_id))]
-            deleted = [entry_id for entry_id in page.deleted if not self._is_held((shard, entry_id))]
-            entries = self._group.deliver(shard, wanted)
-            self._receive(shard, [*entries, *((entry_id, None) for entry_id in deleted)], True)
-            came = came or bool(entries or deleted)
+            found = self._group.reclaim(shard, cursor, idle_seconds=idle, count=room)
+            entries = [entry for entry in found.entries if (shard, entry[0]) not in self._removed]
+            if entries:
+                yield Page(shard, entries, is_again=True)
+            self._removed.update((shard, entry_id) for entry_id, fields in entries if fields is None)
             room -= len(entries)
-            if page.cursor == START:
-                del self._sweeps[shard]
+            if found.cursor:
+                self._sweeps[shard] = found.cursor
             else:
-                self._sweeps[shard] = page.cursor
-        return came
+                del self._sweeps[shard]
 
 
-class RedisGroupConsumer(PollingConsumer):
+class RedisGroupConsumer(LeavingMember):
     """A member of a consumer group of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
     Every message is delivered at least once (with ``immediate`` at most once): first those that are pending for this
-    member's name, then those that the group has not delivered to anybody. Commits happen within :meth:`next`, also
+    member's name, then those that the group has not delivered to any member. Commits happen within :meth:`next`, also
     while it waits, and in :meth:`close`. A message that was delivered and not committed stays pending, and is delivered
     again to the next consumer of the same name, or to a peer that claims it. Two live members must not have the same
     name: each would get the other's pending messages, too, when it starts.
+
+    With ``auto_commit`` ``disabled`` a member is the :class:`stream_consumers.committer.EntryCommitter` of a tracked
+    consumer that reads it.
 
     A :meth:`seek` or :meth:`rewind` leaves the group: from then on, every message of the assigned shards is read by
     position, and nothing new becomes pending. Messages that the group delivered before can still be acknowledged.
@@ -242,6 +368,8 @@ class RedisGroupConsumer(PollingConsumer):
                 consumer.commit()
     """
 
+    is_transactional = False
+
     def __init__(
         self,
         url: str | StreamUrl,
@@ -255,34 +383,29 @@ class RedisGroupConsumer(PollingConsumer):
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
         url = StreamUrl.parse(url)
-        super().__init__()
+        super().__init__(lambda: RedisConsumer(url, live=live, client=client, on_dead_letter=on_dead_letter))
         self._options = options or RedisGroupOptions()
         mode, reset = MEMBER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         name = MEMBER_MODES.group(mode, group) or ""
         consumer = self._options.consumer or _member_name(mode, name)
-        self._url, self._mode, self._live, self._client = url, mode, live, client
+        self._url, self._mode, self._live = url, mode, live
         self._on_dead_letter = on_dead_letter
         self._streams = url.required_streams()
-        server = RedisServer(url, client)
+        server = RedisConnection(url, client)
         is_immediate = self._options.auto_commit is AutoCommit.IMMEDIATE
         self._message_field = server.message_field
         self._group = RedisGroup(server, name, consumer, acknowledge_on_read=is_immediate)
         self._acknowledgements = Acknowledgements(self._options)
         self._reader = SharingReader(
             self._group,
-            self._receive,
             self._options,
-            is_held=self._acknowledgements.is_held,
             is_shared=mode is ConsumerMode.LOAD_BALANCED,
             start=START if reset is AutoStreamReset.EARLIEST else NOW,
             meets_new_shards=live,
         )
         # A thread that waits for messages holds _reading only, so that nothing else waits for it.
-        self._reading, self._moving, self._committing = PollingLock(), threading.Lock(), threading.Lock()
-        self._lock = threading.Lock()
+        self._reading, self._committing, self._lock = PollingLock(), threading.Lock(), threading.Lock()
         self._buffer: deque[tuple[EntryLocation, Message | DeadLetter]] = deque()
-        self._by_position: RedisConsumer | None = None
-        self._is_detached = False
 
     def __repr__(self) -> str:
         names = f"group={self.group!r}, consumer={self.consumer!r}"
@@ -316,8 +439,8 @@ class RedisGroupConsumer(PollingConsumer):
 
     def _poll(self, seconds: float) -> Message | None:
         self._commit_what_is_due()
-        if self._by_position is not None and self._is_detached:
-            return self._by_position.next(seconds)
+        if self._alone is not None and self._is_detached:
+            return self._alone.next(seconds)
         # A page without a message is no reason to give up before the next one.
         deadline = time.monotonic() + seconds + self.poll_seconds
         while (message := self._take()) is None:
@@ -326,31 +449,8 @@ class RedisGroupConsumer(PollingConsumer):
             seconds = 0.0
         return message
 
-    def seek(self, moment: datetime) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.seek`; leaves the group."""
-        with self._moving:
-            self._positions().seek(moment)
-            self._detach()
-
-    def rewind(self, to: Edge | int) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
-        to = rewind_place(to)
-        with self._moving:
-            self._positions().rewind(to)
-            self._detach()
-
-    def assign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        with self._moving:
-            self._positions().assign(shard)
-
-    def unassign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
-        with self._moving:
-            self._positions().unassign(shard)
-
     def ack(self, message: Message | tuple[Shard, int]) -> None:
-        """Acknowledge a message: it is done, and the next commit tells the server.
+        """Acknowledge a message: it is done, and the next commit sends this to the server.
 
         Args:
             message: the message, or its shard and sequence.
@@ -371,10 +471,13 @@ class RedisGroupConsumer(PollingConsumer):
             )
         self._acknowledgements.acknowledge(location)
 
-    def commit(self) -> int:
+    def commit(self, positions: Positions | None = None) -> int:
         """Tell the server which messages were acknowledged; returns how many entries are no longer pending.
 
         It is no error if these are fewer than were acknowledged: a peer may have taken some over.
+
+        Args:
+            positions: ignored, because a group whose members share entries has no positions.
 
         Raises:
             InvalidOptionError: auto_commit is ``delayed`` or ``rolling``.
@@ -385,6 +488,37 @@ class RedisGroupConsumer(PollingConsumer):
         self._acknowledgements.check_manual()
         with self._committing:
             return self._send(self._acknowledgements.acknowledged())
+
+    def commit_entries(self, entries: Entries) -> None:
+        """See :meth:`stream_consumers.committer.EntryCommitter.commit_entries`.
+
+        The server gets an XACK when a message was acknowledged *and* a commit runs. Until then the message is pending,
+        and is delivered again to the next consumer of the same name, or to a peer that takes it over.
+
+        Raises:
+            GroupRemovedError: the group is gone.
+            BrokerUnavailableError, AccessDeniedError: as the server says; the next commit sends them again.
+        """
+        for shard, sequences in entries.items():
+            for sequence in sequences:
+                self.ack((shard, sequence))
+        self.commit()
+
+    def committed(self) -> Positions:
+        """No positions: the server knows the pending entries, and delivers those."""
+        return {}
+
+    def check_waits_for_ack(self) -> None:
+        """Refuse to track a member that does not wait until its messages are finished.
+
+        Raises:
+            InvalidOptionError: ``auto_commit`` is another mode than ``disabled``.
+        """
+        if self.auto_commit is not AutoCommit.DISABLED:
+            raise InvalidOptionError(
+                f"auto_commit of {self} is {self.auto_commit.value!r}: it would not wait for unfinished messages",
+                remedy="Give it RedisGroupOptions(auto_commit=AutoCommit.DISABLED).",
+            )
 
     def close(self) -> None:
         """Commit what may be committed, and release connections; a waiting :meth:`next` ends.
@@ -404,9 +538,7 @@ class RedisGroupConsumer(PollingConsumer):
             with self._committing:
                 self._send(self._acknowledgements.due(is_last=True))
         finally:
-            with self._moving:
-                if self._by_position is not None:
-                    self._by_position.close()
+            self._close_alone()
             with self._reading.moving():
                 self._group.close()
 
@@ -430,15 +562,7 @@ class RedisGroupConsumer(PollingConsumer):
             self._acknowledgements.committed((shard, entry_id) for entry_id in ids)
         return done
 
-    # positions
-
-    def _positions(self) -> RedisConsumer:
-        self._check_open()
-        if self._by_position is None:
-            self._by_position = RedisConsumer(
-                self._url, live=self._live, client=self._client, on_dead_letter=self._on_dead_letter
-            )
-        return self._by_position
+    # leaving the group
 
     def _detach(self) -> None:
         with self._lock:
@@ -462,7 +586,7 @@ class RedisGroupConsumer(PollingConsumer):
             self._acknowledgements.settle(location)
 
     def _read(self, seconds: float) -> bool:
-        """Fill the buffer with a page, waiting at most so long; whether there were any entries.
+        """Fill the buffer with a page, waiting at most this long; returns whether there were any entries.
 
         Raises:
             StreamEndedError: there were none, and the consumer is not live.
@@ -473,15 +597,22 @@ class RedisGroupConsumer(PollingConsumer):
             self._check_open()
             if self._buffer or self._is_detached:
                 return True
-            came = self._reader.read(seconds if self._live else 0.0)
+            came = False
+            for page in self._reader.read(seconds if self._live else 0.0):
+                self._receive(page)
+                came = True
+        except StreamAssetsError:
+            self._reader.read_again()
+            raise
         finally:
             self._reading.release()
         if not came and not self._live and not self._is_detached:
             raise end_of(f"group {self.group!r}")
         return came
 
-    def _receive(self, shard: Shard, entries: Sequence[RawEntry], is_again: bool) -> None:
+    def _receive(self, page: Page) -> None:
         """Put entries into the buffer, except those that this member holds already."""
+        shard, entries, is_again = page
         counts: dict[bytes, int] = {}
         most = self._options.max_deliveries
         if is_again and most is not None:

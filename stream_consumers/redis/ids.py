@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from stream_consumers.errors import FormatError, InvalidOptionError
-from stream_consumers.messages import MAX_SHARD_DIGITS
+from stream_consumers.messages import MAX_SEQUENCE, MAX_SHARD
 from stream_consumers.options import check_several
 
 _ENTRY_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?\Z")
@@ -20,7 +20,8 @@ def to_sequence(entry_id: bytes | str) -> int:
     """The sequence of an entry id.
 
     Raises:
-        FormatError: it is no id, or one that has no sequence (more than 65536 entries in a millisecond).
+        FormatError: it is no id, or one that has no sequence (more than 65536 entries in a millisecond, or
+            above :data:`GREATEST`).
 
     Example:
         >>> to_sequence("1795219782548-1")
@@ -32,12 +33,13 @@ def to_sequence(entry_id: bytes | str) -> int:
     if not is_number:
         raise FormatError(f"{text!r} is not a Redis entry id", remedy="Ids are written as milliseconds-number.")
     milliseconds, sub = int(parts[0]), int(parts[1])
-    if sub > MAX_SUB or milliseconds > MAX_MS:
+    sequence = milliseconds << SUB_BITS | sub
+    if sub > MAX_SUB or sequence > MAX_SEQUENCE:
         raise FormatError(
-            f"the entry id {text} has no sequence: it goes up to {MAX_MS} and {MAX_SUB}",
+            f"the entry id {text} has no sequence: its second number goes up to {MAX_SUB}, and it to {GREATEST}",
             remedy="Let Redis make the ids (XADD key * …), or spread the producer over shards.",
         )
-    return milliseconds << SUB_BITS | sub
+    return sequence
 
 
 def to_id(sequence: int) -> str:
@@ -48,6 +50,10 @@ def to_id(sequence: int) -> str:
         '1795219782548-1'
     """
     return f"{sequence >> SUB_BITS}-{sequence & MAX_SUB}"
+
+
+GREATEST = to_id(MAX_SEQUENCE)
+"""The greatest entry id that has a sequence."""
 
 
 class EntrySequence(int):
@@ -146,11 +152,11 @@ def to_timestamp_ms(sequence: int) -> int:
 
 
 def is_shard_id(text: str) -> bool:
-    """Whether this is how a key ends that is a shard: a number, written without zeros before it.
+    """Whether this is how a key ends that is a shard: a number up to 2^63-1, written without zeros before it.
 
     Example:
         >>> [is_shard_id(text) for text in ("0", "12", "012", "x", "")]
         [True, True, False, False, False]
     """
-    is_number = text.isascii() and text.isdigit() and len(text) <= MAX_SHARD_DIGITS
-    return is_number and str(int(text)) == text
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_SHARD))
+    return is_number and int(text) <= MAX_SHARD and str(int(text)) == text

@@ -22,17 +22,16 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Receipt, Shard, decode_key
 from stream_consumers.options import check_count
 from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
-from stream_consumers.redis.client import explain
 from stream_consumers.redis.ids import MAX_MS, MAX_SUB, to_sequence
 from stream_consumers.redis.keys import is_numbered, numbered_key, readable
-from stream_consumers.redis.server import RedisServer
+from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl
 from stream_consumers.wording import counted
 
 # How much may wait to be sent: then it is sent, and what is more is refused as long as that fails.
 PIPELINE = 512
 PIPELINE_BYTES = 8 * 1024 * 1024
-# A bulk string of Redis holds no more, unless its server was told to take more.
+# A bulk string of Redis holds no more, unless its server is configured to take more.
 MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
 _LOOK = "Check the address and the server."
 _QUEUED = "The messages stay queued, in order: flush again. Those that were on their way may be there twice then."
@@ -89,7 +88,7 @@ class RedisProducer(ProducerBase):
         self._wants_numbers = shards is not None and check_count("shards", shards) > 1
         # Per stream that was sent to, whether its shards are keys with numbers.
         self._is_numbered: dict[str, bool] = {}
-        self._server = RedisServer(url, client)
+        self._server = RedisConnection(url, client)
         self._server.shards()
         with self._server.explained("preparing to send"):
             self._script: Any = self._server.connection.script_load(_ADD)
@@ -152,8 +151,8 @@ class RedisProducer(ProducerBase):
         """Send the messages that wait.
 
         Raises:
-            StreamAssetsError: messages were not acknowledged, so many to these shards; they stay queued, in order. Of
-                several errors, the first.
+            StreamAssetsError: messages were not acknowledged; the facts count them by shard. They stay queued, in
+                order. Of several errors, the first is raised.
         """
         with self._lock:
             if self._waiting:
@@ -210,14 +209,15 @@ class RedisProducer(ProducerBase):
             queue = self._waiting[key]
             for said in answer if isinstance(answer, list) else [answer]:
                 if not isinstance(said, bytes):
-                    failed = failed or _refused(f"a message to {readable(key)} of {self._url} was refused", said)
+                    what = f"a message to {readable(key)} of {self._url} was refused"
+                    failed = failed or self._refused(what, said)
                     break
                 delivery = queue.popleft()
                 self._count, self._bytes = self._count - 1, self._bytes - delivery.size
                 try:
                     delivery.found = to_sequence(said)
                 except FormatError as error:
-                    # It was added, behind an id that somebody else gave, and nobody can read it.
+                    # It was added, after an id that another client chose, and it has no sequence.
                     failed = delivery.error = error
             if not queue:
                 del self._waiting[key]
@@ -237,11 +237,10 @@ class RedisProducer(ProducerBase):
             answers.update(self._add(forgotten))
         return answers
 
-
-def _refused(what: str, answer: object) -> StreamAssetsError:
-    if isinstance(answer, redis.RedisError):
-        return explain(answer, what=what)
-    return BrokerError(f"{what}: {answer!r}", remedy=_LOOK)
+    def _refused(self, what: str, answer: object) -> StreamAssetsError:
+        if isinstance(answer, redis.RedisError):
+            return self._server.error(answer, what)
+        return BrokerError(f"{what}: {answer!r}", remedy=_LOOK)
 
 
 class _Delivery:

@@ -14,7 +14,7 @@ from stream_consumers.errors import StreamRemovedError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.ids import id_order
 from stream_consumers.redis.keys import readable
-from stream_consumers.redis.server import Growth, RedisServer
+from stream_consumers.redis.server import Growth, RedisConnection
 
 LOOK_SECONDS = 5.0
 # The most streams that one look is at; with more of them, it takes several.
@@ -29,7 +29,7 @@ class RemovalWatch:
         server: where they are.
     """
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisConnection) -> None:
         self._server = server
         self._seen: dict[Shard, Growth] = {}
         self._look_at = time.monotonic() + LOOK_SECONDS

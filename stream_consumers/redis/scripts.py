@@ -14,11 +14,11 @@ local function fields(reply)
   return found
 end
 """
-# Lua: how many bytes the values of an entry have.
+# Lua: how many bytes the names and the values of an entry have.
 _SIZE = """
 local function size_of(entry)
   local size = 0
-  for index = 2, #entry[2], 2 do size = size + #entry[2][index] end
+  for index = 1, #entry[2] do size = size + #entry[2][index] end
   return size
 end
 """
@@ -32,11 +32,11 @@ end
 local UNCLAIMED = redis.error_reply('UNCLAIMED the group is not in claim mode')
 """
 
+# How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (with ARGV[5], one whatever its
+# size). Returns {entries, bytes, the id of the last one, is full}.
 WALK = (
     _SIZE
     + """
--- How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (with ARGV[5], one whatever its
--- size). Returns {entries, bytes, the id of the last one, is full}.
 local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 local room, bytes, count, last = tonumber(ARGV[4]), 0, 0, false
 for _, entry in ipairs(entries) do
@@ -48,20 +48,22 @@ return {count, bytes, last, 0}
 """
 )
 
+# How many of at most ARGV[3] entries there are from ARGV[1] to ARGV[2], and the id of the last one.
 COUNT = """
--- How many of at most ARGV[3] entries there are from ARGV[1] to ARGV[2], and the id of the last one.
 local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 return {#entries, #entries > 0 and entries[#entries][1]}
 """
 
+# Give at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], one whatever its size)
+# to the name ARGV[2] of group ARGV[1]. Nothing is given while entries that were trimmed unread are not accounted for.
+# Nor is anything given where the sentinel ARGV[7] is not in the group, or where another client has moved the group: its
+# position is neither ARGV[8] (empty if that is not known) nor a pending entry, and all members are of our kind.
+# Returns {is full, is refused, bytes, ids}.
 CLAIM_NEW = (
     _FIELDS
     + _SIZE
     + _CHECK_CLAIM_MODE
     + """
--- Give at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], one whatever its size)
--- to the name ARGV[2] of group ARGV[1]. Nothing is given while entries that were trimmed unread are not accounted for.
--- Nor is anything given where the sentinel ARGV[7] is not in the group. Returns {is full, is trimmed, bytes, ids}.
 local key, group, name = KEYS[1], ARGV[1], ARGV[2]
 if not is_in_claim_mode(key, group, ARGV[7]) then return UNCLAIMED end
 local at
@@ -71,6 +73,14 @@ for _, listed in ipairs(redis.call('XINFO', 'GROUPS', key)) do
 end
 if not at then return redis.error_reply('NOGROUP no such group ' .. group) end
 local last = at['last-delivered-id']
+if ARGV[8] ~= '' and last ~= ARGV[8] and #redis.call('XPENDING', key, group, last, last, 1) == 0 then
+  local has_others = false
+  for _, listed in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
+    local member = fields(listed)['name']
+    has_others = has_others or (member ~= ARGV[7] and not string.match(member, '^[^/]+/[1-9]%d*/%x+$'))
+  end
+  if not has_others then return {0, 1, 0, {}} end
+end
 if #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 and at['entries-read'] then
   local info = fields(redis.call('XINFO', 'STREAM', key))
   local added = info['entries-added']
@@ -101,18 +111,28 @@ return {full, 0, bytes, ids}
 """
 )
 
+# The server's time in milliseconds.
+TIME = """
+local time = redis.call('TIME')
+return time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+# Move those of the entries ARGV[10..] that the name ARGV[2] holds, idle for ARGV[4] ms and since the server's time
+# ARGV[9] in ms (if there is one), to the name ARGV[3]. With ARGV[7] the deliveries before do not count: they were to
+# clients of another kind. Nothing is moved where the sentinel ARGV[8] is not in the group.
+# Returns {is full, bytes, ids that were moved, ids that are not in the stream any more and stay where they are}.
 TAKE_OVER = (
     _SIZE
     + _CHECK_CLAIM_MODE
     + """
--- Move those of the entries ARGV[9..] that the name ARGV[2] holds, idle for ARGV[4] ms, to the name ARGV[3]. With
--- ARGV[7] the deliveries before do not count: they were to clients of another kind. Nothing is moved where the sentinel
--- ARGV[8] is not in the group.
--- Returns {is full, bytes, ids that were moved, ids that are not in the stream any more and stay where they are}.
 local key, group, from, to = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 if not is_in_claim_mode(key, group, ARGV[8]) then return UNCLAIMED end
 local idle, room, bytes, full, moved, gone = tonumber(ARGV[4]), tonumber(ARGV[5]), 0, 0, {}, {}
-for index = 9, #ARGV do
+if ARGV[9] ~= '' then
+  local time = redis.call('TIME')
+  idle = math.max(idle, time[1] * 1000 + math.floor(time[2] / 1000) - tonumber(ARGV[9]))
+end
+for index = 10, #ARGV do
   local id = ARGV[index]
   local held = redis.call('XPENDING', key, group, id, id, 1)[1]
   if held and held[2] == from and held[3] >= idle then
@@ -135,10 +155,10 @@ return {full, bytes, moved, gone}
 """
 )
 
+# The heartbeat: entries that the name ARGV[2] still holds, from ARGV[3] on, are no longer idle; one page. Returns
+# where the next page starts. Trimmed entries are left alone: XCLAIM would drop them, and their loss would not be
+# noticed; so the name itself is touched, too, by a read that finds nothing.
 TOUCH = """
--- The heartbeat: entries that the name ARGV[2] still holds, from ARGV[3] on, are no longer idle; one page. Returns
--- where the next page starts. Trimmed entries are left alone: XCLAIM would drop them, and their loss would not be
--- noticed; so the name itself is touched, too, by a read that finds nothing.
 redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', 1, 'STREAMS', KEYS[1], '18446744073709551615-0')
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
@@ -153,8 +173,8 @@ end
 return '(' .. page[#page][1]
 """
 
+# Anybody may take over at once the entries that the name ARGV[2] holds, from ARGV[3] on; this delivery does not count.
 RELEASE = """
--- Anybody may take over at once the entries that the name ARGV[2] holds, from ARGV[3] on; this delivery does not count.
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
 for _, held in ipairs(page) do
@@ -166,18 +186,18 @@ end
 return '(' .. page[#page][1]
 """
 
+# Remove the name ARGV[2] unless it holds an entry.
 FORGET = """
--- Remove the name ARGV[2] unless it holds an entry.
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 
+# Create the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. Entries that are gone by now do not
+# count as lost: before the first entry, and behind the last one, it is known how many of those ever added are read.
 CREATE_GROUP = (
     _FIELDS
     + """
--- Create the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. Entries that are gone by now do not
--- count as lost: before the first entry, and behind the last one, it is known how many of those ever added are read.
 local key, start, command = KEYS[1], ARGV[2], {'XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2]}
 if ARGV[3] == '1' then command[6] = 'MKSTREAM' end
 local made = redis.pcall(unpack(command))
@@ -194,11 +214,11 @@ return 1
 """
 )
 
+# Entries that were trimmed unread are accounted for: unless another client was faster, the group counts them as read.
+# ARGV: group, where it was, what it had counted (empty if it did not know), what it counts from here on.
 ACCOUNT = (
     _FIELDS
     + """
--- Entries that were trimmed unread are accounted for: unless somebody was faster, the group counts them as read.
--- ARGV: group, where it was, what it had counted (empty if it did not know), what it counts from here on.
 for _, listed in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local info = fields(listed)
   local read = info['entries-read'] or ''
@@ -211,10 +231,10 @@ return 0
 """
 )
 
+# Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel
+# ARGV[2] says: a late run of another mode would deliver entries a second time. With ARGV[5] the switch to claim mode
+# itself does it, and adds the sentinel.
 SET_POSITION = """
--- Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel
--- ARGV[2] says: a late run of another mode would deliver entries a second time. With ARGV[5] the switch to claim mode
--- itself does it, and adds the sentinel.
 local made = redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], ARGV[2])
 if made == 0 and ARGV[5] == '0' then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
@@ -225,13 +245,15 @@ if ARGV[5] == '1' then redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], 
 return 1
 """
 
-# Lua: deliver entries once more. KEYS[2] is a hash with the time in milliseconds at which entries were received first.
-# It is written only where an entry is touched or delivered again, because until then Redis itself still knows.
+# Lua: deliver entries once more. KEYS[2], if there is one, is a hash with the time in milliseconds at which entries
+# were received first. It is written only where an entry is touched or delivered again, because until then Redis itself
+# knows.
 _RECEIVED = """
 local key, times, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function first(id, idle)
+  if not times then return string.format('%.0f', now - idle) end
   redis.call('HSETNX', times, id, string.format('%.0f', now - idle))
   redis.call('PEXPIRE', times, 604800000)
   return redis.call('HGET', times, id)
@@ -246,36 +268,38 @@ local function deliver(held)
 end
 """
 
+# Deliver to the consumer at most ARGV[5] entries idle for ARGV[3] ms, looking at ARGV[6] of them from ARGV[4] on.
+# With ARGV[7], entries that the consumer holds are left out.
+# Returns {where to continue or '' at the end, now, {id, deliveries, first received, fields} of each}.
 RECLAIM = (
     _RECEIVED
     + """
--- Deliver to the consumer at most ARGV[5] entries idle for ARGV[3] ms, looking at ARGV[6] of them from ARGV[4] on.
--- Returns {where to continue or '' at the end, now, {id, deliveries, first received, fields} of each}.
 local page = redis.call('XPENDING', key, group, ARGV[4], '+', ARGV[6])
 local found, after = {}, ''
 for _, held in ipairs(page) do
   if #found == tonumber(ARGV[5]) then break end
   after = '(' .. held[1]
-  if held[3] >= tonumber(ARGV[3]) then found[#found + 1] = deliver(held) end
+  local is_wanted = ARGV[7] ~= '1' or held[2] ~= consumer
+  if is_wanted and held[3] >= tonumber(ARGV[3]) then found[#found + 1] = deliver(held) end
 end
 if #page < tonumber(ARGV[6]) and (#page == 0 or after == '(' .. page[#page][1]) then after = '' end
 return {after, now, found}
 """
 )
 
+# Deliver the entry ARGV[3] once more to the consumer, if it holds it. Returns as RECLAIM.
 REDELIVER = (
     _RECEIVED
     + """
--- Deliver the entry ARGV[3] once more to the consumer, if it holds it. Returns as RECLAIM.
 local held = redis.call('XPENDING', key, group, ARGV[3], ARGV[3], 1, consumer)[1]
 return {'', now, held and {deliver(held)} or {}}
 """
 )
 
+# The entries among ARGV[3..] that the consumer holds are no longer idle.
 TOUCH_ENTRIES = (
     _RECEIVED
     + """
--- The entries among ARGV[3..] that the consumer holds are no longer idle.
 local touched = 0
 for index = 3, #ARGV do
   local id = ARGV[index]

@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 import redis
 
 from stream_consumers.client_config import ClientConfig, resolve
-from stream_consumers.errors import (
-    InvalidUrlError,
-    StreamNotFoundError,
-)
+from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamNotFoundError
 from stream_consumers.messages import WILDCARD, Shard, decode_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
@@ -27,7 +24,7 @@ from stream_consumers.urls import StreamUrl
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
 PAGE = 1000
-# XINFO STREAM tells the first and the last entry with their payloads, so that it is asked of so many keys at once.
+# XINFO STREAM returns the first and the last entry with their payloads, so that few keys are asked for at once.
 FACTS_PAGE = 100
 COUNT_PAGE = 5000
 COUNT_PAGES = 400
@@ -56,6 +53,16 @@ class StreamFacts:
     added: int | None
     deleted: int | None
 
+    @property
+    def first_or_end(self) -> int:
+        """Entries before it are gone: the first sequence that exists, or the end of an empty stream."""
+        return self.end if self.first is None else self.first
+
+    @property
+    def removed(self) -> int | None:
+        """Entries that were trimmed or deleted; ``None`` before Redis 7."""
+        return None if self.added is None else self.added - self.length
+
 
 class Growth(NamedTuple):
     """What a stream can only gain.
@@ -79,7 +86,7 @@ class Growth(NamedTuple):
         return is_fewer or id_order(self.last) < id_order(before.last)
 
 
-class RedisServer:
+class RedisConnection:
     """The server of a URL.
 
     Args:
@@ -137,7 +144,11 @@ class RedisServer:
         try:
             yield
         except redis.RedisError as error:
-            raise explain(error, what=f"{what} at {self.url}") from error
+            raise self.error(error, f"{what} at {self.url}") from None
+
+    def error(self, error: redis.RedisError, what: str) -> StreamAssetsError:
+        """An error of the Redis client as StreamAssetsError; see :func:`stream_consumers.redis.client.explain`."""
+        return explain(error, what=what, options=self.client_options)
 
     def shards(self) -> list[Shard]:
         """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone.
@@ -230,26 +241,44 @@ class RedisServer:
                 found = pipeline.execute(raise_on_error=False)
             yield from found
 
-    def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
+    def replies(self, commands: Sequence[tuple[object, ...]], what: str, *, page: int = PAGE) -> Iterator[Any]:
+        """The same where no command may fail.
+
+        Raises:
+            StreamAssetsError: the first error among the answers.
+        """
+        for answer in self.answers(commands, what, page=page):
+            with self.explained(what):
+                if isinstance(answer, redis.RedisError):
+                    raise answer
+            yield answer
+
+    def run(self, script: str, keys: Sequence[bytes], arguments: Sequence[object], what: str) -> Any:
+        """Run a script of :mod:`stream_consumers.redis.scripts`; ``what`` is done, for the message."""
+        registered: Any = self.connection.register_script(script)
+        with self.explained(what):
+            return registered(keys=keys, args=arguments)
+
+    def count(self, shard: Shard, start: int, end: int, *, length: int | None = None) -> int:
         """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
 
         Args:
             shard: where.
             start: the first sequence.
             end: the sequence behind the last one.
-            length: entries in the stream; the answer if counting takes too long.
+            length: entries in the stream; the answer if counting takes too long. Without it all are counted.
         """
-        script: Any = self.connection.register_script(COUNT)
         found: int = 0
-        place = to_id(start)
-        for _ in range(COUNT_PAGES):
-            with self.explained(f"counting entries of {shard}"):
-                count, last = script(keys=[self.key(shard)], args=[place, to_id(end - 1), COUNT_PAGE])
-            found += count
-            if count < COUNT_PAGE:
-                return found
-            place = f"({last.decode()}"
-        return length
+        place: str | None = to_id(start)
+        pages = 0
+        while place is not None:
+            if length is not None and pages == COUNT_PAGES:
+                return length
+            arguments = [place, to_id(end - 1), COUNT_PAGE]
+            count, last = self.run(COUNT, [self.key(shard)], arguments, f"counting entries of {shard}")
+            found, pages = found + count, pages + 1
+            place = f"({last.decode()}" if count == COUNT_PAGE else None
+        return found
 
     def read(
         self, connection: Any, command: Sequence[object], after: Mapping[bytes, str], *, seconds: float

@@ -8,13 +8,14 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Message, Shard, now_milliseconds
 from stream_consumers.stdio.lines import BROADCAST, SEQUENCES, Line, parse_line
-from stream_consumers.stdio.pipes import InputPipe, OutputPipe
+from stream_consumers.stdio.pipes import OutputPipe, read_lines
 from stream_consumers.urls import StreamUrl
 
 BUFFER_MESSAGES = 1024
@@ -32,6 +33,7 @@ class ConsumerQueue:
     Args:
         streams: the streams that the consumer reads.
         group: the group that it shares them with.
+        takes_all: it also gets the messages of all other streams.
         buffer: the messages, oldest first.
         buffered_bytes: the bytes of their payloads.
         is_open: whether the consumer still gets messages.
@@ -39,13 +41,14 @@ class ConsumerQueue:
 
     streams: frozenset[str]
     group: str | None = None
+    takes_all: bool = False
     buffer: deque[Message] = field(default_factory=deque)
     buffered_bytes: int = 0
     is_open: bool = True
 
     def wants(self, shard: Shard) -> bool:
         """Whether messages of this shard are for the consumer."""
-        return shard.stream == BROADCAST or shard.stream in self.streams
+        return self.takes_all or shard.stream == BROADCAST or shard.stream in self.streams
 
 
 class StdioBroker:
@@ -64,10 +67,11 @@ class StdioBroker:
 
     Example:
         >>> import io
-        >>> broker = StdioBroker(io.BytesIO(b"[orders | 7] a\n[clicks] b\n[orders] c\n"), io.BytesIO())
+        >>> lines = b"[orders | 7] a\n[INFO] b\n[2022-01-02T03:04:05 | clicks | 1] c\n[orders] d\n"
+        >>> broker = StdioBroker(io.BytesIO(lines), io.BytesIO())
         >>> orders = broker.subscribe(["orders"])
-        >>> broker.take(orders).sequence, broker.take(orders).sequence, broker.unclaimed
-        (7, 8, 1)
+        >>> [broker.take(orders).payload for _ in range(3)], broker.unclaimed
+        ([b'a', b'[INFO] b', b'd'], 1)
     """
 
     def __init__(
@@ -79,11 +83,13 @@ class StdioBroker:
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self.output = OutputPipe(target)
-        self._input = InputPipe(source)
+        self._source = source
         self._buffer_messages, self._buffer_bytes = buffer_messages, buffer_bytes
         self._changed = threading.Condition()
         # Not held, so that the queue of a consumer that is dropped without being closed holds nobody up.
         self._known: list[weakref.ref[ConsumerQueue]] = []
+        # The streams that consumers have asked for so far: others only stand in headers that are complete.
+        self._named: set[str | None] = {None, BROADCAST}
         self._next: dict[Shard, int] = {}
         self._reader: threading.Thread | None = None
         self._is_read = False
@@ -96,11 +102,18 @@ class StdioBroker:
         with self._changed:
             return self._unclaimed
 
-    def subscribe(self, streams: list[str], group: str | None = None) -> ConsumerQueue:
-        """Get the messages of these streams from now on; members of a group are in the order of these calls."""
-        queue = ConsumerQueue(frozenset(streams), group)
+    def subscribe(self, streams: list[str], group: str | None = None, *, takes_all: bool = False) -> ConsumerQueue:
+        """Get the messages of these streams from now on; members of a group are in the order of these calls.
+
+        Args:
+            streams: their keys.
+            group: the group that shares them.
+            takes_all: get the messages of other streams, too, where a line is certain to be of one.
+        """
+        queue = ConsumerQueue(frozenset(streams), group, takes_all)
         with self._changed:
             self._known.append(weakref.ref(queue))
+            self._named.update(streams)
             self._changed.notify_all()
         return queue
 
@@ -175,23 +188,26 @@ class StdioBroker:
 
     def _start(self) -> None:
         if self._reader is None:
-            # Here, not in the thread: until that runs, the pipe may be closed, and its number be another file's.
-            self._input.hold()
-            self._reader = threading.Thread(target=self._read, name="stdin", daemon=True)
+            # Held here, not in the thread: until that runs, the pipe may be closed, and its number be another file's.
+            lines = read_lines(self._source)
+            self._reader = threading.Thread(target=self._read, args=(lines,), name="stdin", daemon=True)
             self._reader.start()
 
-    def _read(self) -> None:
+    def _read(self, blocks: Iterator[list[bytes]]) -> None:
         failure: StreamAssetsError | None = StreamRemovedError(
             "reading stdin failed", remedy="See the traceback of the thread 'stdin'."
         )
         try:
-            for lines in self._input.lines():
+            for lines in blocks:
                 moment = now_milliseconds()
                 with self._changed:
                     self._undelivered = len(lines)
                 for line in lines:
                     read = parse_line(line)
                     with self._changed:
+                        if not read.is_certain and read.stream not in self._named:
+                            # Text that begins like "[INFO] …", not a message of a stream INFO.
+                            read = Line(line)
                         self._unclaimed += not self._deliver(self._numbered(read, moment), waits_for_consumers=True)
                         self._undelivered -= 1
             failure = None

@@ -21,6 +21,7 @@ class StdioConsumer(PollingConsumer):
     r"""A consumer of the lines of stdin; see :class:`stream_consumers.consumer.Consumer`.
 
     A line is for the consumers of its stream; one without a stream is in the stream ``broadcast``, and for all of them.
+    So is a whole line whose header lacks a time or a sequence and names a stream that no consumer reads: it is text.
     A line without a sequence has the one after the last of its shard, from 0 on. (After an explicit n that is n + 1;
     SeaStreamer uses n again.) The stream ends with the pipe, live or not, after all of its messages were delivered.
 
@@ -68,15 +69,11 @@ class StdioConsumer(PollingConsumer):
         name = CONSUMER_MODES.group(mode, group)
         if reset is AutoStreamReset.LATEST:
             raise InvalidOptionError("a pipe has no latest message to start from", remedy="Leave the reset out.")
-        self._url, self._mode = url, mode
+        self._url = url
         self._assignment = Assignment(streams)
         self._seen = {Shard(stream) for stream in streams}
         self._broker = broker or process_broker()
         self._queue = self._broker.subscribe(list(streams), name)
-
-    def __repr__(self) -> str:
-        group = self._queue.group
-        return f"StdioConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={group!r})"
 
     @property
     def group(self) -> str | None:

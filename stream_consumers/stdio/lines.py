@@ -3,8 +3,11 @@ r"""Lines of text as messages: ``[timestamp | stream | sequence | shard] payload
 Every part of the header may be left out from the end, the timestamp from the start; without a header the line is the
 payload. Lines are bytes. Where this differs from SeaStreamer:
 
-* A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. So is a JSON array
-  of one bare number, ``true``, ``false`` or ``null``, which could be a stream's name with no payload behind it.
+* A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. So is a line with
+  a shard above 2^63 - 1 or a reserved stream key, and a JSON array of one bare number, ``true``, ``false`` or ``null``,
+  which could be a stream's name with no payload behind it.
+* A header without a time or a sequence names a stream only if a consumer reads that stream: ``[INFO] started`` is a
+  payload otherwise (:mod:`stream_consumers.stdio.broker`).
 * A payload that a line cannot hold (a newline, white space around it, bytes that are not UTF-8) is written in base64
   behind :data:`ESCAPE`, and read back where the header has a timestamp, a stream and a sequence, as ours do.
   SeaStreamer takes it for text.
@@ -19,7 +22,10 @@ from datetime import datetime
 
 from stream_consumers.errors import FormatError, InvalidOptionError
 from stream_consumers.messages import (
+    INTERNAL_KEY,
+    MAX_SHARD,
     MAX_STREAM_KEY_BYTES,
+    WILDCARD,
     Message,
     check_stream_key,
     from_milliseconds,
@@ -28,6 +34,7 @@ from stream_consumers.messages import (
 
 BROADCAST = "broadcast"
 SEQUENCES = 2**64
+_RESERVED = {INTERNAL_KEY.encode(), WILDCARD.encode()}
 ESCAPE = b"data:application/vnd.stream-assets;base64,"
 _HEADER = re.compile(rb"\[([^\]]+)\]")
 _TIMESTAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
@@ -54,6 +61,11 @@ class Line:
     sequence: int | None = None
     shard: int | None = None
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the header has a time, a stream and a sequence, as producers write it: other text looks different."""
+        return self.timestamp_ms is not None and self.sequence is not None
+
 
 def parse_line(line: bytes) -> Line:
     """Read one line, without the newline at its end; every line can be read.
@@ -71,8 +83,7 @@ def parse_line(line: bytes) -> Line:
     payload = line[head.end() :].strip()
     if not payload and header.timestamp_ms is header.sequence is None and _JSON_SCALAR.fullmatch(head[1].strip()):
         return Line(line)
-    is_complete = header.timestamp_ms is not None and header.sequence is not None
-    return replace(header, payload=_unescaped(payload) if is_complete else payload)
+    return replace(header, payload=_unescaped(payload) if header.is_certain else payload)
 
 
 def format_line(message: Message) -> bytes:
@@ -83,7 +94,7 @@ def format_line(message: Message) -> bytes:
 
     Raises:
         InvalidStreamKeyError: its stream is no stream key.
-        InvalidOptionError: its time is not in the years 1 to 9999, or a number not between 0 and 2^64 - 1.
+        InvalidOptionError: its time is not in the years 1 to 9999, or a number is too great.
 
     Example:
         >>> from stream_consumers.messages import Shard
@@ -93,9 +104,9 @@ def format_line(message: Message) -> bytes:
         b'[2023-11-14T22:13:20 | orders | 8 | 3] data:application/vnd.stream-assets;base64,dHdvCmxpbmVz\n'
     """
     shard = message.shard
-    for name, number in (("sequence", message.sequence), ("shard", shard.id)):
-        if not 0 <= number < SEQUENCES:
-            raise InvalidOptionError(f"{name}={number} does not fit a line", remedy="Use 0 to 2^64 - 1.")
+    for name, number, greatest in (("sequence", message.sequence, SEQUENCES - 1), ("shard", shard.id, MAX_SHARD)):
+        if not 0 <= number <= greatest:
+            raise InvalidOptionError(f"{name}={number} does not fit a line", remedy=f"Use 0 to {greatest}.")
     parts = [_timestamp(message.timestamp_ms), check_stream_key(shard.stream), str(message.sequence)]
     if not shard.stream:
         raise InvalidOptionError("a line cannot name the stream ''", remedy="Give the stream a name.")
@@ -139,9 +150,11 @@ def _parse_header(text: bytes) -> Line | None:
         return Line(b"", timestamp_ms)
     stream, *numbers = parts
     values = [int(number) if _NUMBER.fullmatch(number) else SEQUENCES for number in numbers]
-    if not _STREAM.fullmatch(stream) or len(values) > 2 or max(values, default=0) >= SEQUENCES:
+    if not _STREAM.fullmatch(stream) or stream in _RESERVED or len(values) > 2 or max(values, default=0) >= SEQUENCES:
         return None
     sequence, shard = (*values, None, None)[:2]
+    if shard is not None and shard > MAX_SHARD:
+        return None
     return Line(b"", timestamp_ms, stream.decode(), sequence, shard)
 
 

@@ -8,6 +8,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import BinaryIO
 
 from stream_consumers.errors import BrokerError, FormatError, StreamAssetsError, StreamNotFoundError, StreamRemovedError
@@ -19,89 +20,74 @@ CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
-class InputPipe:
-    """Reads a pipe in chunks of whole lines.
+def read_lines(stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
+    """The lines of a pipe as they come, without their newlines; the last one counts without one, too.
 
-    It reads a duplicate of the file descriptor where there is one. A thread that waits inside Python's buffer would not
-    let the interpreter end, and one that waits on a number would read another file's bytes when that is reused.
+    The pipe is held open from this call on, so that it is read even if it is closed before the first line. A duplicate
+    of the file descriptor is read where there is one: a thread that waits inside Python's buffer would not let the
+    interpreter end, and one that waits on a number would read another file's bytes when that is reused.
 
     Args:
         stream: the pipe to read; nothing else may read it.
         max_line_bytes: a longer line is an error, so that it does not fill the memory.
+
+    Raises:
+        StreamNotFoundError: at the first line: it is closed.
+        StreamRemovedError: it cannot be read.
+        FormatError: a line is longer than ``max_line_bytes``.
     """
+    held: int | None = None
+    if stream is not None and (descriptor := _descriptor(stream)) is not None:
+        # A pipe that cannot be duplicated cannot be read either: that is the error of the first line.
+        with suppress(OSError):
+            held = os.dup(descriptor)
+    return _read_lines(stream, held, max_line_bytes)
 
-    def __init__(self, stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self._stream = stream
-        self._max_line_bytes = max_line_bytes
-        self._lines_read = 0
-        self._held: int | None = None
 
-    def hold(self) -> None:
-        """Keep the pipe open from now on, so that :meth:`lines` reads this one even if it is closed until then."""
-        if self._held is None and self._stream is not None:
-            descriptor = _descriptor(self._stream)
-            # A pipe that cannot be duplicated cannot be read either; lines() raises the error.
-            with suppress(OSError):
-                self._held = None if descriptor is None else os.dup(descriptor)
-
-    def lines(self) -> Iterator[list[bytes]]:
-        """The lines as they come, without their newlines; the last one counts without one, too.
-
-        Raises:
-            StreamNotFoundError: it is closed.
-            StreamRemovedError: it cannot be read.
-            FormatError: a line is longer than ``max_line_bytes``.
-        """
-        self.hold()
-        if self._stream is None or (self._held is None and self._stream.closed):
-            raise StreamNotFoundError("stdin is closed", remedy="Pipe something into it.")
-        try:
-            yield from self._split(self._stream)
-        except (OSError, ValueError) as error:
-            raise StreamRemovedError(
-                f"stdin cannot be read: {error}", remedy="Pipe something into it.", lines=self._lines_read
-            ) from error
-
-    def _split(self, stream: BinaryIO) -> Iterator[list[bytes]]:
-        rest: list[bytes] = []
-        size = 0
-        for chunk in self._chunks(stream):
+def _read_lines(stream: BinaryIO | None, held: int | None, max_line_bytes: int) -> Iterator[list[bytes]]:
+    if stream is None or (held is None and stream.closed):
+        raise StreamNotFoundError("stdin is closed", remedy="Pipe something into it.")
+    rest: list[bytes] = []
+    lines_read = size = 0
+    try:
+        for chunk in _chunks(stream, held):
             first, *more = chunk.split(b"\n")
             rest.append(first)
             size += len(first)
-            if size > self._max_line_bytes:
+            if size > max_line_bytes:
                 raise FormatError(
                     "a line of stdin is too long",
                     remedy="End messages with a newline.",
-                    line=self._lines_read + 1,
-                    limit=self._max_line_bytes,
+                    line=lines_read + 1,
+                    limit=max_line_bytes,
                 )
             if more:
                 lines = [b"".join(rest), *more[:-1]]
-                self._lines_read += len(lines)
+                lines_read += len(lines)
                 rest, size = [more[-1]], len(more[-1])
                 yield lines
         if size:
             yield [b"".join(rest)]
-
-    def _chunks(self, stream: BinaryIO) -> Iterator[bytes]:
-        held, self._held = self._held, None
-        if held is None:
-            while chunk := stream.readline(CHUNK_BYTES):
-                yield chunk
-            return
-        try:
-            while True:
-                try:
-                    chunk = os.read(held, CHUNK_BYTES)
-                except BlockingIOError:
-                    select.select([held], [], [])
-                    continue
-                if not chunk:
-                    return
-                yield chunk
-        finally:
+    except (OSError, ValueError) as error:
+        raise StreamRemovedError(
+            f"stdin cannot be read: {error}", remedy="Pipe something into it.", lines=lines_read
+        ) from error
+    finally:
+        if held is not None:
             os.close(held)
+
+
+def _chunks(stream: BinaryIO, held: int | None) -> Iterator[bytes]:
+    read = stream.readline if held is None else partial(os.read, held)
+    while True:
+        try:
+            chunk = read(CHUNK_BYTES)
+        except BlockingIOError:
+            select.select([stream if held is None else held], [], [])
+            continue
+        if not chunk:
+            return
+        yield chunk
 
 
 class OutputPipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,7 @@ from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.messages import Message
 from stream_consumers.options import FileProducerOptions
-from stream_consumers.stdio.broker import StdioBroker, check_stdio_url
-from stream_consumers.stdio.consumer import StdioConsumer
+from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
 from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.urls import StreamUrl
 
@@ -25,16 +25,16 @@ class Spooled:
     """The result of copying stdin into a file.
 
     Args:
-        messages: the number of messages that were added to the file.
-        unclaimed: the number of lines that belonged to none of the streams and are not in the file.
+        messages: the number of messages of the streams of the URL that were added to the file.
+        others: the number of messages of other streams that were added to it.
 
     Example:
-        >>> Spooled(messages=3, unclaimed=1).messages
+        >>> Spooled(messages=3, others=1).messages
         3
     """
 
     messages: int
-    unclaimed: int
+    others: int
 
 
 def spool_url(url: str | StreamUrl, path: Path) -> StreamUrl:
@@ -87,9 +87,11 @@ def spool_stdin(
 ) -> Spooled:
     """Append stdin to a stream file until its end.
 
-    Lines without a stream go to the first stream of the URL. Timestamps are kept (those before 1970 become 1970);
-    sequences are those of the file, so that they are unique whatever the lines say. When this returns, everything is
-    on the disk. A killed run leaves whole messages and perhaps a part of one, which the next run moves aside.
+    Lines without a stream go to the first stream of the URL. No line is left out, since a pipe cannot be read again: a
+    line that is certain to be of another stream is in the file under the name of that one. Timestamps are kept (those
+    before 1970 become 1970); sequences are those of the file, so that they are unique whatever the lines say. When this
+    returns, everything is on the disk. A killed run leaves whole messages and perhaps a part of one, which the next run
+    moves aside.
 
     Messages that were in the pipe when a run was killed are lost unless they are sent again; messages that are sent
     again and had been written are in the file twice.
@@ -111,23 +113,24 @@ def spool_stdin(
         >>> import io
         >>> pipes = StdioBroker(io.BytesIO(b"one"), io.BytesIO())
         >>> spool_stdin(StreamUrl.parse("stdio:///orders"), Path("spool.ss"), broker=pipes)
-        Spooled(messages=1, unclaimed=0)
+        Spooled(messages=1, others=0)
     """
     url = StreamUrl.parse(url)
-    first = spool_url(url, path).streams[0]
-    messages = 0
+    streams = spool_url(url, path).streams
+    messages = others = 0
     is_new = not path.exists()
-    with (
-        FileProducer(spool_url(url, path), options) as producer,
-        StdioConsumer(url, broker=broker) as consumer,
-    ):
+    with ExitStack() as opened:
+        producer = opened.enter_context(FileProducer(spool_url(url, path), options))
+        broker = broker or process_broker()
+        queue = broker.subscribe(list(streams), takes_all=True)
+        opened.callback(broker.unsubscribe, queue)
         if is_new:
             path.chmod(_PRIVATE)
         _sync_folder(path)
         patience: float | None = IDLE_SECONDS
         while True:
             try:
-                message = consumer.next(patience)
+                message = broker.take(queue, patience)
             except StreamEndedError:
                 break
             if message is None:
@@ -135,13 +138,13 @@ def spool_stdin(
                 patience = None
                 continue
             patience = IDLE_SECONDS
-            stream = first if message.shard.stream == BROADCAST else message.shard.stream
+            stream = streams[0] if message.shard.stream == BROADCAST else message.shard.stream
             moment = max(0, message.timestamp_ms)
             producer.send(message.payload or b"", stream=stream, shard=message.shard.id, timestamp_ms=moment)
-            messages += 1
+            messages += stream in streams
+            others += stream not in streams
             on_message(message)
-        unclaimed = consumer.unclaimed
-    return Spooled(messages, unclaimed)
+    return Spooled(messages, others)
 
 
 def _sync_folder(path: Path) -> None:

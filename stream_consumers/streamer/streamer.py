@@ -6,33 +6,133 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, overload
 from weakref import WeakSet
 
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, DeadLetterObserver, GroupConsumer, Producer, log_dead_letter
-from stream_consumers.create import (
-    ModeWithGroup,
-    ReadingArguments,
-    check_options,
-    create_consumer,
-    create_producer,
-)
-from stream_consumers.errors import ProducerEndedError, StreamEndedError
-from stream_consumers.messages import WILDCARD, from_milliseconds, to_milliseconds
-from stream_consumers.options import (
-    AutoStreamReset,
-    ConsumerMode,
-)
-from stream_consumers.producer_base import check_target
-from stream_consumers.streamer.producer import StreamerProducer
+from stream_consumers.closing import ClosesOnExit
+from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.create import check_options, create_consumer, create_producer
+from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
+from stream_consumers.messages import WILDCARD, Receipt, from_milliseconds, to_milliseconds
+from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.producer_base import check_payload, check_target
 from stream_consumers.streamer.sharders import Sharder
 from stream_consumers.urls import StreamUrl
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+
+class StreamerProducer(ClosesOnExit):
+    """A producer of a :class:`Streamer`; see :class:`stream_consumers.consumer.Producer`.
+
+    Args:
+        streamer: that it is of.
+        stream: the anchor: where messages go that name no stream.
+        sharder: chooses the shard of a message that names none.
+        shards: a stream that is not there is made with so many.
+
+    Example:
+        >>> with connect("memory://anchored/") as streamer:
+        ...     producer = streamer.create_producer()
+        ...     producer.anchor("orders")
+        ...     producer.send(b"{}").shard
+        Shard(stream='orders', id=0)
+    """
+
+    def __init__(self, streamer: Streamer, stream: str | None, *, sharder: Sharder | None, shards: int | None) -> None:
+        self._streamer, self._sharder, self._shards = streamer, sharder, shards
+        self._stream: str | None = None
+        self._writer: Producer | None = None
+        self._lock = threading.RLock()
+        self._ended = False
+        if stream is not None:
+            self.anchor(stream)
+
+    @property
+    def stream(self) -> str | None:
+        """The anchor."""
+        return self._stream
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it was ended or closed."""
+        return self._ended
+
+    def anchor(self, stream: str) -> None:
+        """Say where messages go that name no stream; once.
+
+        Raises:
+            InvalidOptionError: there is an anchor already.
+            InvalidStreamKeyError: it is no stream key.
+            StreamNotFoundError: as the backend says.
+        """
+        with self._lock:
+            if self._stream is not None:
+                raise InvalidOptionError(
+                    f"the producer is anchored to {self._stream!r} already", remedy="Name the stream when sending."
+                )
+            key = check_target(self._streamer.url, stream)
+            self._opened(key)
+            self._stream = key
+
+    def send(
+        self, payload: bytes, *, stream: str | None = None, shard: int | None = None, timestamp_ms: int | None = None
+    ) -> Receipt:
+        """See :meth:`stream_consumers.consumer.Producer.send`.
+
+        Args:
+            payload: the bytes.
+            stream: the stream key; the anchor by default.
+            shard: the shard id; by default the sharder's choice, 0 without one.
+            timestamp_ms: unix milliseconds; now by default.
+
+        Raises:
+            InvalidOptionError: neither a stream nor an anchor.
+            ProducerEndedError: the producer was ended, or the streamer was disconnected.
+        """
+        with self._lock:
+            target = self._stream if stream is None else check_target(self._streamer.url, stream)
+            if target is None:
+                raise InvalidOptionError("the message has no stream", remedy="Name it, or anchor the producer.")
+            writer, data = self._opened(target), check_payload(payload)
+            if shard is None:
+                shard = 0 if self._sharder is None else self._sharder.choose(target, data)
+            return writer.send(data, stream=target, shard=shard, timestamp_ms=timestamp_ms)
+
+    def flush(self) -> None:
+        """Wait until everything sent is with the backend."""
+        with self._lock:
+            self._check_not_ended()
+            if self._writer is not None:
+                self._writer.flush()
+
+    def end(self) -> None:
+        """Flush and end; a file gets its end-of-stream message if that was asked for.
+
+        No producer of this streamer writes to the file again: connect again to append.
+        """
+        with self._lock:
+            self._ended = True
+            if self._writer is not None:
+                self._writer.close()
+
+    def close(self) -> None:
+        """Flush and end; other producers of the same file go on."""
+        with self._lock:
+            if not self._streamer.has_one_writer:
+                self.end()
+            elif not self._ended:
+                self.flush()
+                self._ended = True
+
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise ProducerEndedError("the producer has ended", remedy="Create a new one.")
+
+    def _opened(self, stream: str) -> Producer:
+        self._check_not_ended()
+        if self._writer is None:
+            self._writer = self._streamer.open_writer(stream, self._shards)
+        return self._writer
 
 
 class Streamer:
@@ -75,24 +175,6 @@ class Streamer:
     def url(self) -> StreamUrl:
         """Where it is connected to."""
         return self._url
-
-    @overload
-    def create_consumer(
-        self,
-        streams: str | Sequence[str] | None = None,
-        *,
-        mode: ModeWithGroup,
-        **arguments: Unpack[ReadingArguments],
-    ) -> GroupConsumer: ...
-
-    @overload
-    def create_consumer(
-        self,
-        streams: str | Sequence[str] | None = None,
-        *,
-        mode: ConsumerMode | str = ...,
-        **arguments: Unpack[ReadingArguments],
-    ) -> Consumer: ...
 
     def create_consumer(
         self,
@@ -153,18 +235,34 @@ class Streamer:
             shards = sharder.shards
         if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
             stream = self._url.streams[0]
-        is_shared = self._backend.has_one_writer
-
-        def open_writer(name: str) -> Producer:
-            return self._common_writer(name) if is_shared else self._open_writer(name, shards)
-
         with self._lock:
             self._check_connected()
-            producer = StreamerProducer(
-                open_writer, partial(check_target, self._url), stream=stream, sharder=sharder, is_shared=is_shared
-            )
+            producer = StreamerProducer(self, stream, sharder=sharder, shards=shards)
             self._producers = [*(known for known in self._producers if not known.is_ended), producer]
             return producer
+
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether all of its producers write with the same writer, so that closing one of them leaves it open."""
+        return self._backend.has_one_writer
+
+    def open_writer(self, stream: str, shards: int | None) -> Producer:
+        """What sends the messages of a producer, or of all of them.
+
+        Args:
+            stream: that the first message goes to.
+            shards: see :meth:`create_producer`.
+
+        Raises:
+            ProducerEndedError: the streamer was disconnected.
+        """
+        if not self.has_one_writer:
+            return self._open_writer(stream, shards)
+        with self._lock:
+            self._check_connected()
+            if self._writer is None:
+                self._writer = self._open_writer(stream, None)
+            return self._writer
 
     def disconnect(self) -> None:
         """Flush and end the producers, close the consumers; again does nothing.
@@ -193,13 +291,6 @@ class Streamer:
     def _check_connected(self) -> None:
         if not self._is_connected:
             raise ProducerEndedError(f"{self._url} was disconnected", remedy="Connect again.")
-
-    def _common_writer(self, stream: str) -> Producer:
-        with self._lock:
-            self._check_connected()
-            if self._writer is None:
-                self._writer = self._open_writer(stream, None)
-            return self._writer
 
     def _open_writer(self, stream: str, shards: int | None) -> Producer:
         return create_producer(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from stream_consumers.errors import StreamEndedError
+
+
+@dataclass(eq=False)
+class _Batch:
+    """The ids of a batch, and what became of it."""
+
+    ids: list[str] = field(default_factory=list)
+    answer: Future[None] = field(default_factory=Future)
 
 
 class AckFlusher:
     """Collects acknowledgements for a moment and sends them in one batch (eventbus's ack flusher).
 
-    The first acknowledgement opens a batch. The batch is sent when it is full, or when its time is over. If sending
-    fails, everybody who waits for one of its acknowledgements gets the error, ``on_error`` is called once, and the
-    entries stay pending.
+    The first thread that acknowledges opens a batch, and sends it when it is full or when its time is over. If sending
+    fails, each thread of the batch gets the error, ``on_error`` is called once, and the entries stay pending.
 
     Args:
         send: called with the ids of a batch; it acknowledges them.
@@ -25,12 +32,10 @@ class AckFlusher:
 
     Example:
         >>> sent = []
-        >>> flusher = AckFlusher(sent.append, on_error=print, batch_size=2, interval_seconds=60)
-        >>> first, second = flusher.submit("1-0"), flusher.submit("2-0")
-        >>> second.result(), sent
-        (None, [['1-0', '2-0']])
-        >>> flusher.close(1.0)
-        True
+        >>> flusher = AckFlusher(sent.append, on_error=print, batch_size=1)
+        >>> flusher.acknowledge("1-0")
+        >>> sent, flusher.close(1.0)
+        ([['1-0']], True)
     """
 
     def __init__(
@@ -44,68 +49,60 @@ class AckFlusher:
         self._send, self._on_error = send, on_error
         self._batch_size, self._interval = batch_size, interval_seconds
         self._changed = threading.Condition()
-        self._waiting: list[tuple[str, Future[None]]] = []
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="ack-flusher", daemon=True)
-        self._thread.start()
+        self._open: _Batch | None = None
+        self._unsent = 0
+        self._is_closing = self._is_aborted = False
 
-    def submit(self, entry_id: str) -> Future[None]:
-        """Acknowledge an entry; the future has its result when the server has confirmed it.
+    def acknowledge(self, entry_id: str) -> None:
+        """Acknowledge an entry; returns when the server has confirmed it.
 
         Raises:
             StreamEndedError: the flusher was closed; the entry stays pending.
         """
-        future: Future[None] = Future()
         with self._changed:
             if self._is_closing:
                 raise _closed()
-            self._waiting.append((entry_id, future))
-            self._changed.notify()
-        return future
+            batch = self._open or _Batch()
+            batch.ids.append(entry_id)
+            is_first, is_full = self._open is None, len(batch.ids) >= self._batch_size
+            self._open = None if is_full else batch
+            self._unsent += is_first
+            if is_full:
+                self._changed.notify_all()
+            elif is_first:
+                self._changed.wait_for(lambda: self._open is not batch or self._is_closing, self._interval)
+                self._open = None if self._open is batch else self._open
+        if is_first:
+            self._send_batch(batch)
+        batch.answer.result()
+
+    def _send_batch(self, batch: _Batch) -> None:
+        try:
+            if self._is_aborted:
+                batch.answer.set_exception(_closed())
+                return
+            self._send(batch.ids)
+            batch.answer.set_result(None)
+        except Exception as error:  # noqa: BLE001 - each thread that waits gets the error
+            self._on_error(error, len(batch.ids))
+            batch.answer.set_exception(error)
+        finally:
+            with self._changed:
+                self._unsent -= 1
+                self._changed.notify_all()
 
     def close(self, timeout_seconds: float) -> bool:
         """Send what waits; returns whether all of it was sent, or failed, within ``timeout_seconds``."""
         with self._changed:
             self._is_closing = True
-            self._changed.notify()
-        self._thread.join(max(0.0, timeout_seconds))
-        return not self._thread.is_alive()
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._unsent, max(0.0, timeout_seconds))
 
     def abort(self) -> None:
-        """Send nothing more; everybody who waits gets an error."""
+        """Send nothing more; every thread that waits gets an error."""
         with self._changed:
-            self._is_closing = True
-            waiting, self._waiting = self._waiting, []
-            self._changed.notify()
-        for _, future in waiting:
-            future.set_exception(_closed())
-
-    def _run(self) -> None:
-        while batch := self._next_batch():
-            ids = [entry_id for entry_id, _ in batch]
-            try:
-                self._send(ids)
-            except Exception as error:  # noqa: BLE001 - everybody who waits gets the error
-                self._on_error(error, len(ids))
-                for _, future in batch:
-                    future.set_exception(error)
-            else:
-                for _, future in batch:
-                    future.set_result(None)
-
-    def _next_batch(self) -> list[tuple[str, Future[None]]]:
-        """The next batch; an empty one when the flusher is closed and nothing is left."""
-        with self._changed:
-            while not self._waiting and not self._is_closing:
-                self._changed.wait()
-            ends = time.monotonic() + self._interval
-            while len(self._waiting) < self._batch_size and not self._is_closing:
-                left = ends - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
-            return batch
+            self._is_closing = self._is_aborted = True
+            self._changed.notify_all()
 
 
 def _closed() -> StreamEndedError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError
 from stream_consumers.subscription.messages import DecodedEntry, Delivery, EventMessage, FetchedEntry, MalformedEntry
@@ -65,27 +64,18 @@ class JsonCodec:
             FormatError: they are JSON, but not a message.
         """
         parts = json.loads(raw)
-        if not isinstance(parts, dict):
-            raise _no_message(f"a JSON {type(parts).__name__}, not an object")
-        if ("payload" in parts) == ("payload_base64" in parts):
-            raise _no_message("it must have either payload or payload_base64")
-        headers = parts.get("headers", {})
-        if not isinstance(headers, dict):
-            raise _no_message("its headers are not names and texts")
-        for name in headers:
-            name.encode()
-            _text(headers, name)
+        if not isinstance(parts, dict) or ("payload" in parts) == ("payload_base64" in parts):
+            raise FormatError(
+                "the entry is no JSON object with either payload or payload_base64",
+                remedy="Publish it with the codec that it is read with.",
+            )
         payload = (
-            _text(parts, "payload").encode()
+            parts["payload"].encode()
             if "payload" in parts
-            else base64.b64decode(_text(parts, "payload_base64"), validate=True)
+            else base64.b64decode(parts["payload_base64"], validate=True)
         )
-        return EventMessage(
-            payload,
-            **{name: _text(parts, name) for name in _TEXTS},
-            idempotency_key=_text(parts, "idempotency_key") if parts.get("idempotency_key") is not None else None,
-            headers=headers,
-        )
+        names = (*_TEXTS, "idempotency_key", "headers")
+        return EventMessage(payload, **{name: parts[name] for name in names if name in parts})
 
 
 class Envelope:
@@ -115,7 +105,7 @@ class Envelope:
             FormatError: the codec cannot encode it, or no receiver could read it: the payload is no bytes, or
                 something else is no text.
         """
-        _check_readable(message)
+        check_readable(message)
         size = len(message.payload)
         if self._most and size > self._most:
             raise SizeLimitError(
@@ -147,6 +137,7 @@ class Envelope:
             return self._oversize(entry_id, size, delivery)
         try:
             message = self._codec.decode(raw)
+            check_readable(message)
         except Exception as error:  # noqa: BLE001 - a codec is the user's
             return self.malformed(entry_id, raw, f"it cannot be decoded: {error!r}", delivery)
         if self._most and len(message.payload) > self._most:
@@ -163,35 +154,31 @@ class Envelope:
         return MalformedEntry(entry_id, error, b"", delivery, size)
 
 
-def _check_readable(message: EventMessage) -> None:
+def check_readable(message: EventMessage) -> None:
+    """Check that every part of a message has its type, and can be written as UTF-8.
+
+    Raises:
+        FormatError: naming the parts that cannot be published, nor published again as a dead letter.
+    """
     texts = {name: getattr(message, name) for name in _TEXTS}
     texts["idempotency_key"] = message.idempotency_key or ""
     texts.update({f"the value of header {name!r}": value for name, value in message.headers.items()})
     texts.update({f"the name of header {name!r}": name for name in message.headers})
-    wrong = [
-        f"{place} is a {type(text).__name__}, not text" for place, text in texts.items() if not isinstance(text, str)
-    ]
+    wrong = [place for place, text in texts.items() if not isinstance(text, str) or not _is_encodable(text)]
     if not isinstance(message.payload, bytes):
-        wrong.insert(0, f"its payload is a {type(message.payload).__name__}, not bytes")
+        wrong.insert(0, "payload")
     if wrong:
         raise FormatError(
-            f"message {message.uid!r} cannot be encoded: {', '.join(wrong)}", remedy="Correct it, and publish it again."
+            f"message {message.uid!r} cannot be encoded: {', '.join(wrong)}",
+            remedy="Give the payload as bytes, and everything else as text without lone surrogates.",
         )
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a text has no lone surrogates."""
+    return text.encode("utf-8", "ignore").decode() == text
 
 
 def removed_entry(entry_id: str, delivery: Delivery) -> MalformedEntry:
     """The malformed entry that stands for one that was removed from the stream while it was pending."""
     return MalformedEntry(entry_id, f"the entry {entry_id} was removed while it was pending", b"", delivery, 0)
-
-
-def _text(parts: Mapping[str, Any], name: str) -> str:
-    value = parts.get(name, "")
-    if not isinstance(value, str):
-        raise _no_message(f"its {name} is not text")
-    # Half a surrogate pair could not be published again, not even as a dead letter.
-    value.encode()
-    return value
-
-
-def _no_message(why: str) -> FormatError:
-    return FormatError(f"the entry is not a message: {why}", remedy="Publish it with the codec that it is read with.")

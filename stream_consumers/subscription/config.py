@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import MIN_CLAIM_SECONDS, check_count, check_range, choose_fields, is_plain_text
+from stream_consumers.options import MIN_CLAIM_SECONDS, check_count, check_name, check_range, choose_fields
 
 MAX_STREAM_BYTES = 1024
 MAX_NAME_BYTES = 256
@@ -156,12 +156,9 @@ class SubscriptionConfig:
             )
 
 
-def _check_name(option: str, name: object, most: int) -> None:
-    if not isinstance(name, str) or not is_plain_text(name):
-        raise InvalidOptionError(
-            f"{option}={name!r} is not a valid name", remedy="Give text without NUL and lone surrogates."
-        )
-    if not name.strip() or len(name.encode()) > most or any(ord(letter) < 32 for letter in name):
+def _check_name(option: str, name: str, most: int) -> None:
+    check_name(option, name)
+    if len(name.encode()) > most or any(ord(letter) < 32 for letter in name):
         raise InvalidOptionError(
             f"{option}={name[:60]!r} is not a valid name",
             remedy=f"Use 1 to {most} bytes without control characters.",

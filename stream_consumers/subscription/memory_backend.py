@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from stream_consumers.errors import GroupRemovedError
-from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry, memory_broker
+from stream_consumers.memory import HeldEntry, MemoryBroker, MemoryGroup, memory_broker
 from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
 from stream_consumers.options import check_count, check_name, check_timeout
 from stream_consumers.redis.ids import check_entry_id, check_entry_ids
@@ -24,7 +24,7 @@ class MemoryBackend(StreamBackend):
 
     Args:
         url: ``memory://name/``, so that consumers and producers of that name see the same streams; streams in it do not
-            matter. By default nobody else sees them.
+            matter. By default no other client sees them.
         codec: how messages become bytes.
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
@@ -177,7 +177,7 @@ class MemoryBackend(StreamBackend):
     def _deliver(self, stream: str, group: MemoryGroup, consumer: str, sequence: int) -> FetchedEntry:
         message = next(self._broker.between(_shard(stream), sequence, sequence + 1), None)
         now = now_milliseconds()
-        held = group.pending.setdefault(sequence, PendingEntry(consumer, 0, now, 0.0))
+        held = group.pending.setdefault(sequence, HeldEntry(consumer, 0, now, 0.0))
         if message is not None:
             held.consumer, held.touched, held.attempt = consumer, time.monotonic(), held.attempt + 1
         delivery = Delivery(held.attempt, from_milliseconds(held.first_delivered_ms), from_milliseconds(now))

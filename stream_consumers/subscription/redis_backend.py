@@ -15,13 +15,12 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.options import check_count, check_name, check_several, check_timeout
-from stream_consumers.redis.client import explain
 from stream_consumers.redis.entries import original_bytes
-from stream_consumers.redis.group import ACK_CHUNK, NEW, NOW, RedisGroup
+from stream_consumers.redis.group import ACK_CHUNK, BEGIN, NEW, NOW, RedisGroup
 from stream_consumers.redis.ids import check_entry_id, check_entry_ids
 from stream_consumers.redis.keys import key_of
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
-from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
+from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection
 from stream_consumers.subscription.backend import Published, StreamBackend
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
@@ -33,9 +32,7 @@ PIPELINE = 512
 MAX_BLOCK_SECONDS = REPLY_SECONDS / 2
 # How many pending entries one search for idle ones may look at.
 _PAGE, _PAGES = 1000, 20
-_BEGIN = "-"
 _HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
-MAX_NOTED = 100_000
 _log = logging.getLogger(__name__)
 _Triple = tuple[str, str, str]
 
@@ -52,7 +49,7 @@ class RedisBackend(StreamBackend):
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
     Raises:
-        InvalidUrlError, InvalidOptionError: as :class:`stream_consumers.redis.server.RedisServer` says.
+        InvalidUrlError, InvalidOptionError: as :class:`stream_consumers.redis.server.RedisConnection` says.
 
     Example::
 
@@ -71,13 +68,11 @@ class RedisBackend(StreamBackend):
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
         url = StreamUrl.parse(url)
-        self._server = RedisServer(url, client)
+        self._server = RedisConnection(url, client)
         self._envelope = Envelope(codec or JsonCodec(), max_payload_bytes)
         self._lock = threading.Lock()
         self._groups: dict[_Triple, RedisGroup] = {}
         self._cursors: dict[_Triple, str] = {}
-        # Entries whose first delivery is noted in the hash, so that acknowledging the others takes one command.
-        self._noted: dict[tuple[str, str], set[str]] = {}
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
@@ -117,16 +112,16 @@ class RedisBackend(StreamBackend):
         self._member(*triple)
         idle = max(0, round(min_idle_seconds * 1000))
         found: list[FetchedEntry] = []
-        cursor = self._cursors.get(triple, _BEGIN)
+        cursor = self._cursors.get(triple, BEGIN)
         # Search from where the last search ended, then from the beginning, and look at no entry twice.
-        turns_left = 1 if cursor == _BEGIN else 2
+        turns_left = 1 if cursor == BEGIN else 2
         try:
             for _ in range(_PAGES):
                 reply = self._run(triple, RECLAIM, [idle, cursor, count - len(found), _PAGE])
-                found += self._redelivered(triple, reply)
-                cursor = reply[0].decode() or _BEGIN
-                turns_left -= cursor == _BEGIN
-                if len(found) >= count or turns_left == 0 or (cursor == _BEGIN and found):
+                found += self._redelivered(reply)
+                cursor = reply[0].decode() or BEGIN
+                turns_left -= cursor == BEGIN
+                if len(found) >= count or turns_left == 0 or (cursor == BEGIN and found):
                     break
         except GroupRemovedError:
             self._cursors.pop(triple, None)
@@ -156,12 +151,11 @@ class RedisBackend(StreamBackend):
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.redeliver`."""
         check_entry_id(entry_id)
         triple = (stream, group, consumer)
-        return next(iter(self._redelivered(triple, self._run(triple, REDELIVER, [entry_id]))), None)
+        return next(iter(self._redelivered(self._run(triple, REDELIVER, [entry_id]))), None)
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
         check_entry_ids(entry_ids)
-        self._note(stream, group, entry_ids)
         for begin in range(0, len(entry_ids), ACK_CHUNK):
             self._run((stream, group, consumer), TOUCH_ENTRIES, entry_ids[begin : begin + ACK_CHUNK])
 
@@ -172,16 +166,7 @@ class RedisBackend(StreamBackend):
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
         check_entry_ids(entry_ids)
-        done = self._group(stream, group).acknowledge(Shard(stream), entry_ids)
-        with self._lock:
-            noted = self._noted.get((stream, group), set())
-            known = [entry_id for entry_id in entry_ids if entry_id in noted]
-        if known:
-            with self._server.explained(f"acknowledging in {stream!r}"):
-                self._server.connection.hdel(_times(stream, group), *known)
-            with self._lock:
-                noted.difference_update(known)
-        return done
+        return self._group(stream, group).acknowledge(Shard(stream), entry_ids, times=_times(stream, group))
 
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.forget_consumer`."""
@@ -222,22 +207,14 @@ class RedisBackend(StreamBackend):
         member, times = self._member(*triple), _times(stream, group)
         return member.run(Shard(stream), script, [consumer, *arguments], beside=[times])
 
-    def _redelivered(self, triple: _Triple, reply: Any) -> list[FetchedEntry]:
+    def _redelivered(self, reply: Any) -> list[FetchedEntry]:
         _, now, rows = reply
-        last, found = from_milliseconds(now), []
-        for entry_id, attempt, first, fields in rows:
-            delivery = Delivery(attempt, from_milliseconds(int(first)), last)
-            found.append(self._entry(entry_id.decode(), fields, delivery))
-        self._note(triple[0], triple[1], [entry.id for entry in found])
-        return found
-
-    def _note(self, stream: str, group: str, entry_ids: Sequence[str]) -> None:
-        with self._lock:
-            noted = self._noted.setdefault((stream, group), set())
-            if len(noted) > MAX_NOTED:
-                # Others have taken these over and acknowledged them; the hash expires.
-                noted.clear()
-            noted.update(entry_ids)
+        return [
+            self._entry(
+                entry_id.decode(), fields, Delivery(attempt, from_milliseconds(int(first)), from_milliseconds(now))
+            )
+            for entry_id, attempt, first, fields in rows
+        ]
 
     def _entry(self, entry_id: str, fields: list[bytes] | None, delivery: Delivery) -> FetchedEntry:
         if fields is None:
@@ -261,7 +238,7 @@ class RedisBackend(StreamBackend):
             # Which of them were added is unknown.
             answers = [error] * len(sealed)
         what, left = f"publishing to {stream!r} at {self._server.url}", iter(answers)
-        return [_published(next(left), what) if isinstance(one, bytes) else one for one in sealed]
+        return [self._published(next(left), what) if isinstance(one, bytes) else one for one in sealed]
 
     def _seal(self, message: EventMessage) -> bytes | StreamAssetsError:
         try:
@@ -269,9 +246,8 @@ class RedisBackend(StreamBackend):
         except StreamAssetsError as error:
             return error
 
-
-def _published(answer: Any, what: str) -> Published:
-    return explain(answer, what=what) if isinstance(answer, redis.RedisError) else answer.decode()
+    def _published(self, answer: Any, what: str) -> Published:
+        return self._server.error(answer, what) if isinstance(answer, redis.RedisError) else answer.decode()
 
 
 def _times(stream: str, group: str) -> bytes:

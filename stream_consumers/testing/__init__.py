@@ -21,7 +21,6 @@ import pytest
 
 # Before they are imported: so that a failed assertion tells what it compared.
 pytest.register_assert_rewrite(
-    "stream_consumers.testing.batch_plans",
     "stream_consumers.testing.batch_source_contract",
     "stream_consumers.testing.consumer_contract",
 )

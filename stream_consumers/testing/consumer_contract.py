@@ -111,14 +111,12 @@ class ConsumerContract(Contract):
     # next, timeout, iteration
 
     def test_iteration_yields_everything_once_in_the_order_of_each_shard(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(60, shards=3))
-        with replay(stream) as consumer:
-            found = list(consumer)
-        assert by_shard(found) == by_shard(receipts)
-        assert len(by_shard(found)) == 3
+        receipts = stream.send(in_turn(60, shards=3, streams=STREAMS))
+        for streams in (("orders",), ("clicks",), STREAMS):
+            with replay(stream, *streams) as consumer:
+                assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.stream in streams)
 
     def test_iteration_goes_on_behind_next_and_next_behind_iteration(self, stream: Stream) -> None:
-        """F-consumer: a stream of messages and single ones are the same place."""
         receipts = stream.send(in_turn(50))
         with replay(stream) as consumer:
             found = take(consumer, 25)
@@ -127,29 +125,16 @@ class ConsumerContract(Contract):
             assert places(found) == places(receipts)
             assert list(consumer) == []
 
-    def test_only_the_streams_of_the_url(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(20, shards=2, streams=STREAMS))
-        for streams in (("orders",), ("clicks",), STREAMS):
-            with replay(stream, *streams) as consumer:
-                assert set(places(consumer)) == set(places(r for r in receipts if r.shard.stream in streams))
-
     def test_next_without_a_message_gives_up_in_time(self, stream: Stream) -> None:
-        stream.send(in_turn(1))
         with create_consumer(stream.url()) as consumer:
-            take(consumer, 1)
-            begin = time.monotonic()
-            assert consumer.next(0) is None
-            assert time.monotonic() - begin < 1
-            begin = time.monotonic()
-            assert consumer.next(0.2) is None
-            assert 0.19 < time.monotonic() - begin < 2
-
-    def test_next_without_waiting_gets_what_is_there(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(5))
-        with replay(stream) as consumer:
-            assert places(take(consumer, 5)) == places(receipts)
+            for timeout in (0, 0.2):
+                begin = time.monotonic()
+                assert consumer.next(timeout) is None
+                assert 0.95 * timeout < time.monotonic() - begin < timeout + 2
 
     def test_the_end_of_a_replay_ends_every_next(self, stream: Stream) -> None:
+        with replay(stream) as consumer:
+            assert list(consumer) == []
         stream.send(in_turn(1))
         with replay(stream) as consumer:
             take(consumer, 1)
@@ -158,36 +143,21 @@ class ConsumerContract(Contract):
                     consumer.next()
             assert list(consumer) == []
 
-    def test_an_empty_stream(self, stream: Stream) -> None:
-        with replay(stream) as consumer:
-            assert list(consumer) == []
-        with create_consumer(stream.url()) as consumer:
-            assert consumer.next(0) is None
-
     # live following
 
     def test_live_following_goes_on_with_what_is_sent_later(self, stream: Stream) -> None:
-        with create_consumer(stream.url()) as consumer:
-            for _ in range(4):
-                receipts = stream.send(in_turn(6, shards=2))
-                assert set(places(take(consumer, 6))) == set(places(receipts))
+        with create_consumer(stream.url(*STREAMS)) as consumer, create_consumer(stream.url(*STREAMS)) as other:
+            for shard in (Shard("orders", 2), Shard("orders", 0), Shard("clicks", 1)):
+                receipts = stream.send([shard] * 6)
+                assert places(take(consumer, 6)) == places(take(other, 6)) == places(receipts)
                 assert consumer.next(0) is None
 
-    def test_live_following_meets_new_shards(self, stream: Stream) -> None:
-        with create_consumer(stream.url(*STREAMS)) as consumer:
-            for shard in (Shard("orders", 2), Shard("orders", 0), Shard("clicks", 1)):
-                receipts = stream.send([shard])
-                assert places(take(consumer, 1)) == places(receipts)
-
     def test_a_waiting_next_gets_the_message(self, stream: Stream) -> None:
-        found: list[Message | None] = []
         with create_consumer(stream.url()) as consumer:
-            waiting = threading.Thread(target=lambda: found.append(consumer.next(PATIENCE)))
-            waiting.start()
+            (waiting,), found = wait_in_threads(consumer, 1)
             receipts = stream.send(in_turn(1))
             waiting.join(PATIENCE)
-            assert not waiting.is_alive()
-        assert places(message for message in found if message) == places(receipts)
+            assert places(found) == places(receipts)
 
     def test_latest_starts_behind_what_is_there(self, stream: Stream) -> None:
         stream.send(in_turn(30, shards=3))
@@ -195,11 +165,8 @@ class ConsumerContract(Contract):
             assert consumer.next(0) is None
             receipts = stream.send(in_turn(9, shards=3))
             assert by_shard(take(consumer, 9)) == by_shard(receipts)
-
-    def test_two_consumers_get_everything_each(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(20, shards=2))
-        with create_consumer(stream.url()) as one, create_consumer(stream.url()) as other:
-            assert set(places(take(one, 20))) == set(places(take(other, 20))) == set(places(receipts))
+        with pytest.raises(InvalidOptionError):
+            create_consumer(stream.url(), reset=AutoStreamReset.LATEST, live=False)
 
     def test_many_threads_share_one_consumer(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(400, shards=3))
@@ -212,23 +179,16 @@ class ConsumerContract(Contract):
                 thread.join(PATIENCE)
         assert sorted(places(found)) == sorted(places(receipts))
 
-    def test_0_never_waits_beside_threads_that_wait(self, stream: Stream) -> None:
+    def test_threads_that_wait_hold_up_neither_a_look_nor_a_move(self, stream: Stream) -> None:
         with create_consumer(stream.url()) as consumer:
             threads, found = wait_in_threads(consumer, 3)
             assert usual_seconds(lambda: consumer.next(0)) < 0.05
+            assert usual_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
             assert all(thread.is_alive() for thread in threads)
             receipts = stream.send(in_turn(3))
             for thread in threads:
                 thread.join(PATIENCE)
             assert sorted(places(found)) == places(receipts)
-
-    def test_a_move_is_not_held_up_by_threads_that_wait(self, stream: Stream) -> None:
-        stream.send(in_turn(1))
-        with create_consumer(stream.url()) as consumer:
-            take(consumer, 1)
-            threads, _ = wait_in_threads(consumer, 3)
-            assert usual_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
-            assert all(thread.is_alive() for thread in threads)
 
     def test_a_thread_that_waits_goes_on_where_it_was_moved_to(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(5))
@@ -244,43 +204,26 @@ class ConsumerContract(Contract):
 
     @pytest.mark.parametrize("index", [0, 1, 25, 50, 98, 99])
     def test_rewind_to_a_sequence_is_inclusive(self, stream: Stream, index: int) -> None:
-        receipts = stream.send(in_turn(100))
+        receipts = stream.send(in_turn(100, shards=2))
+        target = receipts[index].sequence
         with replay(stream) as consumer:
             take(consumer, 60)
-            consumer.rewind(receipts[index].sequence)
-            assert places(consumer) == places(receipts[index:])
-            consumer.rewind(receipts[index].sequence)
-            assert places(consumer) == places(receipts[index:])
-
-    def test_rewind_moves_every_shard(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(90, shards=3))
-        target = receipts[45].sequence
-        with replay(stream) as consumer:
-            consumer.rewind(target)
-            assert by_shard(consumer) == by_shard(r for r in receipts if r.sequence >= target)
+            for _ in range(2):
+                consumer.rewind(target)
+                assert by_shard(consumer) == by_shard(r for r in receipts if r.sequence >= target)
 
     def test_a_shard_that_does_not_reach_the_target_yet_goes_on_there_when_it_does(self, stream: Stream) -> None:
         long = stream.send([Shard(STREAMS[0], 0)] * 20)
         stream.send([Shard(STREAMS[0], 1)] * 3)
         target = long[10].sequence
-        with replay(stream) as consumer:
-            consumer.rewind(target)
-            assert places(consumer) == places(long[10:])
         with create_consumer(stream.url()) as consumer:
             consumer.rewind(target)
-            take(consumer, 10)
+            assert places(take(consumer, 10)) == places(long[10:])
             later = stream.send([Shard(STREAMS[0], 1)] * 20)
             reached = [receipt for receipt in later if receipt.sequence >= target]
             assert places(take(consumer, len(reached))) == places(reached)
 
-    def test_rewind_to_the_beginning(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3))
-        with replay(stream) as consumer:
-            list(consumer)
-            consumer.rewind(Edge.BEGINNING)
-            assert by_shard(consumer) == by_shard(receipts)
-
-    def test_rewind_to_the_end(self, stream: Stream) -> None:
+    def test_rewind_to_the_edges(self, stream: Stream) -> None:
         stream.send(in_turn(100, shards=2))
         with create_consumer(stream.url()) as consumer:
             take(consumer, 7)
@@ -291,62 +234,42 @@ class ConsumerContract(Contract):
             consumer.rewind(Edge.BEGINNING)
             assert len(take(consumer, 104)) == 104
 
-    @pytest.mark.parametrize(("at", "first"), [(0, 0), (1_000, 0), (1_001, 1), (1_250, 25), (1_251, 26), (1_990, 99)])
-    def test_seek_goes_to_the_first_message_at_or_after_the_moment(self, stream: Stream, at: int, first: int) -> None:
-        receipts = stream.send(in_turn(100))
-        with replay(stream) as consumer:
-            take(consumer, 50)
-            consumer.seek(from_milliseconds(at))
-            assert places(consumer) == places(receipts[first:])
-
-    def test_seek_moves_every_shard(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(60, shards=2, streams=STREAMS))
+    @pytest.mark.parametrize("at", [-10_000, 0, 1_000, 1_001, 1_250, 1_251, 1_990])
+    def test_seek_goes_to_the_first_message_at_or_after_the_moment(self, stream: Stream, at: int) -> None:
+        receipts = stream.send(in_turn(100, shards=2, streams=STREAMS))
+        moment = from_milliseconds(at)
         with replay(stream, *STREAMS) as consumer:
-            consumer.seek(from_milliseconds(1_333))
-            assert by_shard(consumer) == by_shard(r for r in receipts if r.timestamp_ms >= 1_333)
-
-    def test_seek_reads_a_naive_moment_as_utc(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(10))
-        moment = from_milliseconds(1_050)
-        with replay(stream) as consumer:
+            take(consumer, 50)
+            # A naive moment is in UTC.
             for same in (moment, moment.replace(tzinfo=None), moment.astimezone(timezone(timedelta(hours=5)))):
                 consumer.seek(same)
-                assert places(consumer) == places(receipts[5:])
+                assert by_shard(consumer) == by_shard(r for r in receipts if r.timestamp_ms >= at)
 
     def test_out_of_bounds_keeps_the_position(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(20))
+        others = stream.send([Shard("clicks")] * 40, first_ms=5_000)
         with replay(stream) as consumer:
             take(consumer, 8)
-            with pytest.raises(OutOfBoundsError):
-                consumer.rewind(receipts[-1].sequence + 1)
+            for sequence in (receipts[-1].sequence + 1, others[-1].sequence):
+                with pytest.raises(OutOfBoundsError):
+                    consumer.rewind(sequence)
             assert places(take(consumer, 1)) == places(receipts[8:9])
             with pytest.raises(OutOfBoundsError):
                 consumer.seek(from_milliseconds(1_191))
             assert places(consumer) == places(receipts[9:])
+            consumer.rewind(-1)
+            assert places(consumer) == places(receipts)
 
     def test_out_of_bounds_on_an_empty_stream(self, stream: Stream) -> None:
         with create_consumer(stream.url()) as consumer:
-            with pytest.raises(OutOfBoundsError):
-                consumer.rewind(0)
-            with pytest.raises(OutOfBoundsError):
-                consumer.seek(from_milliseconds(0))
+            for place in (0, -1):
+                with pytest.raises(OutOfBoundsError):
+                    consumer.rewind(place)
+                with pytest.raises(OutOfBoundsError):
+                    consumer.seek(from_milliseconds(place))
             consumer.rewind(Edge.BEGINNING)
             consumer.rewind(Edge.END)
             assert consumer.next(0) is None
-
-    def test_a_move_before_everything_goes_to_the_beginning(self, stream: Stream) -> None:
-        with create_consumer(stream.url()) as consumer:
-            with pytest.raises(OutOfBoundsError):
-                consumer.seek(from_milliseconds(-1))
-            with pytest.raises(OutOfBoundsError):
-                consumer.rewind(-1)
-        receipts = stream.send(in_turn(20))
-        with replay(stream) as consumer:
-            for milliseconds in (-1, -2, -3, -10_000):
-                consumer.seek(from_milliseconds(milliseconds))
-                assert places(consumer) == places(receipts)
-            consumer.rewind(-1)
-            assert places(consumer) == places(receipts)
 
     def test_a_shard_that_is_empty_at_a_seek_begins_at_the_moment(self, stream: Stream) -> None:
         stream.send(in_turn(1), first_ms=5_000)
@@ -355,23 +278,6 @@ class ConsumerContract(Contract):
             take(consumer, 1)
             later = stream.send([Shard("orders", 1)] * 4, first_ms=4_980)
             assert places(take(consumer, 2)) == places(later[2:])
-
-    def test_messages_of_other_streams_are_out_of_bounds(self, stream: Stream) -> None:
-        stream.send(in_turn(5))
-        receipts = stream.send([Shard("clicks")] * 40, first_ms=5_000)
-        with replay(stream) as consumer:
-            with pytest.raises(OutOfBoundsError):
-                consumer.rewind(receipts[-1].sequence)
-            with pytest.raises(OutOfBoundsError):
-                consumer.seek(from_milliseconds(5_000))
-            assert len(list(consumer)) == 5
-
-    def test_seek_after_the_end_was_reached(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(10))
-        with replay(stream) as consumer:
-            list(consumer)
-            consumer.seek(from_milliseconds(1_080))
-            assert places(consumer) == places(receipts[8:])
 
     # assign and unassign
 
@@ -414,74 +320,6 @@ class ConsumerContract(Contract):
             consumer.rewind(Edge.BEGINNING)
             assert by_shard(consumer) == by_shard(receipts)
 
-    def test_what_is_assigned_is_read_from_the_next_move_on(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(90, shards=3))
-        with replay(stream) as consumer:
-            consumer.assign(Shard("orders", 1))
-            with pytest.raises(OutOfBoundsError):
-                consumer.rewind(receipts[-1].sequence + 1)
-            assert by_shard(consumer) == by_shard(receipts)
-            consumer.rewind(Edge.BEGINNING)
-            consumer.assign(Shard("orders", 2))
-            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 1)
-            consumer.rewind(Edge.BEGINNING)
-            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
-
-    def test_what_is_unassigned_is_read_until_the_next_move(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3))
-        with replay(stream) as consumer:
-            consumer.unassign(Shard("orders", 0))
-            assert by_shard(consumer) == by_shard(receipts)
-            consumer.seek(from_milliseconds(0))
-            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
-
-    def test_a_single_shard_that_is_not_read_cannot_be_moved(self, stream: Stream) -> None:
-        stream.send(in_turn(6, shards=3))
-        with replay(stream) as consumer:
-            consumer.unassign(Shard("orders", 0))
-            consumer.rewind(Edge.BEGINNING)
-            if not isinstance(consumer, PositionedConsumer):
-                return
-            assert consumer.assigned() == {Shard("orders", 1), Shard("orders", 2)}
-            with pytest.raises(NotSubscribedError, match="orders/0 is not read"):
-                consumer.go_to({Shard("orders", 0): 0, Shard("orders", 1): 0})
-            assert {message.shard.id for message in consumer} == {1, 2}
-
-    @pytest.mark.parametrize("position", [-1, -2, -1001, 0])
-    def test_a_position_before_everything_is_the_beginning_of_the_shard(self, stream: Stream, position: int) -> None:
-        receipts = stream.send(in_turn(6, shards=2))
-        with replay(stream) as consumer:
-            if not isinstance(consumer, PositionedConsumer):
-                return
-            assert by_shard(consumer) == by_shard(receipts)
-            consumer.go_to({Shard("orders", 0): position})
-            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 0)
-            consumer.go_to({Shard("orders", 0): position, Shard("orders", 1): position})
-            take(consumer, 3)
-            consumer.go_to({Shard("orders", 1): position})
-            found = by_shard(consumer)
-            assert found.pop(Shard("orders", 1)) == [r.sequence for r in receipts if r.shard.id == 1]
-            assert set(found) <= {Shard("orders", 0)}
-
-    def test_a_position_behind_the_end_is_out_of_bounds_and_moves_no_shard(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(6, shards=2))
-        zero, one = Shard("orders", 0), Shard("orders", 1)
-        ends = {shard: sequences[-1] + 1 for shard, sequences in by_shard(receipts).items()}
-        with replay(stream) as consumer:
-            if not isinstance(consumer, PositionedConsumer):
-                return
-            for positions in ({one: ends[one] + 1}, {zero: ends[zero], one: 1 << 62}):
-                with pytest.raises(OutOfBoundsError, match=f"orders/1 ends before the position .*end={ends[one]}"):
-                    consumer.go_to(positions)
-            assert by_shard(consumer) == by_shard(receipts)
-        with create_consumer(stream.url()) as consumer:
-            assert isinstance(consumer, PositionedConsumer)
-            take(consumer, 6)
-            consumer.go_to(ends)
-            assert consumer.next(0) is None
-            more = stream.send(in_turn(2, shards=2), first_ms=9_000)
-            assert by_shard(take(consumer, 2)) == by_shard(more)
-
     def test_a_replay_of_a_shard_that_is_not_there_ends(self, stream: Stream) -> None:
         stream.send(in_turn(6, shards=3))
         with replay(stream) as consumer:
@@ -493,15 +331,15 @@ class ConsumerContract(Contract):
     def test_assignments_that_cannot_be(self, stream: Stream) -> None:
         stream.send(in_turn(6, shards=3))
         with replay(stream) as consumer:
-            with pytest.raises(NotSubscribedError, match="clicks/0"):
+            with pytest.raises(NotSubscribedError):
                 consumer.assign(Shard("clicks"))
-            with pytest.raises(NotSubscribedError, match="orders/9"):
+            with pytest.raises(NotSubscribedError):
                 consumer.unassign(Shard("orders", 9))
             consumer.unassign(Shard("orders", 0))
-            with pytest.raises(NotSubscribedError, match="orders/0"):
+            with pytest.raises(NotSubscribedError):
                 consumer.unassign(Shard("orders", 0))
             consumer.unassign(Shard("orders", 1))
-            with pytest.raises(NotSubscribedError, match="last"):
+            with pytest.raises(NotSubscribedError):
                 consumer.unassign(Shard("orders", 2))
 
     def test_out_of_bounds_looks_at_the_assigned_shards_only(self, stream: Stream) -> None:
@@ -514,42 +352,68 @@ class ConsumerContract(Contract):
             with pytest.raises(OutOfBoundsError):
                 consumer.rewind(receipts[-1].sequence)
 
+    # single shards, where they can be moved
+
+    def test_single_shards_are_moved(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(6, shards=2))
+        zero, one = Shard("orders", 0), Shard("orders", 1)
+        ends = {shard: sequences[-1] + 1 for shard, sequences in by_shard(receipts).items()}
+        with create_consumer(stream.url()) as consumer:
+            if not isinstance(consumer, PositionedConsumer):
+                return
+            take(consumer, 6)
+            # A position before everything is the beginning.
+            for position in (-1, -1001, 0):
+                consumer.go_to({zero: position})
+                assert by_shard(take(consumer, 3)) == by_shard(r for r in receipts if r.shard == zero)
+                assert consumer.next(0) is None
+            for positions in ({one: ends[one] + 1}, {zero: 0, one: 1 << 62}):
+                with pytest.raises(OutOfBoundsError) as error:
+                    consumer.go_to(positions)
+                assert error.value.facts["end"] == ends[one]
+            wrong: Any
+            for wrong in ("orders", ["orders"], 7, {"orders": 0}, {zero: "0"}):
+                with pytest.raises(InvalidOptionError):
+                    consumer.go_to(wrong)
+            consumer.go_to(ends)
+            assert consumer.next(0) is None, "nothing was moved by a call that raised"
+            more = stream.send(in_turn(2, shards=2), first_ms=9_000)
+            assert by_shard(take(consumer, 2)) == by_shard(more)
+
+    def test_a_single_shard_that_is_not_read_cannot_be_moved(self, stream: Stream) -> None:
+        stream.send(in_turn(6, shards=3))
+        with replay(stream) as consumer:
+            consumer.unassign(Shard("orders", 0))
+            consumer.rewind(Edge.BEGINNING)
+            if not isinstance(consumer, PositionedConsumer):
+                return
+            assert consumer.assigned() == {Shard("orders", 1), Shard("orders", 2)}
+            with pytest.raises(NotSubscribedError):
+                consumer.go_to({Shard("orders", 0): 0, Shard("orders", 1): 0})
+            assert {message.shard.id for message in consumer} == {1, 2}
+
     # closing
 
     def test_close_ends_a_waiting_next(self, stream: Stream) -> None:
-        ended = threading.Event()
         consumer = create_consumer(stream.url())
-
-        def wait() -> None:
-            try:
-                consumer.next()
-            except StreamEndedError:
-                ended.set()
-
-        waiting = threading.Thread(target=wait, daemon=True)
-        waiting.start()
-        assert not ended.wait(0.05)
+        (waiting,), found = wait_in_threads(consumer, 1)
+        waiting.join(0.05)
+        assert waiting.is_alive()
         consumer.close()
-        assert ended.wait(PATIENCE)
         waiting.join(PATIENCE)
+        assert not waiting.is_alive()
+        assert found == []
 
-    def test_a_closed_consumer_reads_no_more(self, stream: Stream) -> None:
-        stream.send(in_turn(5))
-        consumer = create_consumer(stream.url())
-        take(consumer, 1)
-        consumer.close()
-        consumer.close()
-        with pytest.raises(StreamEndedError):
-            consumer.next(0)
-        assert list(consumer) == []
-
-    def test_a_closed_consumer_is_not_moved(self, stream: Stream) -> None:
+    def test_a_closed_consumer_neither_reads_nor_moves(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(4, shards=2))
         zero = Shard("orders", 0)
         consumer = create_consumer(stream.url())
         take(consumer, 1)
         consumer.close()
+        consumer.close()
+        assert list(consumer) == []
         calls: list[Callable[[], object]] = [
+            lambda: consumer.next(0),
             lambda: consumer.seek(from_milliseconds(1_000)),
             lambda: consumer.rewind(Edge.BEGINNING),
             lambda: consumer.rewind(Edge.END),
@@ -563,32 +427,22 @@ class ConsumerContract(Contract):
             with pytest.raises(StreamEndedError):
                 call()
 
-    # what cannot be asked for
-
-    def test_latest_without_following_is_refused(self, stream: Stream) -> None:
-        with pytest.raises(InvalidOptionError):
-            create_consumer(stream.url(), reset=AutoStreamReset.LATEST, live=False)
-
-    @pytest.mark.parametrize("positions", ["orders", ["orders"], 7, {"orders": 0}, {Shard("orders"): "0"}], ids=repr)
-    def test_positions_are_sequences_of_shards(self, stream: Stream, positions: Any) -> None:
-        with create_consumer(stream.url()) as consumer:
-            if isinstance(consumer, PositionedConsumer):
-                with pytest.raises(InvalidOptionError):
-                    consumer.go_to(positions)
-
 
 class ProducerContract(Contract):
     """What a producer does: receipts, sequences, times, flushing, closing, and keeping what was not acknowledged."""
 
     def test_messages_are_what_was_sent(self, stream: Stream) -> None:
         payloads = [b"", b"{}", b"\xff\x00\r", b"x" * 5000]
+        before = time.time_ns() // 1_000_000
         with create_producer(stream.url()) as producer:
             receipts = [producer.send(payload, timestamp_ms=1_000 + n) for n, payload in enumerate(payloads)]
+            now = producer.send(b"now")
+        assert before <= now.timestamp_ms <= time.time_ns() // 1_000_000
         with replay(stream) as consumer:
             found = list(consumer)
-        assert [message.payload for message in found] == payloads
+        assert [message.payload for message in found] == [*payloads, b"now"]
         assert [(m.shard, m.sequence, m.timestamp_ms) for m in found] == [
-            (r.shard, r.sequence, r.timestamp_ms) for r in receipts
+            (r.shard, r.sequence, r.timestamp_ms) for r in [*receipts, now]
         ]
         assert found[1].text() == "{}"
         assert found[1].timestamp == datetime(1970, 1, 1, 0, 0, 1, 1000, timezone.utc)
@@ -598,12 +452,6 @@ class ProducerContract(Contract):
         for sequences in by_shard(receipts).values():
             assert sequences == sorted(set(sequences))
             assert len(sequences) == 6
-
-    def test_send_time_is_now_by_default(self, stream: Stream) -> None:
-        before = time.time_ns() // 1_000_000
-        with create_producer(stream.url()) as producer:
-            receipt = producer.send(b"now")
-        assert before <= receipt.timestamp_ms <= time.time_ns() // 1_000_000
 
     def test_a_closed_producer_sends_no_more(self, stream: Stream) -> None:
         producer = create_producer(stream.url())
@@ -638,19 +486,13 @@ class ProducerContract(Contract):
             with contextlib.suppress(InvalidOptionError):
                 producer.send(**NOTHING)
                 found.append(None)
-            producer.send(b"behind")
-        with replay(stream) as consumer:
-            assert [message.payload for message in consumer] == [*found, b"behind"]
-
-    def test_a_buffer_is_sent_as_it_was(self, stream: Stream) -> None:
-        buffer: Any = bytearray(b"before")
-        with create_producer(stream.url()) as producer:
+            buffer: Any = bytearray(b"as it was")
             producer.send(buffer)
-            buffer[:] = b"behind"
+            buffer[:] = b"behind it"
             view: Any = memoryview(buffer)
             producer.send(view)
         with replay(stream) as consumer:
-            assert [message.payload for message in consumer] == [b"before", b"behind"]
+            assert [message.payload for message in consumer] == [*found, b"as it was", b"behind it"]
 
     # what the backend does not take
 

@@ -37,24 +37,15 @@ class BackgroundCommit:
         self._committer, self._shards, self._changed, self._options = committer, shards, changed, options
         self._entries = committer if isinstance(committer, EntryCommitter) else None
         self._transactions = committer if isinstance(committer, TransactionCommitter) else None
-        self._is_running = False
+        # Whether a commit is under way, and why the last one failed; ``None`` after one that did not.
+        self.is_running = False
+        self.error: Exception | None = None
         self._turns = 0
-        self._error: Exception | None = None
         self._acknowledged = self._tried = 0
         self._failures = 0
         self._ended_at = time.monotonic()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the last commit failed; ``None`` after one that did not."""
-        return self._error
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a commit is under way."""
-        return self._is_running
 
     def start(self) -> None:
         """Commit in the background, too."""
@@ -77,8 +68,8 @@ class BackgroundCommit:
 
     def forgive(self) -> None:
         """Everything was moved back to what is committed: an aborted transaction is over."""
-        if isinstance(self._error, TransactionAbortedError):
-            self._error, self._failures = None, 0
+        if isinstance(self.error, TransactionAbortedError):
+            self.error, self._failures = None, 0
 
     def commit(
         self,
@@ -89,16 +80,17 @@ class BackgroundCommit:
     ) -> CommitResult:
         """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.commit`."""
         with self._changed:
-            while self._is_running:
-                self._wait_for_the_end_of(self._turns)
+            while self.is_running:
+                turn = self._turns
+                self._changed.wait_for(lambda: self._turns != turn)  # noqa: B023 - it is waited for at once
                 if not is_forced:
                     return CommitResult.ANOTHER_WAS_RUNNING
-            self._is_running = True
+            self.is_running = True
         try:
             return self.commit_now(chosen, start_new_transaction=start_new_transaction)
         finally:
             with self._changed:
-                self._is_running = False
+                self.is_running = False
                 self._turns += 1
                 self._ended_at = time.monotonic()
                 self._changed.notify_all()
@@ -111,7 +103,7 @@ class BackgroundCommit:
         That one may wait for the very consumer that this thread holds.
         """
         with self._changed:
-            if isinstance(self._error, TransactionAbortedError):
+            if isinstance(self.error, TransactionAbortedError):
                 return CommitResult.FAILED
             positions, counted = self._shards.committable(chosen), self._acknowledged
             entries = {} if self._entries is None else self._shards.finished(chosen)
@@ -120,7 +112,7 @@ class BackgroundCommit:
                 self._tried = counted
                 if chosen is None:
                     # What failed before is committed since, or its shard has another owner now.
-                    self._error, self._failures = None, 0
+                    self.error, self._failures = None, 0
                 return CommitResult.NOTHING_TO_DO
         try:
             if self._entries is not None:
@@ -135,7 +127,7 @@ class BackgroundCommit:
             else:
                 _log.exception("committing %d shards failed", len(positions or entries))
             with self._changed:
-                self._error = error
+                self.error = error
                 self._failures += 1
                 self._ended_at = time.monotonic()
             self._wake.set()
@@ -143,14 +135,11 @@ class BackgroundCommit:
         with self._changed:
             self._shards.committed(positions)
             self._shards.settled(entries)
-            self._error, self._failures = None, 0
+            self.error, self._failures = None, 0
             if chosen is None:
                 self._acknowledged -= counted
                 self._tried = 0
         return CommitResult.COMMITTED
-
-    def _wait_for_the_end_of(self, turn: int) -> None:
-        self._changed.wait_for(lambda: self._turns != turn)
 
     def _run(self) -> None:
         while not self._closing.is_set():

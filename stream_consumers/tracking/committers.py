@@ -15,7 +15,7 @@ from stream_consumers.urls import StreamUrl
 
 
 class CommitResult(enum.Enum):
-    """What came of a commit; Faust's ``bool`` cannot tell the four apart.
+    """What came of a commit; Faust's ``bool`` does not distinguish the four.
 
     Example:
         >>> CommitResult.FAILED.value, bool(CommitResult.FAILED)
@@ -28,12 +28,12 @@ class CommitResult(enum.Enum):
     FAILED = "failed"
 
     def __bool__(self) -> bool:
-        """Whether something was committed, as Faust's commit tells."""
+        """Whether something was committed, as Faust's commit returns."""
         return self is CommitResult.COMMITTED
 
 
 def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
-    """Refuse positions for a consumer that is given single messages of a shard, others of which are somebody else's.
+    """Refuse positions for a consumer that is given single messages of a shard, others of which go to other members.
 
     Args:
         consumer: what is read.
@@ -43,7 +43,8 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
         InvalidOptionError: naming what fits it.
 
     Example:
-        >>> from stream_consumers import ProcessCommitter, create_consumer
+        >>> from stream_consumers.committer import ProcessCommitter
+        >>> from stream_consumers.create import create_consumer
         >>> check_committer(create_consumer("file://orders.ss/orders"), ProcessCommitter())
     """
     if isinstance(consumer, SharedGroupConsumer):
@@ -52,11 +53,13 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
             "those of the other members are finished, too",
             remedy="Track a consumer without a group, and share its messages between threads.",
         )
-    if isinstance(consumer, RedisGroupConsumer) and not isinstance(committer, EntryCommitter):
+    if isinstance(committer, RedisGroupConsumer):
+        committer.check_waits_for_ack()
+    elif isinstance(consumer, RedisGroupConsumer) and not isinstance(committer, EntryCommitter):
         raise InvalidOptionError(
             f"{type(committer).__name__} keeps positions, and {consumer} is given entries that are acknowledged one "
             "by one: nothing would be acknowledged",
-            remedy="Use RedisGroupCommitter(consumer), or create_committer with this consumer.",
+            remedy="Give the consumer itself as the committer, or use create_committer with it.",
         )
 
 
@@ -73,7 +76,7 @@ def create_committer(
         client: configuration of the broker's client.
 
     Raises:
-        GroupsNotRememberedError: nobody does, or for Kafka no consumer of it was given.
+        GroupsNotRememberedError: no broker does, or for Kafka no consumer of it was given.
         InvalidOptionError: the consumer is a member of another group, or acknowledges by itself.
 
     Example:

@@ -9,18 +9,26 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from stream_consumers.capabilities import MeasurableConsumer, ObservableConsumer, Positions, ShardEnd, positioned
+from stream_consumers.capabilities import (
+    EndedConsumer,
+    MeasurableConsumer,
+    ObservableConsumer,
+    PausableConsumer,
+    Positions,
+    ShardEnd,
+    positioned,
+)
 from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, check_shard
 from stream_consumers.options import check_count, check_several, check_timeout
+from stream_consumers.polling_lock import PollingLock
 from stream_consumers.tracking.background_commit import BackgroundCommit
 from stream_consumers.tracking.committers import CommitResult, check_committer
 from stream_consumers.tracking.livelock import Livelock, LivelockWatch, ShardProgress
-from stream_consumers.tracking.options import Activity, Shards, TrackingCallbacks, TrackingOptions
-from stream_consumers.tracking.reader import Activities, TrackedReader
+from stream_consumers.tracking.options import Activities, Activity, Shards, TrackingCallbacks, TrackingOptions
 from stream_consumers.tracking.shards import TrackedShards
 
 _log = logging.getLogger(__name__)
@@ -38,8 +46,8 @@ class TrackedConsumer(PollingConsumer):
     Unlike Faust's: what was fetched for a paused or a full shard is kept and handed out later; shards are committed
     *before* they are given back; a commit that failed is tried again; waiting has a deadline.
 
-    Over a member of a Redis group there are no positions: every finished message is acknowledged by itself
-    (:class:`stream_consumers.redis.committers.RedisGroupCommitter`), and one that is not stays pending.
+    Over a member of a Redis group there are no positions: the member is the committer, every finished message is
+    acknowledged by itself, and one that is not stays pending.
 
     Args:
         consumer: what to read from; it is closed with this one.
@@ -48,7 +56,7 @@ class TrackedConsumer(PollingConsumer):
         callbacks: lifecycle callbacks.
 
     Raises:
-        InvalidOptionError: commits in the background, of a transaction that somebody else is filling; or positions for
+        InvalidOptionError: commits in the background, of a transaction that another thread is filling; or positions for
             a member of a Redis group, whose entries are acknowledged one by one.
         StreamAssetsError: as ``committer.committed`` does.
 
@@ -91,14 +99,12 @@ class TrackedConsumer(PollingConsumer):
         self._shards = TrackedShards(self._options, keeps_entries=isinstance(committer, EntryCommitter))
         self._commits = BackgroundCommit(committer, self._shards, self._changed, self._options)
         self._activities = Activities()
-        self._reader = TrackedReader(
-            consumer,
-            self._shards,
-            self._changed,
-            self._activities,
-            is_committing=lambda: self._commits.is_running,
-            on_buffer_full=self._callbacks.on_buffer_full,
-        )
+        # One thread fetches at a time, for all that wait for a message.
+        self._fetching = PollingLock()
+        self._fetched_at: float | None = None
+        self._is_flowing = True
+        self._handing = 0
+        self._natively_paused: Shards = frozenset()
         self._watch: LivelockWatch | None = None
         if self._options.livelock is not None:
             self._watch = LivelockWatch(
@@ -119,13 +125,95 @@ class TrackedConsumer(PollingConsumer):
             self._watch.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        """Close; after an error, without waiting for messages that nobody will finish."""
+        """Close; after an error, without waiting for messages that will not be finished."""
         self.close(timeout_seconds=0.0 if any(error) else None)
 
     # reading
 
     def _poll(self, seconds: float) -> Message | None:
-        return self._reader.poll(seconds)
+        """Hand out the next message; waits for it, for the flow and for a commit, at most this many seconds each."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_flowing, seconds):
+                return None
+            self._handing += 1
+        try:
+            return self._obtain(seconds)
+        finally:
+            with self._changed:
+                self._handing -= 1
+                if not self._handing and not self._is_flowing:
+                    self._changed.notify_all()
+
+    def _obtain(self, seconds: float) -> Message | None:
+        message = self._hand_out()
+        # Whoever fetches already may get it for this thread, too.
+        if message is not None or not self._fetching.acquire(seconds):
+            return message
+        try:
+            message, has_more = self._hand_out(), True
+            # What came may be of a closed shard: that is no reason to say that there is nothing.
+            while message is None and has_more and self._may_fetch(seconds):
+                with self._activities.doing(Activity.FETCHING):
+                    has_more = self._fetch(seconds) and self._fetch_ahead()
+                message = self._hand_out()
+            return message
+        finally:
+            self._fetching.release()
+
+    def _hand_out(self) -> Message | None:
+        with self._changed:
+            message = self._shards.take() if self._is_flowing else None
+            is_full = message is not None and self._shards.is_too_full(message.shard)
+            if message is not None and is_full:
+                self._shards.full.add(message.shard)
+        if message is not None and is_full:
+            self._callbacks.on_buffer_full(message.shard)
+        return message
+
+    def _may_fetch(self, seconds: float) -> bool:
+        with self._changed:
+            # The group may take shards in a fetch, and give them back: a commit from before must not come behind that.
+            self._changed.wait_for(lambda: not self._commits.is_running, seconds)
+            if not self._is_flowing:
+                return False
+            if not self._shards.can_hold:
+                self._changed.wait(seconds)
+            return self._shards.can_hold
+
+    def _fetch(self, seconds: float) -> bool:
+        self._pause_natively()
+        message = None
+        try:
+            message = self._consumer.next(seconds)
+        except StreamEndedError:
+            with self._changed:
+                if not self._shards.is_holding:
+                    raise
+                # The stream has ended, but not for those who wait for a paused shard.
+                self._changed.wait(seconds)
+        finally:
+            ends = self._consumer.reached_ends() if isinstance(self._consumer, EndedConsumer) else {}
+            with self._changed:
+                self._fetched_at = time.monotonic()
+                if message is not None:
+                    self._shards.hold(message)
+                self._shards.reach(ends)
+        return message is not None
+
+    def _fetch_ahead(self) -> bool:
+        for _ in range(self._shards.read_ahead - 1):
+            if not self._may_fetch(0.0) or not self._fetch(0.0):
+                break
+        return True
+
+    def _pause_natively(self) -> None:
+        if isinstance(self._consumer, PausableConsumer):
+            with self._changed:
+                closed = self._shards.closed
+            if closed != self._natively_paused:
+                self._consumer.resume(self._natively_paused - closed)
+                self._consumer.pause(closed - self._natively_paused)
+                self._natively_paused = closed
 
     def getmany(
         self, timeout_seconds: float | None = None, *, max_messages: int = MAX_MESSAGES
@@ -137,7 +225,7 @@ class TrackedConsumer(PollingConsumer):
 
         Args:
             timeout_seconds: how long to wait for the first message; ``None`` until there is one, 0 not at all.
-            max_messages: end behind so many.
+            max_messages: the most messages to hand out.
 
         Raises:
             StreamEndedError: the stream has an end, and it was reached before the first one.
@@ -157,8 +245,13 @@ class TrackedConsumer(PollingConsumer):
             except StreamEndedError:
                 return
 
+    @property
+    def group(self) -> str | None:
+        """The group of the consumer that is read; ``None`` without one."""
+        return self._consumer.group
+
     def track_message(self, message: Message, *, readers: int = 1) -> None:
-        """Count a message as unfinished until so many readers have acknowledged it.
+        """Count a message as unfinished until this number of readers have acknowledged it.
 
         Messages that are handed out are tracked already, for one reader.
         """
@@ -231,23 +324,23 @@ class TrackedConsumer(PollingConsumer):
             InvalidOptionError: ``streams_or_shards`` is no collection of streams and shards.
             StreamEndedError: the consumer was closed.
         """
-        self._check_usable()
-        _check_choice(streams_or_shards)
-        is_releasing = self._releasing == threading.get_ident()
-        with self._activities.doing(Activity.COMMITTING):
-            commit = self._commits.commit_now if is_releasing else self._commits.commit
-            return commit(streams_or_shards, start_new_transaction=start_new_transaction)
+        return self._commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=False)
 
     def force_commit(
         self, streams_or_shards: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
     ) -> CommitResult:
         """As :meth:`commit`, but after one that is under way it commits itself."""
-        if self._releasing == threading.get_ident():
-            return self.commit(streams_or_shards, start_new_transaction=start_new_transaction)
+        return self._commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=True)
+
+    def _commit(
+        self, chosen: Collection[str | Shard] | None, *, start_new_transaction: bool, is_forced: bool
+    ) -> CommitResult:
         self._check_usable()
-        _check_choice(streams_or_shards)
+        _check_choice(chosen)
         with self._activities.doing(Activity.COMMITTING):
-            return self._commits.commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=True)
+            if self._releasing == threading.get_ident():
+                return self._commits.commit_now(chosen, start_new_transaction=start_new_transaction)
+            return self._commits.commit(chosen, start_new_transaction=start_new_transaction, is_forced=is_forced)
 
     def commit_and_end_transactions(self) -> CommitResult:
         """Commit what is finished and end the transaction, without beginning the next one."""
@@ -314,22 +407,41 @@ class TrackedConsumer(PollingConsumer):
             self._callbacks.on_buffer_drop(shard)
 
     def stop_flow(self) -> None:
-        """Hand out nothing more; :meth:`wait_for_stopped_flow` tells when that is so."""
-        self._reader.let_flow(False)
+        """Hand out nothing more; :meth:`wait_for_stopped_flow` waits until that is so."""
+        self._let_flow(False)
 
     def resume_flow(self) -> None:
         """Hand out messages again."""
-        self._reader.let_flow(True)
+        self._let_flow(True)
+
+    def _let_flow(self, is_flowing: bool) -> None:
+        with self._changed:
+            self._is_flowing = is_flowing
+            self._changed.notify_all()
 
     def wait_for_stopped_flow(self, timeout_seconds: float) -> bool:
-        """Wait until no thread is handing out a message any more; whether that came true in so many seconds."""
-        return self._reader.wait_for_stopped_flow(check_timeout(timeout_seconds))
+        """Wait until no thread is handing out a message any more; returns whether that came true in time."""
+        seconds = check_timeout(timeout_seconds)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_flowing and not self._handing, seconds)
 
     # positions
 
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Within, nothing is fetched, and the consumer may be moved."""
+        with self._fetching.moving(), self._activities.doing(Activity.SEEKING):
+            try:
+                yield
+            finally:
+                # A client may or may not forget it with a seek; it is paused again before the next fetch.
+                if isinstance(self._consumer, PausableConsumer):
+                    self._consumer.resume(self._natively_paused)
+                self._natively_paused = frozenset()
+
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
-        with self._reader.moving():
+        with self._moving():
             self._consumer.seek(moment)
             with self._changed:
                 self._shards.seek(None)
@@ -337,7 +449,7 @@ class TrackedConsumer(PollingConsumer):
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; what is committed does not move back."""
         to = rewind_place(to)
-        with self._reader.moving():
+        with self._moving():
             self._consumer.rewind(to)
             with self._changed:
                 self._shards.seek(None if to is Edge.END else 0 if isinstance(to, Edge) else max(0, to))
@@ -351,7 +463,7 @@ class TrackedConsumer(PollingConsumer):
             OutOfBoundsError: a position is behind the end of its shard.
         """
         consumer = positioned(self._consumer)
-        with self._reader.moving():
+        with self._moving():
             consumer.go_to(positions)
             with self._changed:
                 self._shards.go_to({shard: max(0, position) for shard, position in positions.items()})
@@ -366,7 +478,7 @@ class TrackedConsumer(PollingConsumer):
             StreamAssetsError: as the committer says.
         """
         self._check_usable()
-        with self._reader.fetching.moving():
+        with self._fetching.moving():
             committed = self._committer.committed()
             with self._changed:
                 begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}
@@ -380,7 +492,7 @@ class TrackedConsumer(PollingConsumer):
         return committed
 
     def perform_seek(self) -> None:
-        """:meth:`seek_to_committed`, for nobody who wants to know where."""
+        """Do the same as :meth:`seek_to_committed`, without returning the positions."""
         self.seek_to_committed()
 
     def assign(self, shard: Shard) -> None:
@@ -404,7 +516,7 @@ class TrackedConsumer(PollingConsumer):
                 self._releasing = None
                 with self._changed:
                     self._shards.forget(shards)
-                    self._reader.forget(shards)
+                    self._natively_paused -= shards
                     self._changed.notify_all()
 
     def on_assigned(self, shards: Shards) -> None:
@@ -418,7 +530,7 @@ class TrackedConsumer(PollingConsumer):
             with self._changed:
                 for shard in shards:
                     self._shards.start(shard, committed.get(shard))
-                self._reader.forget(shards)
+                self._natively_paused -= shards
             self._callbacks.on_assigned(shards)
 
     # state
@@ -430,12 +542,12 @@ class TrackedConsumer(PollingConsumer):
         Example:
             ``Activity.COMMITTING in consumer.status``
         """
-        return self._activities.now | (Activity.NOTHING if self._reader.is_flowing else Activity.FLOW_STOPPED)
+        return self._activities.now | (Activity.NOTHING if self._is_flowing else Activity.FLOW_STOPPED)
 
     def progress(self) -> list[ShardProgress]:
         """How far every shard is, for :class:`stream_consumers.tracking.livelock.LivelockWatch`."""
         with self._changed:
-            return self._shards.progress(self._reader.fetched_at)
+            return self._shards.progress(self._fetched_at)
 
     @property
     def livelocks(self) -> list[Livelock]:

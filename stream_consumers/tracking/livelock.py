@@ -6,7 +6,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stream_consumers.capabilities import ShardEnd
@@ -33,7 +33,7 @@ class ShardProgress:
         committed: the next sequence to read as the broker has it.
         committable: the position that a commit would set.
         unfinished: messages that were handed out and are not acknowledged.
-        is_paused: whether somebody paused it.
+        is_paused: whether it is paused.
 
     Example:
         >>> ShardProgress(shard=Shard("orders"), started=0.0, received=7, committed=5, unfinished=2).unfinished
@@ -68,22 +68,6 @@ class LivelockKind(enum.Enum):
     ARRIVAL_STOPPED = "messages do not arrive any more"
     NEVER_COMMITTED = "nothing was ever committed"
     COMMIT_STOPPED = "nothing is committed any more"
-
-
-class Standstill(enum.Enum):
-    """Why a shard stands still without anything being wrong.
-
-    Example:
-        >>> idle = ShardProgress(shard=Shard("orders"), started=0, fetched=9, received=7, committed=7)
-        >>> watch = LivelockWatch(lambda: [idle], lambda: {Shard("orders"): ShardEnd(7, 7)}, clock=lambda: 10)
-        >>> _ = watch.check()
-        >>> watch.standstills[Shard("orders")]
-        <Standstill.NOTHING_TO_READ: 'nothing to read'>
-    """
-
-    NOTHING_TO_READ = "nothing to read"
-    PAUSED = "paused"
-    OPEN_TRANSACTION = "blocked by an open transaction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +135,18 @@ def log_livelock(livelock: Livelock) -> None:
 
 
 class LivelockWatch(ClosesOnExit):
-    """Looks at every shard, and tells what stands still although it should not.
+    """Looks at every shard, and reports what stands still although it should not.
 
     A tracked consumer has one of its own with the option ``livelock``.
 
-    A shard with nothing to read, one that is paused, and one behind an open transaction are no findings; they are in
-    :attr:`standstills`. Only successes count as progress.
+    A shard with nothing to read, one that is paused, and one behind an open transaction are no findings. Only successes
+    count as progress.
 
     Args:
         progress: how far the shards are; ``TrackedConsumer.progress``.
         ends: where they end. Errors of it are taken for ends that are not known.
         options: what is too long.
-        on_livelock: told of a finding when it is new.
+        on_livelock: called for a finding when it is new.
         clock: seconds, as in ``progress``.
 
     Example:
@@ -186,11 +170,9 @@ class LivelockWatch(ClosesOnExit):
         self._on_livelock = on_livelock
         self._started = clock()
         self._lock = threading.Lock()
-        # Since when there has been something to fetch, and to commit: before that nobody was late.
-        self._to_fetch: dict[Shard, float] = {}
-        self._to_commit: dict[Shard, float] = {}
+        # Since when there has been something to fetch or to commit, by what is late: before that nothing was.
+        self._waiting_since: dict[tuple[str, Shard], float] = {}
         self._found: list[Livelock] = []
-        self._standstills: dict[Shard, Standstill] = {}
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -202,11 +184,6 @@ class LivelockWatch(ClosesOnExit):
     def status(self) -> list[Livelock]:
         """What the last look found."""
         return list(self._found)
-
-    @property
-    def standstills(self) -> Mapping[Shard, Standstill]:
-        """The shards that stand still for a good reason."""
-        return dict(self._standstills)
 
     def close(self) -> None:
         """End the watch's thread."""
@@ -223,11 +200,11 @@ class LivelockWatch(ClosesOnExit):
                 _log.debug("ends are not known: %s", error)
                 ends = {}
             now, shards = self._clock(), self._progress()
-            self._standstills = {}
             found = [livelock for shard in shards if (livelock := self._look(shard, ends.get(shard.shard), now))]
             if not shards and now - self._started >= self._options.fetch_timeout_seconds:
                 found = [self._finding(LivelockKind.NO_ASSIGNMENT, None, now - self._started)]
-            self._forget(shard.shard for shard in shards)
+            active = {shard.shard for shard in shards if not shard.is_paused}
+            self._waiting_since = {place: at for place, at in self._waiting_since.items() if place[1] in active}
             known = {(livelock.kind, livelock.shard) for livelock in self._found}
             self._found = found
         for livelock in found:
@@ -237,41 +214,40 @@ class LivelockWatch(ClosesOnExit):
 
     def _look(self, shard: ShardProgress, end: ShardEnd | None, now: float) -> Livelock | None:
         if shard.is_paused:
-            self._forget_one(shard.shard)
-            self._standstills[shard.shard] = Standstill.PAUSED
             return None
+        limits = self._options
         fetched = shard.started if shard.fetched is None else shard.fetched
-        if now - fetched >= self._options.fetch_timeout_seconds:
+        if now - fetched >= limits.fetch_timeout_seconds:
             kind = LivelockKind.NEVER_FETCHED if shard.fetched is None else LivelockKind.FETCH_STOPPED
             return self._finding(kind, shard, now - fetched)
         if end is None:
             since = now - shard.started
-            is_late = since >= self._options.fetch_timeout_seconds
+            is_late = since >= limits.fetch_timeout_seconds
             return self._finding(LivelockKind.END_UNKNOWN, shard, since) if is_late else None
-        return self._late_arrival(shard, end, now) or self._late_commit(shard, end, now)
+        arrival = LivelockKind.NEVER_ARRIVED if shard.arrived is None else LivelockKind.ARRIVAL_STOPPED
+        since = self._seconds_behind("arrival", shard, shard.received, end, now=now, moved_at=shard.arrived)
+        if since >= limits.arrival_timeout_seconds:
+            return self._finding(arrival, shard, since, end=end.readable)
+        commit = LivelockKind.NEVER_COMMITTED if shard.committed_at is None else LivelockKind.COMMIT_STOPPED
+        since = self._seconds_behind("commit", shard, shard.committed, end, now=now, moved_at=shard.committed_at)
+        is_late = since >= limits.commit_timeout_seconds
+        return self._finding(commit, shard, since, end=end.readable) if is_late else None
 
-    def _late_arrival(self, shard: ShardProgress, end: ShardEnd, now: float) -> Livelock | None:
-        if (shard.received or 0) >= end.readable:
-            self._to_fetch.pop(shard.shard, None)
-            is_blocked = end.written > end.readable
-            self._standstills[shard.shard] = Standstill.OPEN_TRANSACTION if is_blocked else Standstill.NOTHING_TO_READ
-            return None
-        since = max(self._to_fetch.setdefault(shard.shard, now), shard.arrived or 0.0, shard.started)
-        if now - since < self._options.arrival_timeout_seconds:
-            return None
-        kind = LivelockKind.NEVER_ARRIVED if shard.arrived is None else LivelockKind.ARRIVAL_STOPPED
-        return self._finding(kind, shard, now - since, end=end.readable)
-
-    def _late_commit(self, shard: ShardProgress, end: ShardEnd, now: float) -> Livelock | None:
-        if (shard.committed or 0) >= end.readable:
-            self._to_commit.pop(shard.shard, None)
-            return None
-        self._standstills.pop(shard.shard, None)
-        since = max(self._to_commit.setdefault(shard.shard, now), shard.committed_at or 0.0, shard.started)
-        if now - since < self._options.commit_timeout_seconds:
-            return None
-        kind = LivelockKind.NEVER_COMMITTED if shard.committed_at is None else LivelockKind.COMMIT_STOPPED
-        return self._finding(kind, shard, now - since, end=end.readable)
+    def _seconds_behind(
+        self,
+        what: str,
+        shard: ShardProgress,
+        position: int | None,
+        end: ShardEnd,
+        *,
+        now: float,
+        moved_at: float | None,
+    ) -> float:
+        """For how long a position has been before the end without moving; 0 where it is at the end."""
+        if (position or 0) >= end.readable:
+            self._waiting_since.pop((what, shard.shard), None)
+            return 0.0
+        return now - max(self._waiting_since.setdefault((what, shard.shard), now), moved_at or 0.0, shard.started)
 
     def _finding(self, kind: LivelockKind, shard: ShardProgress | None, seconds: float, **facts: object) -> Livelock:
         if shard is None:
@@ -288,15 +264,6 @@ class LivelockWatch(ClosesOnExit):
             advice = f"{_FAILING if shard.committable is not None else _HANGING} {advice}"
         return Livelock(kind, shard.shard, seconds, numbers, advice)
 
-    def _forget(self, shards: Iterable[Shard]) -> None:
-        """What is not assigned any more."""
-        for gone in (self._to_fetch.keys() | self._to_commit.keys()) - set(shards):
-            self._forget_one(gone)
-
-    def _forget_one(self, shard: Shard) -> None:
-        self._to_fetch.pop(shard, None)
-        self._to_commit.pop(shard, None)
-
     def _run(self) -> None:
         while not self._closing.wait(self._options.check_interval_seconds):
             try:
@@ -305,7 +272,7 @@ class LivelockWatch(ClosesOnExit):
                 _log.exception("the livelock watch goes on")
 
 
-_FAILING = "Commits fail, or nobody commits: see commit_error, and commit_interval_seconds of TrackingOptions."
+_FAILING = "Commits fail, or commit is never called: see commit_error, and commit_interval_seconds of TrackingOptions."
 _HANGING = "A message is not finished: its handler hangs, or never calls ack; see unacked."
 _FETCH = "Nobody calls next: a handler hangs, or the flow is stopped (resume_flow). Too short for slow handlers: \
 fetch_timeout_seconds."
@@ -316,7 +283,7 @@ _ADVICE = {
     LivelockKind.NO_ASSIGNMENT: "The group has more members than shards, or the topic has none: check the group.",
     LivelockKind.NEVER_FETCHED: _FETCH,
     LivelockKind.FETCH_STOPPED: _FETCH,
-    LivelockKind.END_UNKNOWN: "The broker does not tell where it ends: check the broker and the ACLs. "
+    LivelockKind.END_UNKNOWN: "The broker does not report where it ends: check the broker and the ACLs. "
     "Too short: fetch_timeout_seconds.",
     LivelockKind.NEVER_ARRIVED: _ARRIVAL,
     LivelockKind.ARRIVAL_STOPPED: _ARRIVAL,

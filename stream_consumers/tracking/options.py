@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -38,6 +41,34 @@ class Activity(enum.Flag):
     FLOW_STOPPED = enum.auto()
 
 
+class Activities:
+    """What several threads are doing now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Activity] = Counter()
+
+    @contextmanager
+    def doing(self, activity: Activity) -> Iterator[None]:
+        """Within, it is being done."""
+        with self._lock:
+            self._counts[activity] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts[activity] -= 1
+
+    @property
+    def now(self) -> Activity:
+        """All of it."""
+        found = Activity.NOTHING
+        with self._lock:
+            for activity, count in self._counts.items():
+                found |= activity if count else Activity.NOTHING
+        return found
+
+
 def _nothing(*_: object) -> None:
     pass
 
@@ -47,7 +78,7 @@ def _guarded(name: str, callback: Callable[[Subject], None]) -> Callable[[Subjec
         try:
             callback(subject)
         except Exception:  # noqa: BLE001 - a callback may raise anything
-            _log.exception("the callback %s failed when it was told of %r", name, subject)
+            _log.exception("the callback %s failed for %r", name, subject)
 
     return call
 
@@ -57,13 +88,13 @@ class TrackingCallbacks:
     """Lifecycle callbacks; each is called by the thread in which it happens.
 
     What a callback raises is logged, and nothing else changes: the message is handed out, the positions are committed,
-    and the error that it was told of goes on.
+    and the error that it was called for goes on.
 
     Args:
         on_revoked: the group revokes these shards. They are committed when this returns, and given back then: finish
             and acknowledge what can be finished quickly.
         on_assigned: the group gave these shards.
-        on_buffer_full: so many messages of a shard are unfinished that no more of it are handed out.
+        on_buffer_full: too many messages of a shard are unfinished, so that no more of it are handed out.
         on_buffer_drop: few enough are, and they are handed out again.
         on_task_error: processing a message failed.
         on_livelock: the watch (see ``livelock`` of :class:`TrackingOptions`) has found something new; logged by
@@ -106,7 +137,7 @@ class TrackingOptions:
         scheduler: chooses the shard whose message is handed out next (``ConsumerScheduler``). With one, up to
             ``READ_AHEAD`` messages are fetched ahead, so that there is something to choose from; ``lambda shards:
             shards[0]`` takes them in turn. Without one, messages are handed out as they come.
-        livelock: watch the consumer in a thread of its own, and tell ``on_livelock`` what stands still although it
+        livelock: watch the consumer in a thread of its own, and call ``on_livelock`` for what stands still although it
             should not (``broker_commit_livelock_soft_timeout``); ``None`` does not watch.
 
     Raises:

@@ -32,7 +32,7 @@ class TrackedShard:
     next_sequence: int | None = None
     # Where this consumer began.
     first: int | None = None
-    # After a seek by time nobody knows where it goes on before the first message.
+    # After a seek by time it is unknown where it goes on before the first message.
     is_sought: bool = False
 
 
@@ -143,7 +143,7 @@ class TrackedShards:
         return chosen
 
     def track(self, message: Message, readers: int = 1) -> None:
-        """A message is handed out to so many readers."""
+        """Note a message that is handed out to this number of readers."""
         found = self.shard(message.shard)
         if found.is_sought:
             found.is_sought = False
@@ -206,12 +206,12 @@ class TrackedShards:
                 self.known[shard].committed_at = time.monotonic()
 
     def learn(self, positions: Positions) -> None:
-        """The broker has these positions, whoever committed them."""
+        """Note positions that the broker has, whichever client committed them."""
         for shard, position in positions.items():
             self.known[shard].window.committed(position)
 
     def seek(self, sequence: int | None) -> None:
-        """Every shard goes on at ``sequence``; ``None`` where nobody knows before the next message."""
+        """Every shard goes on at ``sequence``; ``None`` where that is unknown before the next message."""
         self._held.clear()
         for shard, found in self.known.items():
             found.is_sought, found.next_sequence = True, None
@@ -227,7 +227,7 @@ class TrackedShards:
             self._seek(shard, position)
 
     def forget(self, shards: Iterable[Shard]) -> None:
-        """Everything about these shards: they are somebody else's."""
+        """Forget everything about these shards: they have another owner."""
         for shard in shards:
             self._seek(shard, 0)
             self.known.pop(shard, None)
@@ -271,7 +271,7 @@ class TrackedShards:
     def _committed_of(self, shard: Shard, window: AckWindow) -> int | None:
         """The next sequence to read as the broker has it.
 
-        Where single messages are kept: the first that is not finished, or was not told to the broker.
+        Where single messages are kept: the first that is not finished, or was not sent to the broker.
         """
         position = window.position
         if not self._keeps_entries or position is None:

@@ -125,10 +125,10 @@ def test_the_python_of_a_page_runs(
     namespace = run(page, addresses)
     for asset in assets(namespace):
         # The servers of the tests have no secrets: with them, an asset is declared, and that is all.
-        if not {"password", "sasl.password", "oauth_token_provider"} & asset.stream.client.keys():
-            with create_producer(asset.source, shards=1) as producer:
+        if not {"password", "sasl.password", "oauth_token_provider"} & asset.declared.stream.client.keys():
+            with create_producer(asset.declared.source, shards=1) as producer:
                 producer.send(b'{"id": 1, "amount": 5}')
-            assert measure(asset.stream, asset.ingestion).total >= 1
+            assert measure(asset.declared.stream, asset.declared.ingestion).total >= 1
     if defs := namespace.get("defs"):
         dg.Definitions.validate_loadable(defs)
         assert {asset.key for asset in assets(namespace)} <= {spec.key for spec in defs.resolve_all_asset_specs()}
@@ -247,7 +247,7 @@ def test_what_an_example_ingests_by_hand_is_made_as_its_asset_makes_it(
     """The table of the asset refuses rows of no transform."""
     monkeypatch.chdir(ROOT)
     module = ".".join((*page.parent.relative_to(ROOT).parts, "definitions"))
-    made = {asset.ingestion.table: asset.name for asset in assets(vars(import_module(module)))}
+    made = {asset.declared.ingestion.table: asset.declared.name for asset in assets(vars(import_module(module)))}
     shell = [block.text for block in blocks(page) if block.language == "sh"]
     lines = [words for text in shell for words in commands(text) if words[:2] == ["stream-assets", "ingest"]]
     by_hand = [words for words in lines if str(Path(words[words.index("--table") + 1]).absolute()) in made]

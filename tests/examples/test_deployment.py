@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -110,34 +109,11 @@ def check_killed_run(instance: dg.DagsterInstance, home: Path) -> None:
     assert killed.status is dg.DagsterRunStatus.FAILURE
 
 
-def snake(value: Any) -> Any:
-    """The values of the chart, named as a ``dagster.yaml`` names them."""
-    if isinstance(value, dict):
-        return {re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower(): snake(one) for name, one in value.items()}
-    return [snake(one) for one in value] if isinstance(value, list) else value
-
-
-def test_the_values_of_the_chart() -> None:
+def test_the_values_of_the_chart_name_secrets_and_leave_a_cancelled_run_its_time() -> None:
     values = yaml.safe_load((SAMPLES / "kubernetes" / "values.yaml").read_text())
-    plain = yaml.safe_load((SAMPLES / "postgres" / "dagster.yaml").read_text())
-    # What the chart writes into its dagster.yaml is what the sample with Postgres has.
-    daemon, made = values["dagsterDaemon"], snake(values)
-    assert daemon["runMonitoring"].pop("maxResumeRunAttempts") == 0
-    for name in ("run_monitoring", "run_retries", "sensors", "schedules"):
-        assert snake(daemon)[name] == plain[name], name
-    assert made["python_logs"] == plain["python_logs"]
-    for name in ("concurrency", "retention"):
-        assert made[name].pop("enabled")
-        assert made[name] == plain[name]
     (deployment,) = values["dagster-user-deployments"]["deployments"]
-    assert deployment["includeConfigInLaunchedRuns"]["enabled"]
-    environment = {one["name"]: one["value"] for one in deployment["env"]}
-    assert environment["STREAM_ASSETS_SPARK"] == "in-process"
-    # Secrets are named, and stand nowhere.
     assert deployment["envSecrets"] == [{"name": "orders"}]
-    assert not [name for name in environment if re.search("PASSWORD|SECRET|TOKEN", name)]
+    assert not [one["name"] for one in deployment["env"] if re.search("PASSWORD|SECRET|TOKEN", one["name"])]
     assert "postgresqlPassword" not in values["postgresql"]
     pods = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     assert pods["podSpecConfig"]["terminationGracePeriodSeconds"] > FINISH_SECONDS
-    memory = pods["containerConfig"]["resources"]
-    assert (memory["requests"]["memory"], memory["limits"]["memory"]) == ("4Gi", "5Gi")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 
 def model(
@@ -223,17 +223,16 @@ def counting(
 
 
 VARIANTS = (
-    Variant("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False), is_small=True),
-    Variant("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model, is_small=True),
-    Variant(
+    quick("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False)),
+    quick("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model),
+    quick(
         "e3",
         "same numbers, the batch found in the dead letters is redone exactly; one member",
         "PASS",
         lambda: model(adopt=True),
-        is_small=True,
     ),
-    Variant("e4", "same with a takeover by B", "BAD", lambda: model(adopt=True, procs="AB"), is_small=True),
-    Variant("e5", "own numbers, every row counts", "BAD", lambda: model(numbers="own"), is_small=True),
+    quick("e4", "same with a takeover by B", "BAD", lambda: model(adopt=True, procs="AB")),
+    quick("e5", "own numbers, every row counts", "BAD", lambda: model(numbers="own")),
     Variant(
         "e6",
         "own numbers, rows count through the main ledger's batch ids; two runs of one member",
@@ -242,23 +241,9 @@ VARIANTS = (
     ),
     Variant("e7", "same with takeovers", "PASS", lambda: model(numbers="own", view="join", procs="AB", takes=2)),
     Variant("e8", "adopt + join, takeovers", "PASS", lambda: model(adopt=True, view="join", procs="AB", takes=2)),
-    Variant(
-        "clean1",
-        "a batch whose commit was cleaned is orphaned",
-        "BAD",
-        lambda: counting(absent="orphaned"),
-        is_small=True,
-    ),
-    Variant(
-        "clean2",
-        "it counts, and nobody writes down what does not",
-        "BAD",
-        lambda: counting(record=False),
-        is_small=True,
-    ),
-    Variant(
-        "clean3", "entries say what does not, also late ones", "BAD", lambda: counting(trust_late=True), is_small=True
-    ),
-    Variant("clean4", "entries say what does not", "PASS", lambda: counting(restores=1), is_small=True),
-    Variant("clean5", "same, two RESTOREs and three messages", "PASS", lambda: counting(size=3), is_small=True),
+    quick("clean1", "a batch whose commit was cleaned is orphaned", "BAD", lambda: counting(absent="orphaned")),
+    quick("clean2", "it counts, and nobody writes down what does not", "BAD", lambda: counting(record=False)),
+    quick("clean3", "entries say what does not, also late ones", "BAD", lambda: counting(trust_late=True)),
+    quick("clean4", "entries say what does not", "PASS", lambda: counting(restores=1)),
+    quick("clean5", "same, two RESTOREs and three messages", "PASS", lambda: counting(size=3)),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 MESSAGES = 2
 _ALL = frozenset(range(MESSAGES))
@@ -213,19 +213,13 @@ VARIANTS = [
     variant
     for name, per_shard in _BY.items()
     for variant in (
-        Variant(
+        quick(
             f"{name}-epochs",
             "the new stream is accepted, and continues in an epoch of its own",
             "PASS",
             partial(model, per_shard=per_shard, accepts=1),
-            is_small=True,
         ),
-        Variant(
-            f"{name}-two-accepts",
-            "two accepts at the same time",
-            "PASS",
-            partial(model, per_shard=per_shard),
-        ),
+        Variant(f"{name}-two-accepts", "two accepts at the same time", "PASS", partial(model, per_shard=per_shard)),
         Variant(
             f"{name}-twice",
             "the stream is made again twice",
@@ -245,19 +239,17 @@ VARIANTS = [
             partial(model, per_shard=per_shard, recreations=2, restores=1, accepts=1, runs=1),
             is_small=not per_shard,
         ),
-        Variant(
+        quick(
             f"{name}-no-epochs",
             "the new stream continues under the old name",
             "BAD",
             partial(model, per_shard=per_shard, has_epochs=False),
-            is_small=True,
         ),
-        Variant(
+        quick(
             f"{name}-not-asked-again",
             "the identity is not asked for after the read",
             "BAD",
             partial(model, per_shard=per_shard, asks_again=False),
-            is_small=True,
         ),
         Variant(
             f"{name}-any-number",
@@ -265,19 +257,17 @@ VARIANTS = [
             "BAD",
             partial(model, per_shard=per_shard, recreations=2, takes_planned_number=False),
         ),
-        Variant(
+        quick(
             f"{name}-taken-back",
             "a RESTORE takes an accept back",
             "BAD",
             partial(model, per_shard=per_shard, recreations=2, restores=1, accepts=1, survives=False),
-            is_small=True,
         ),
-        Variant(
+        quick(
             f"{name}-forgotten",
             "what a RESTORE took from an epoch that is over is forgotten",
             "STUCK",
             partial(model, per_shard=per_shard, restores=1, accepts=1, runs=1, records=False),
-            is_small=True,
         ),
         Variant(
             f"{name}-late-run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, Variant, search
+from tests.model.search import Model, Result, State, Variant, quick, search
 
 
 def model(
@@ -243,64 +243,46 @@ def _carrying(state: State | None) -> str:
 
 
 VARIANTS = (
-    Variant(
+    quick(
         "f1",
         "position = end of the newest commit (RESTORE followed)",
         "BAD",
         lambda: model(reader="newest", replay=0, rewind=0),
-        is_small=True,
     ),
-    Variant(
-        "f1'", "same, no RESTORE, a replay", "BAD", lambda: model(reader="newest", restores=0, rewind=0), is_small=True
-    ),
-    Variant(
+    quick("f1'", "same, no RESTORE, a replay", "BAD", lambda: model(reader="newest", restores=0, rewind=0)),
+    quick(
         "f2",
         "coverage fold without repair, replay under its own app id, not clamped",
         "BAD",
         lambda: model(replay_app="own", clamp=False, restores=0, rewind=0, repair=False),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "f3",
         "same but clamped to covered ground, no RESTORE",
         "PASS",
         lambda: model(replay_app="own", restores=0, repair=False),
-        is_small=True,
     ),
-    Variant(
-        "f3'",
-        "same with a RESTORE",
-        "BAD",
-        lambda: model(replay_app="own", restores=1, rewind=0, repair=False),
-        is_small=True,
-    ),
-    Variant(
+    quick("f3'", "same with a RESTORE", "BAD", lambda: model(replay_app="own", restores=1, rewind=0, repair=False)),
+    quick(
         "f3''",
         "replay with the member's app id, a RESTORE, no repair",
         "BAD",
         lambda: model(restores=1, rewind=0, repair=False),
-        is_small=True,
     ),
-    Variant(
-        "f4",
-        "rewind with replace, later batches just append",
-        "BAD",
-        lambda: model(redo=False, restores=0, replay=0),
-        is_small=True,
+    quick(
+        "f4", "rewind with replace, later batches just append", "BAD", lambda: model(redo=False, restores=0, replay=0)
     ),
-    Variant(
+    quick(
         "f5",
         "fold, two RESTOREs (back and forth) around an append, no repair",
         "BAD",
         lambda: model(restores=2, replay=0, rewind=0, repair=False),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "f6",
         "fold + redo + repair, own app id for the replay, RESTORE",
         "PASS",
         lambda: model(replay_app="own", restores=1, rewind=0),
-        is_small=True,
     ),
     Variant(
         "f7",
@@ -309,12 +291,11 @@ VARIANTS = (
         lambda: model(restores=1),
     ),
     Variant("f8", "same, two RESTOREs, two messages", "PASS", lambda: model(restores=2, size=2)),
-    Variant(
+    quick(
         "g1",
         "a RESTORE to a time, understood by a clock that is wrong",
         "BAD",
         lambda: model(restored="clock", replay=0, rewind=0),
-        is_small=True,
     ),
     Variant(
         "g2",
@@ -328,25 +309,15 @@ VARIANTS = (
         "PASS",
         lambda: model(restored="files", empty_rewind=True, restores=2, replay=0, size=2),
     ),
-    Variant(
-        "g2-small",
-        "same, no replay",
-        "PASS",
-        lambda: model(restored="files", empty_rewind=True, replay=0, size=2),
-        is_small=True,
-    ),
+    quick("g2-small", "same, no replay", "PASS", lambda: model(restored="files", empty_rewind=True, replay=0, size=2)),
     Variant(
         "h1",
         "the fold starts from the newest state that a commit carries; any commit may carry it; a RESTORE, a replay",
         "PASS",
         lambda: model(carried="base", rewind=0, size=2),
     ),
-    Variant(
-        "h1-small",
-        "same, no replay, no crash",
-        "PASS",
-        lambda: model(carried="base", rewind=0, replay=0, crashes=0),
-        is_small=True,
+    quick(
+        "h1-small", "same, no replay, no crash", "PASS", lambda: model(carried="base", rewind=0, replay=0, crashes=0)
     ),
     Variant(
         "h2",
@@ -354,38 +325,29 @@ VARIANTS = (
         "PASS",
         lambda: model(carried="base", restores=2, rewind=0, replay=0, crashes=0, size=2),
     ),
-    Variant(
-        "h2'",
-        "same, a RESTORE and a rewind",
-        "PASS",
-        lambda: model(carried="base", replay=0, size=2),
-    ),
-    Variant(
+    Variant("h2'", "same, a RESTORE and a rewind", "PASS", lambda: model(carried="base", replay=0, size=2)),
+    quick(
         "h3",
         "the state is taken for that before its own commit, not for that at its base",
         "BAD",
         lambda: model(carried="newest", rewind=0, size=2),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "h4",
         "a RESTORE to before the state goes back to the state",
         "BAD",
         lambda: model(carried="floor", rewind=0, replay=0, size=2),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "h5",
         "whether a commit is late is looked up no further back than the state",
         "BAD",
         lambda: model(carried="near", restores=1, rewind=0, replay_app="own", size=2),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "h6",
         "the state of a commit that was planned before a RESTORE is taken for that behind it",
         "BAD",
         lambda: model(carried="over", rewind=0, replay=0, size=2),
-        is_small=True,
     ),
 )

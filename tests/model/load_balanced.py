@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 SIZES = (2, 1)
 
@@ -247,32 +247,24 @@ def model(
 
 
 VARIANTS = (
-    Variant(
+    quick(
         "b1",
         "owner = newest batch commit of the shard, N re-read from the ledger",
         "BAD",
         lambda: model("cover", crashes=0),
-        is_small=True,
     ),
-    Variant(
-        "b1'",
-        "same, number kept in memory since the takeover",
-        "BAD",
-        lambda: model("cover", mem=True, crashes=0),
-        is_small=True,
-    ),
+    quick("b1'", "same, number kept in memory since the takeover", "BAD", lambda: model("cover", mem=True, crashes=0)),
     Variant(
         "b2",
         "owner in the broker's offset metadata, claimed before the fence, N in memory",
         "BAD",
         lambda: model("meta", mem=True, order="claim first", moves=3),
     ),
-    Variant(
+    quick(
         "b3",
         "same, fence before claim, N re-read from the ledger at each plan",
         "BAD",
         lambda: model("meta", mem=False),
-        is_small=True,
     ),
     Variant(
         "b4",
@@ -280,12 +272,8 @@ VARIANTS = (
         "PASS",
         lambda: model("meta", mem=True, sizes=(2,), own0=(0,), moves=2),
     ),
-    Variant(
-        "b5",
-        "fence all app ids of the group that the log lists, N in memory",
-        "BAD",
-        lambda: model("list", mem=True),
-        is_small=True,
+    quick(
+        "b5", "fence all app ids of the group that the log lists, N in memory", "BAD", lambda: model("list", mem=True)
     ),
     Variant(
         "b6",
@@ -293,22 +281,15 @@ VARIANTS = (
         "PASS",
         lambda: model("list+reg", mem=True, sizes=(2,), own0=(0,), moves=2),
     ),
-    Variant(
-        "b6'", "same, N re-read", "BAD", lambda: model("list+reg", mem=False, sizes=(2,), own0=(0,)), is_small=True
+    quick("b6'", "same, N re-read", "BAD", lambda: model("list+reg", mem=False, sizes=(2,), own0=(0,))),
+    quick(
+        "b7", "ownership records in the ledger, a free shard needs no claim", "BAD", lambda: model("owner", claim=False)
     ),
-    Variant(
-        "b7",
-        "ownership records in the ledger, a free shard needs no claim",
-        "BAD",
-        lambda: model("owner", claim=False),
-        is_small=True,
-    ),
-    Variant(
+    quick(
         "b8",
         "ownership records + claims, owner not checked when planning",
         "BAD",
         lambda: model("owner", plan_check=False, relearn=False),
-        is_small=True,
     ),
     Variant(
         "b9",
@@ -336,11 +317,10 @@ VARIANTS = (
         "PASS",
         lambda: model("shard", moves=3),
     ),
-    Variant(
+    quick(
         "b10-small",
         "same, one message a shard, a move and a crash",
         "PASS",
         lambda: model("shard", moves=1, sizes=(1, 1)),
-        is_small=True,
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 ROW, DEAD, HOLE = 0, 1, 2
 
@@ -190,12 +190,9 @@ def model(
 
 VARIANTS = (
     Variant(
-        "one1",
-        "identity asked after each split, and two runs",
-        "PASS",
-        lambda: model(messages=(ROW, DEAD), crashes=0),
+        "one1", "identity asked after each split, and two runs", "PASS", lambda: model(messages=(ROW, DEAD), crashes=0)
     ),
-    Variant("one1-small", "same, one run, one message missing", "PASS", lambda: model(runs=1), is_small=True),
+    quick("one1-small", "same, one run, one message missing", "PASS", lambda: model(runs=1)),
     Variant(
         "one2",
         "same, one run and a RESTORE",
@@ -203,54 +200,39 @@ VARIANTS = (
         lambda: model(messages=(ROW, DEAD), runs=1, recreations=0, restores=1),
     ),
     Variant("one3", "same, three runs", "PASS", lambda: model(messages=(DEAD,), runs=3, crashes=0)),
-    Variant(
-        "one4",
-        "the identity is asked before the read",
-        "BAD",
-        lambda: model(identity="before", runs=1),
-        is_small=True,
-    ),
-    Variant(
+    quick("one4", "the identity is asked before the read", "BAD", lambda: model(identity="before", runs=1)),
+    quick(
         "one5",
         "a split that is not clean is written with the planned counts",
         "BAD",
         lambda: model(verdict="ignored", runs=1),
-        is_small=True,
     ),
-    Variant("one6", "Spark may stop reading before the end", "BAD", lambda: model(reads="stop", runs=1), is_small=True),
-    Variant(
+    quick("one6", "Spark may stop reading before the end", "BAD", lambda: model(reads="stop", runs=1)),
+    quick(
         "one7",
         "a failed write is taken for missing, and done again under the next number",
         "BAD",
         lambda: model(after_failure="assume", number="next", runs=1),
-        is_small=True,
     ),
-    Variant(
-        "one8",
-        "it is looked for, and done again under the next number",
-        "BAD",
-        lambda: model(number="next", runs=1),
-        is_small=True,
+    quick(
+        "one8", "it is looked for, and done again under the next number", "BAD", lambda: model(number="next", runs=1)
     ),
-    Variant(
+    quick(
         "one9",
         "it is not looked for, but has the same number: Delta takes one of the two",
         "PASS",
         lambda: model(after_failure="assume", runs=1),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "one10",
         "the careful way keeps the batch id, and two reads may differ",
         "BAD",
         lambda: model(batch_id="same", is_fickle=True, messages=(DEAD,), runs=1),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "one11",
         "the careful way has a batch id of its own, and two reads may differ",
         "PASS",
         lambda: model(is_fickle=True, messages=(DEAD, ROW), runs=1),
-        is_small=True,
     ),
 )

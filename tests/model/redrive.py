@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, put, quick, search
 
 ROW, FIXED, HOPELESS = range(3)
 """What a message is: a row for each decoder, a dead letter for the old one, a dead letter for both."""
@@ -201,82 +201,71 @@ def model(
 
 
 VARIANTS = (
-    Variant(
+    quick(
         "d1",
         "the exact places are replaced, in one commit with their rows; a RESTORE",
         "PASS",
         lambda: model(redrives=1, crashes=0, messages=(FIXED, HOPELESS)),
-        is_small=True,
     ),
-    Variant("d1'", "same, two redrives", "PASS", lambda: model(messages=(FIXED,)), is_small=True),
-    Variant(
+    quick("d1'", "same, two redrives", "PASS", lambda: model(messages=(FIXED,))),
+    quick(
         "d1-small",
         "same, one redrive, no crash, a row between",
         "PASS",
         lambda: model(redrives=1, crashes=0, restores=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d2",
         "same, next to a replay with the old decoder",
         "PASS",
         lambda: model(redrives=1, replay="old", messages=(FIXED, HOPELESS), restores=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d3",
         "same, next to a replay with the new decoder, and a RESTORE",
         "PASS",
         lambda: model(redrives=1, replay="new", messages=(FIXED,), crashes=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d4",
         "a redrive has a transaction sequence of its own, next to a replay",
         "PASS",
         lambda: model(app="own", redrives=1, replay="new", messages=(FIXED, ROW), crashes=0, restores=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d5",
         "all from the first place to the last one is replaced: the rows between are gone",
         "BAD",
         lambda: model(way="hull", redrives=1),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d6",
         "the rows are appended, next to a replay",
         "BAD",
         lambda: model(way="append", app="own", redrives=1, replay="new", messages=(FIXED, ROW), restores=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d7",
         "the dead letters are deleted, then the rows appended",
         "BAD",
         lambda: model(way="delete_first", redrives=1, messages=(FIXED,), restores=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d8",
         "the rows are appended, then the dead letters deleted; two redrives, each in the sequence of its own",
         "BAD",
         lambda: model(way="delete_after", messages=(FIXED,), restores=1, uncounts="places", crashes=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d9",
         "no dead letter of the batch counts any more, also those that still cannot be read",
         "BAD",
         lambda: model(uncounts="all", redrives=1, messages=(FIXED, HOPELESS), restores=0),
-        is_small=True,
     ),
-    Variant(
+    quick(
         "d10",
         "a redrive that lands behind a RESTORE is trusted",
         "BAD",
         lambda: model(late="trusted", messages=(FIXED,), restores=2, crashes=0),
-        is_small=True,
     ),
 )

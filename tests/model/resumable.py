@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 MESSAGES = 3
 
@@ -125,42 +125,28 @@ def model(
 
 VARIANTS = (
     Variant("a0", "protocol as designed, plan from one snapshot, verify by (app id, number)", "PASS", model),
-    Variant("a0-small", "same, one crash", "PASS", lambda: model(crashes=1), is_small=True),
+    quick("a0-small", "same, one crash", "PASS", lambda: model(crashes=1)),
     Variant("a0'", "same, three runs", "PASS", lambda: model(runs=3, crashes=1)),
-    Variant("a1", "no verify after the write", "BAD", lambda: model(verify=False), is_small=True),
-    Variant(
-        "a2",
-        "position read before the number (two snapshots)",
-        "BAD",
-        lambda: model(split_read="position first"),
-        is_small=True,
-    ),
+    quick("a1", "no verify after the write", "BAD", lambda: model(verify=False)),
+    quick("a2", "position read before the number (two snapshots)", "BAD", lambda: model(split_read="position first")),
     Variant("a2'", "number read before the position (two snapshots)", "PASS", lambda: model(split_read="number first")),
-    Variant(
+    quick(
         "a3",
         "retry of a conflicting write under a new number without re-planning",
         "BAD",
         lambda: model(retry_new_number=True),
-        is_small=True,
     ),
-    Variant(
-        "a4",
-        "number computed when the write starts, range planned earlier",
-        "BAD",
-        lambda: model(number_at_write=True),
-        is_small=True,
+    quick(
+        "a4", "number computed when the write starts, range planned earlier", "BAD", lambda: model(number_at_write=True)
     ),
     Variant("a5", "non-atomic 'never backwards' guard at the broker", "PASS", lambda: model(mono=True)),
-    Variant(
-        "copy1", "a copy is ingested as if it were new", "BAD", lambda: model(copied=1, copy="ingest"), is_small=True
-    ),
-    Variant("copy2", "a copy is refused", "STUCK", lambda: model(copied=1, copy="refuse"), is_small=True),
-    Variant(
+    quick("copy1", "a copy is ingested as if it were new", "BAD", lambda: model(copied=1, copy="ingest")),
+    quick("copy2", "a copy is refused", "STUCK", lambda: model(copied=1, copy="refuse")),
+    quick(
         "copy3",
         "its rows are adopted, under a number that is asked for when the write begins",
         "BAD",
         lambda: model(copied=1, copy="adopt", number_at_write=True),
-        is_small=True,
     ),
-    Variant("copy4", "its rows are adopted", "PASS", lambda: model(copied=1, copy="adopt", crashes=1), is_small=True),
+    quick("copy4", "its rows are adopted", "PASS", lambda: model(copied=1, copy="adopt", crashes=1)),
 )

@@ -72,6 +72,11 @@ class Variant:
     is_small: bool = False
 
 
+def quick(name: str, what: str, expect: str, explore: Callable[[], Result]) -> Variant:
+    """A variant that is small."""
+    return Variant(name, what, expect, explore, is_small=True)
+
+
 def search(model: Model, *, limit: int = LIMIT) -> Result:
     """Visit every state that can be reached."""
     # Millions of states, none of them in a cycle: a third of the time went into looking for some.

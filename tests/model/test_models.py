@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model import claims, dead_letters, epochs, fold, load_balanced, one_pass, redrive, resumable, truncation
+from tests.model import (
+    claims,
+    cleaned,
+    dead_letters,
+    epochs,
+    fold,
+    groups,
+    load_balanced,
+    one_pass,
+    redrive,
+    resumable,
+    truncation,
+)
 from tests.model.search import Variant
 
 MODELS = {
     "resumable": resumable.VARIANTS,
     "load_balanced": load_balanced.VARIANTS,
     "claims": claims.VARIANTS,
+    "cleaned": cleaned.VARIANTS,
     "dead_letters": dead_letters.VARIANTS,
     "fold": fold.VARIANTS,
+    "groups": groups.VARIANTS,
     "epochs": epochs.VARIANTS,
     "one_pass": one_pass.VARIANTS,
     "redrive": redrive.VARIANTS,

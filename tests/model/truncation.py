@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from tests.model.search import Model, Result, State, Variant, put, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 MESSAGES = 3
 _ALL = frozenset(range(MESSAGES))
@@ -207,7 +207,7 @@ def model(
 
 
 VARIANTS = [
-    Variant("cut", "the stream is cut once", "PASS", partial(model, runs=1), is_small=True),
+    quick("cut", "the stream is cut once", "PASS", partial(model, runs=1)),
     Variant("two-runs", "two runs at the same time", "PASS", model),
     Variant("cut-twice", "the stream is cut twice", "PASS", partial(model, runs=1, cuts=2)),
     Variant("cut-restore", "a RESTORE as well", "PASS", partial(model, runs=1, restores=1)),
@@ -217,16 +217,8 @@ VARIANTS = [
         "BAD",
         partial(model, runs=1, restores=1, clamps=False),
     ),
-    Variant("not-checked", "no plan asks", "BAD", partial(model, runs=1, checks=False), is_small=True),
-    Variant(
-        "checked-first", "a range's last message is read late", "BAD", partial(model, checks_first=True), is_small=True
-    ),
-    Variant("read-first", "it is read after the range", "BAD", partial(model, reads_first=True), is_small=True),
-    Variant(
-        "not-carried",
-        "an epoch begins without one",
-        "BAD",
-        partial(model, runs=1, cuts=2, carries=False),
-        is_small=True,
-    ),
+    quick("not-checked", "no plan asks", "BAD", partial(model, runs=1, checks=False)),
+    quick("checked-first", "a range's last message is read late", "BAD", partial(model, checks_first=True)),
+    quick("read-first", "it is read after the range", "BAD", partial(model, reads_first=True)),
+    quick("not-carried", "an epoch begins without one", "BAD", partial(model, runs=1, cuts=2, carries=False)),
 ]

@@ -13,8 +13,7 @@ import pytest
 
 from sensors import asset_runs
 from sensors.lag_sensor import MEMBER_TAG, LagPolicy
-from stream_assets import StreamAsset, stream_definitions
-from stream_consumers.errors import InvalidOptionError
+from stream_assets import OpOptions, RunLimits, StreamAsset, stream_definitions
 from tests.support.dagster_runs import declare, skip_message, tick
 from tests.support.streams import write_stream
 
@@ -31,6 +30,7 @@ class Jobs:
     """The stream asset, another asset, and jobs with names of the user's own."""
 
     def __init__(self, folder: Path, instance: dg.DagsterInstance, **options: Any) -> None:
+        write_stream(folder / "orders.ss", 5)
         self.folder, self.options = folder, options
         self.stream: StreamAsset = declare(folder, **options)
         self.instance = instance
@@ -42,7 +42,7 @@ class Jobs:
 
     def follow(self, policy: LagPolicy) -> None:
         """From now on the sensor has another policy."""
-        self.stream = declare(self.folder, **{**self.options, "policy": policy})
+        self.stream = declare(self.folder, **{**self.options, "sensor": policy})
 
     def run(
         self,
@@ -76,7 +76,6 @@ class Jobs:
 
 @pytest.fixture
 def jobs(folder: Path, instance: dg.DagsterInstance) -> Jobs:
-    write_stream(folder / "orders.ss", 5)
     return Jobs(folder, instance)
 
 
@@ -124,8 +123,7 @@ OF_PARTITIONS = (
 def test_ingestion_goes_on_beside_a_replay_of_partitions(
     folder: Path, instance: dg.DagsterInstance, tags: dict[str, str]
 ) -> None:
-    write_stream(folder / "orders.ss", 5)
-    jobs = Jobs(folder, instance, partitions=DAYS)
+    jobs = Jobs(folder, instance, spec=dg.AssetSpec("orders", partitions_def=DAYS))
     jobs.run("__ASSET_JOB", **tags)
     jobs.cancel(jobs.run("__ASSET_JOB", **tags))
     for _ in range(2):
@@ -138,8 +136,12 @@ def test_ingestion_goes_on_beside_a_replay_of_partitions(
 def test_ingestion_waits_for_a_replay_where_two_writers_are_not_safe(
     folder: Path, instance: dg.DagsterInstance
 ) -> None:
-    write_stream(folder / "orders.ss", 5)
-    jobs = Jobs(folder, instance, partitions=DAYS, single_writer=True, pool="orders")
+    jobs = Jobs(
+        folder,
+        instance,
+        spec=dg.AssetSpec("orders", partitions_def=DAYS),
+        op=OpOptions(single_writer=True, pool="orders"),
+    )
     run = jobs.run("__ASSET_JOB", **OF_PARTITIONS[0])
     assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
 
@@ -148,8 +150,7 @@ def test_ingestion_waits_for_a_replay_where_two_writers_are_not_safe(
 def test_jobs_that_write_the_table_hold_ingestion_back_where_two_writers_are_not_safe(
     folder: Path, instance: dg.DagsterInstance, job: str
 ) -> None:
-    write_stream(folder / "orders.ss", 5)
-    jobs = Jobs(folder, instance, single_writer=True, pool="orders")
+    jobs = Jobs(folder, instance, op=OpOptions(single_writer=True, pool="orders"))
     run = jobs.run(job)
     assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
     jobs.cancel(run)
@@ -169,9 +170,9 @@ def test_without_partitions_a_run_of_a_partitioned_job_ingests(jobs: Jobs) -> No
     [
         ({}, 5, True),
         ({}, 7, False),
-        ({"linger_seconds": 86400.0}, 29, True),
-        ({"linger_seconds": 86400.0}, 31, False),
-        ({"single_writer": True, "pool": "orders"}, 24 * 365, True),
+        ({"limits": RunLimits(linger_seconds=86400.0)}, 29, True),
+        ({"limits": RunLimits(linger_seconds=86400.0)}, 31, False),
+        ({"op": OpOptions(single_writer=True, pool="orders")}, 24 * 365, True),
     ],
 )
 def test_an_old_run_holds_the_next_one_back_as_long_as_it_may_live_and_where_two_are_not_safe_always(
@@ -182,11 +183,9 @@ def test_an_old_run_holds_the_next_one_back_as_long_as_it_may_live_and_where_two
     hours: int,
     holds: bool,
 ) -> None:
-    write_stream(folder / "orders.ss", 5)
     jobs = Jobs(folder, instance, **options)
     jobs.run("ingest_orders")
-    then = time.time() + hours * 3600
-    monkeypatch.setattr(asset_runs, "time", SimpleNamespace(time=lambda: then))
+    set_clock(monkeypatch, hours * 3600)
     assert bool(jobs.tick().run_requests) is not holds
 
 
@@ -211,15 +210,6 @@ def test_failures_from_before_the_clock_was_set_back_do_not_pause(jobs: Jobs, mo
     assert "the last 2 runs failed" in skip_message(jobs.tick())
     set_clock(monkeypatch, -2 * 3600)
     assert jobs.tick().run_requests
-
-
-def test_a_run_holds_the_next_one_back_however_many_others_are_in_flight(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = jobs.run("both")
-    jobs.run("both", only=report.key)
-    monkeypatch.setattr(asset_runs, "RUNS_LOOKED_AT", 1)
-    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
 
 
 def test_failures_of_any_job_count(jobs: Jobs) -> None:
@@ -274,7 +264,7 @@ def test_failures_of_a_member_are_counted_while_another_one_works(jobs: Jobs) ->
 
 
 def test_with_runs_that_stay_one_is_kept_alive_also_without_lag(folder: Path, instance: dg.DagsterInstance) -> None:
-    jobs = Jobs(folder, instance, source="memory://alive/orders", linger_seconds=60.0)
+    jobs = Jobs(folder, instance, source="memory://alive/orders", limits=RunLimits(linger_seconds=60.0))
     asked = jobs.tick()
     assert asked.run_requests, "the stream is empty, and the run waits for its first message"
     run = jobs.run("ingest_orders")
@@ -286,15 +276,9 @@ def test_with_runs_that_stay_one_is_kept_alive_also_without_lag(folder: Path, in
 
 def test_members_that_stay_are_kept_alive_one_a_shard_at_most(folder: Path, instance: dg.DagsterInstance) -> None:
     jobs = Jobs(folder, instance)
-    write_stream(folder / "orders.ss", 5)
     jobs.follow(LagPolicy(max_runs=3, keeps_alive=True))
     requests = jobs.tick().run_requests or []
     assert [request.tags[MEMBER_TAG] for request in requests] == ["main", "member-2"]
-
-
-def test_a_run_that_waits_for_messages_leaves_none_to_wait_for_others(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="min_lag=10 lets messages wait"):
-        declare(tmp_path, linger_seconds=60.0, min_lag=10)
 
 
 def test_a_stream_whose_name_is_misspelt_does_not_look_like_one_that_is_read(

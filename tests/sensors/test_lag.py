@@ -11,14 +11,14 @@ import pytest
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-from tests.support.written_log import WrittenLog
+from tests.support.written_log import WrittenLog, made_entry
 
 URL = StreamUrl.parse("memory://lag/orders")
 SHARD = Shard("orders")
@@ -36,9 +36,7 @@ def table(tmp_path: Path) -> Iterator[Path]:
     for number in range(8):
         state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, number)), origin=0)}
         written = {"ranges": {SHARD: Range(number, number + 1)}, "identities": identities, "sharing": "resumable"}
-        log.ours(
-            LedgerEntry("batch", "g", "g/main", number + 1, "main", f"b{number}", number - 1, state=state, **written)
-        )
+        log.ours(made_entry(number + 1, number - 1, state=state, **written))
     yield log.path
     forget_memory_broker(URL)
 

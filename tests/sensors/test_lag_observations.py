@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
 
 from sensors.lag import Measurement
 from sensors.lag_observations import LagObserver
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from stream_assets import StreamAsset, stream_asset
+from stream_assets import StreamAsset
 from stream_consumers.batches import Extent, Range
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import SourceRecreatedError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-from tests.support.dagster_runs import tick
-from tests.support.written_log import WrittenLog
+from tests.support.dagster_runs import plain_asset, tick
+from tests.support.written_log import WrittenLog, made_entry
 
 pytestmark = pytest.mark.dagster
 URL = StreamUrl.parse("memory://observed/orders")
@@ -47,28 +46,12 @@ def write(table: Path, group: str, position: int) -> None:
     with open_batch_source(str(URL)) as source:
         identities = source.identities()
     state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, 0)), origin=0)}
-    entry = LedgerEntry(
-        "batch",
-        group,
-        f"{group}/main",
-        1,
-        "main",
-        "b1",
-        -1,
-        state=state,
-        ranges={SHARD: Range(0, position)},
-        identities=identities,
-        sharing="resumable",
-    )
-    WrittenLog(table).ours(entry)
+    written = {"ranges": {SHARD: Range(0, position)}, "identities": identities, "sharing": "resumable"}
+    WrittenLog(table).ours(made_entry(1, -1, group=group, state=state, **written))
 
 
 def declare(folder: Path, group: str, name: str = "orders") -> StreamAsset:
-    @stream_asset(source=str(URL), group=group, table=str(folder / name), name=name)
-    def transform(batch: Any) -> Any:
-        return batch
-
-    return transform
+    return plain_asset(name, source=str(URL), group=group, table=str(folder / name))
 
 
 def told(result: dg.SensorResult) -> dict[str, object]:

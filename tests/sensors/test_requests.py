@@ -14,14 +14,13 @@ from confluent_kafka import Producer
 
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.create import StreamSource
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from tests.support.polling import until
 from tests.support.topics import create_topic, delete_topics
-from tests.support.written_log import WrittenLog
+from tests.support.written_log import WrittenLog, made_entry
 
 KEYS = 250
 # What any two ticks may differ by: a client that is connected anew asks for the brokers once more.
@@ -34,17 +33,17 @@ class Requests:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._of_clients: dict[str, Mapping[str, int]] = {}
         self._reports = 0
-        settings, close = KafkaCluster._own_settings, KafkaCluster.close
+        settings, close = KafkaBrokers._own_settings, KafkaBrokers.close
         watched = {"statistics.interval.ms": 20, "stats_cb": self._add}
-        monkeypatch.setattr(KafkaCluster, "_own_settings", lambda cluster: {**settings(cluster), **watched})
+        monkeypatch.setattr(KafkaBrokers, "_own_settings", lambda cluster: {**settings(cluster), **watched})
 
-        def closed(cluster: KafkaCluster) -> None:
+        def closed(cluster: KafkaBrokers) -> None:
             before = self._reports
             # What was asked last is in the report after the next one.
             until(lambda: cluster._admin.poll(0.05) is not None and self._reports > before + 1, what="the counts")
             close(cluster)
 
-        monkeypatch.setattr(KafkaCluster, "close", closed)
+        monkeypatch.setattr(KafkaBrokers, "close", closed)
 
     def _add(self, text: str) -> None:
         told = json.loads(text)
@@ -67,7 +66,7 @@ def known(folder: Path, source: StreamSource, positions: Mapping[Shard, int], **
     """A table that the group has begun with, at these positions."""
     what = Ingestion("lakehouse", str(folder), sharing=source.mode, claims=source.is_claimed)
     details = {"origin": positions, "identities": dict.fromkeys({s.stream for s in positions}, "redis"), **fields}
-    entry = LedgerEntry("init", "lakehouse", "lakehouse/main", 1, "main", "bid", -1, **details)
+    entry = made_entry(1, -1, group="lakehouse", kind="init", **details)
     WrittenLog(folder).ours(entry)
     return what
 
@@ -123,7 +122,7 @@ class Server:
     ("mode", "each"),
     [
         (ConsumerMode.RESUMABLE, {"xinfo|stream": KEYS}),
-        (ConsumerMode.LOAD_BALANCED, {"xinfo|stream": 3 * KEYS, "xinfo|groups": 2 * KEYS}),
+        (ConsumerMode.LOAD_BALANCED, {"xinfo|stream": 4 * KEYS, "xinfo|groups": 4 * KEYS, "xpending": KEYS}),
     ],
     ids=["positions", "claims"],
 )

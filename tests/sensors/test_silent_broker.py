@@ -14,8 +14,9 @@ import dagster as dg
 import pytest
 import redis
 
+from sensors.cursors import read_cursor, write_cursor
 from sensors.lag_sensor import LagCursor, LagPolicy
-from stream_assets import StreamAsset
+from stream_assets import RunLimits, StreamAsset
 from stream_consumers.errors import BrokerUnavailableError
 from tests.support.dagster_runs import declare, skip_message, tick
 
@@ -43,7 +44,7 @@ def somebody_mute() -> Iterator[int]:
 
 def asset(folder: Path, address: str, *, answer_seconds: float = 5.0, retry_seconds: float = 300.0) -> StreamAsset:
     policy = LagPolicy(answer_seconds=answer_seconds)
-    return declare(folder, source=f"{address}/orders", retry_seconds=retry_seconds, policy=policy)
+    return declare(folder, source=f"{address}/orders", sensor=policy, limits=RunLimits(retry_seconds=retry_seconds))
 
 
 def moved(result: dg.SensorResult, seconds: float) -> str:
@@ -84,8 +85,8 @@ def test_pauses_grow_as_long_as_it_is_silent(folder: Path, instance: dg.DagsterI
 
 def test_what_the_sensor_knew_survives_the_silence(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
     known = LagCursor(waiting_since=7.0, observed="digest", number=12)
-    result = tick(asset(folder, f"redis://127.0.0.1:{nobody}"), instance, known.to_json())
-    assert replace(LagCursor.parse(result.cursor), silent_since=None, ask_at=0.0) == known
+    result = tick(asset(folder, f"redis://127.0.0.1:{nobody}"), instance, write_cursor(known))
+    assert replace(read_cursor(result.cursor, LagCursor), silent_since=None, ask_at=0.0) == known
 
 
 def test_after_the_budget_of_a_run_the_tick_fails(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
@@ -101,6 +102,6 @@ def test_a_broker_that_is_back_is_forgiven(folder: Path, instance: dg.DagsterIns
     redis.Redis(host, int(port)).xadd("silent", {"msg": b"{}"})
     stream = declare(folder, source=f"redis://{redis_address}/silent", group="silent")
     cursor = LagCursor(silent_since=time.time() - 400, ask_at=time.time() - 1)
-    result = tick(stream, instance, cursor.to_json())
+    result = tick(stream, instance, write_cursor(cursor))
     assert result.run_requests
-    assert LagCursor.parse(result.cursor).silent_since is None
+    assert read_cursor(result.cursor, LagCursor).silent_since is None

@@ -14,16 +14,18 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignor
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import NOT_OPEN, Corrections, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.dead_letters import CORRECTED, DISMISSED, DeadLetters, LetterFilter
+from spark_jobs.dead_letters import DeadLetters
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.dismissal import Dismissal, dismiss
+from spark_jobs.dismissal import Dismissal, DismissJob
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
+from spark_jobs.writing.letters import CORRECTED, DISMISSED, LetterFilter
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.kafka_topics import Once
 from tests.support.ss_files import flip, items
 from tests.support.streams import Identity, sequences_in_table
 
@@ -53,7 +55,8 @@ class Lake:
     def dismiss(
         self, observer: Observer = ignore_steps, limit: int | None = None, wanted: LetterFilter = EVERYTHING
     ) -> int:
-        return sum(dismiss(self.spark, self.what, wanted, WHY, limit=limit, observer=observer))
+        job = DismissJob(self.spark, self.what, wanted, WHY, limit=limit, observer=observer)
+        return sum(report.dead for report in drain_batches(job))
 
     def redrive(self, payloads: dict[int, bytes]) -> RedriveJob:
         corrections = Corrections({(Shard("orders"), n): own for n, own in payloads.items()}, "ann", "by hand")
@@ -198,13 +201,7 @@ def test_one_that_was_killed_is_run_again(lake: Lake, step: Step) -> None:
 
 
 def test_a_dismissal_that_lands_after_a_restore_leaves_each_message_once(lake: Lake) -> None:
-    first = 0
-
-    def restore(at: Step, batch: Batch | None) -> None:
-        if at is Step.DEAD_LETTERS_WRITTEN:
-            lake.restore(first)
-
-    lake.dismiss(observer=restore)
+    lake.dismiss(observer=Once(Step.DEAD_LETTERS_WRITTEN, lambda: lake.restore(0)))
     lake.ingest()
     lake.assert_each_once()
 

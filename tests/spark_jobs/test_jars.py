@@ -54,8 +54,8 @@ def calls(folder: Path) -> int:
 
 def test_a_download_that_fails_is_tried_again(repository: Path) -> None:
     fail_first(repository, 2)
-    folder = jars.resolved(COORDINATE, without={"shipped"})
-    assert [jar.name for jar in folder.glob("*.jar")] == ["parts-1.0.jar"]
+    folder = jars.resolved(COORDINATE)
+    assert {jar.name for jar in folder.glob("*.jar")} == {"parts-1.0.jar", "shipped-2.13.jar"}
     assert calls(repository) == 3
     assert jars.resolved(COORDINATE) == folder
     assert calls(repository) == 3, "what is there is not downloaded again"
@@ -156,10 +156,16 @@ class TestDigests:
         monkeypatch.setenv(jars.UNPINNED_VARIABLE, "1")
         assert jars.pinned([newer]) == [newer]
 
-    def test_the_jars_of_delta_are_checked_at_each_call(self, repository: Path) -> None:
+    @pytest.mark.parametrize("name", ["delta_jars", "s3_jars"])
+    def test_what_is_downloaded_is_checked_at_each_call(
+        self, repository: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         fail_first(repository, 0)
+        download = getattr(jars, name)
+        # Those of Delta are checked before those of S3.
+        monkeypatch.setattr(jars, "delta_jars", list)
         with pytest.raises(UntrustedFileError, match=r"parts-1\.0\.jar"):
-            jars.delta_jars()
+            download()
 
 
 class TestRights:

@@ -18,6 +18,7 @@ from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import run_batch
 from tests.support.one_run import QUICK
 from tests.support.streams import sequences_in_table
 from tests.support.topics import create_topic, fill, sequences_in_topic, unique_group
@@ -72,7 +73,7 @@ def test_a_batch_in_flight_over_a_switch_is_dropped(
     assert group.switch(after)
     for job, batch in zip(jobs, batches):
         assert batch is not None
-        assert job.run(batch) is None, "its transaction sequence was fenced"
+        assert run_batch(job, batch) is None, "its transaction sequence was fenced"
         with pytest.raises(InvalidOptionError, match=f"is {after.value}, not {before.value}"):
             job.plan()
     group.run(after)

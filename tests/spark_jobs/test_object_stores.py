@@ -68,7 +68,7 @@ def test_a_bucket_for_everybody_needs_no_keys() -> None:
     assert settings(AWS_SKIP_SIGNATURE="true") == {
         "aws.credentials.provider": "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
     }
-    with pytest.raises(InvalidOptionError, match="AWS_SKIP_SIGNATURE is 'perhaps'"):
+    with pytest.raises(InvalidOptionError):
         settings(AWS_SKIP_SIGNATURE="perhaps")
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import stat
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+
+from tests.support.settings import ROOT
 
 pytestmark = pytest.mark.spark
 
@@ -51,3 +55,19 @@ def test_what_is_cached_and_shuffled_is_in_folders_that_only_this_user_enters(sp
     assert list(folders[0].rglob("shuffle_*.data"))
     for folder in folders:
         assert any(stat.S_IMODE(parent.stat().st_mode) == 0o700 for parent in folder.parents), folder
+
+
+WRITE = """
+import os, sys
+os.umask(0o077)
+from spark_jobs.session import SparkOptions, create_session
+spark = create_session(SparkOptions(master="local[1]", in_process=True))
+spark.range(2).selectExpr("id", "id % 2 AS half").write.format("delta").partitionBy("half").save(sys.argv[1])
+"""
+
+
+def test_tables_have_the_modes_that_the_umask_gives(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", WRITE, str(folder / "t")], check=True, cwd=ROOT)
+    found = [folder / "t", *(folder / "t").rglob("*")]
+    assert any(path.suffix == ".parquet" for path in found)
+    assert [path for path in found if stat.S_IMODE(path.stat().st_mode) & 0o077] == []

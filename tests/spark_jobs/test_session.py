@@ -12,7 +12,8 @@ from spark_jobs import session
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.spark_server import client
 from spark_jobs.spark_server.folder import UnusableFolderError
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, SparkSessionError
+from tests.support.kept_errors import kept
 
 
 class Spark:
@@ -147,3 +148,19 @@ def test_a_spark_that_starts_gets_what_the_storage_of_the_table_needs(
 
     assert asked() == ("s3a://lake/orders", {"AWS_REGION": "x"})
     assert asked(**{"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"})[0] == ""
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "sc://127.0.0.1:1/;token=hunter2",
+        "sc://127.0.0.1:hunter2/;x",
+        "sc://127.0.0.1;token=hunter2",
+        "sc://me:hunter2@127.0.0.1:1",
+        "127.0.0.1;token=hunter2",
+    ],
+)
+def test_no_error_repeats_what_may_be_a_token(remote: str) -> None:
+    with pytest.raises(SparkSessionError) as raised:
+        create_session(SparkOptions(remote=remote))
+    assert "hunter2" not in kept(raised.value)

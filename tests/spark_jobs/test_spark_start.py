@@ -1,125 +1,63 @@
-"""What a Spark in this process says as it starts."""
+"""How a Spark in this process is started."""
 
 from __future__ import annotations
 
-import errno
+import json
 import os
+import socketserver
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import pyspark
-import pyspark.java_gateway
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from spark_jobs import spark_start
-from spark_jobs.spark_start import start_context, without_needless_lines
-from tests.support.polling import until
+from spark_jobs.spark_start import launch
 from tests.support.settings import ROOT
 
 START_SECONDS = 300
-# What Spark 4 says, with lines of others between.
-SAID = """\
-WARNING: Using incubator modules: jdk.incubator.vector
-Picked up JAVA_TOOL_OPTIONS: -Xss4m
-26/11/22 16:17:09 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform... using builtin-java
-Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
-Setting default log level to "WARN".
-To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).
-Setting Spark log level to "FATAL".
-Error occurred during initialization of VM
-[Stage 0:>        (0 + 2) / 2]\r[Stage 0:=>       (1 + 2) / 2]\rthe end, without an end of the line"""
-PASSED_ON = """\
-Picked up JAVA_TOOL_OPTIONS: -Xss4m
-Error occurred during initialization of VM
-[Stage 0:>        (0 + 2) / 2]\r[Stage 0:=>       (1 + 2) / 2]\rthe end, without an end of the line"""
 
 
-def test_needless_lines_are_left_out_and_all_others_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    # In pieces that do not end where lines do.
-    program = "import os, sys; [os.write(2, sys.argv[1].encode()[at : at + 7]) for at in range(0, len(sys.argv[1]), 7)]"
-    with without_needless_lines() as descriptor:
-        subprocess.run([sys.executable, "-c", program, SAID], stderr=descriptor, check=True)
-    heard = ""
-
-    def all_of_it() -> bool:
-        nonlocal heard
-        heard += capfd.readouterr().err
-        return heard.endswith("of the line")
-
-    until(all_of_it, seconds=60, what="the end of what was said")
-    assert heard == PASSED_ON
-
-
-def test_what_cannot_be_passed_on_does_not_stop_who_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM that nobody reads stands still with the first line that is too much for the pipe."""
-
-    def is_full(descriptor: int, text: bytes) -> int:
-        raise OSError(errno.ENOSPC, "the disk is full")
-
-    monkeypatch.setattr(spark_start, "os", Mock(wraps=os, write=is_full))
-    program = "import os; [os.write(2, b'x' * 1000 + b'\\n') for _ in range(1000)]"
-    with without_needless_lines() as descriptor:
-        subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True, timeout=100)
-
-
-def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoken: dict[str, str] = {}
-    given: dict[str, str] = {}
-
-    class Context:
-        _active_spark_context = None
-        _gateway = None
-
-        def __init__(self, *, conf: pyspark.SparkConf, gateway: Mock) -> None:
-            given.update(conf.getAll())
-
-    def launch(conf: pyspark.SparkConf, kwargs: dict[str, Any]) -> Mock:
-        spoken.update(conf.getAll())
-        gateway = Mock()
-        gateway.jvm.SparkConf.return_value.get.return_value = ""
-        return gateway
-
-    monkeypatch.setattr(pyspark, "SparkContext", Context)
-    monkeypatch.setattr(pyspark.java_gateway, "launch_gateway", launch)
-    names = ("secret.key", "access.key", "session.token")
-    secrets = {f"spark.hadoop.fs.s3a.{name}": "s3cret-of-the-lake" for name in names}
-    more = (
-        "azure.account.key.lake.dfs.core.windows.net",
-        "azure.sas.fixed.token.lake",
-        "azure.sas.box.lake.dfs.core.windows.net",
-        "gs.auth.service.account.private.key",
-        "gs.encryption.key",
-        "s3a.encryption.key",
-        "s3a.server-side-encryption.key",
-    )
-    secrets |= {f"spark.hadoop.fs.{name}": "s3cret-of-the-lake" for name in more}
-    start_context({**secrets, "spark.driver.memory": "1g"}, "local[1]")
-    assert "s3cret-of-the-lake" not in spoken.values()
-    assert (spoken["spark.driver.memory"], spoken["spark.master"]) == ("1g", "local[1]")
-    assert secrets.items() <= given.items(), "the context has them"
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_a_spark_in_the_process_starts_without_a_word() -> None:
-    program = """\
+SECRET = "s3cret of\\the=läke"
+SECRETS = {
+    "spark.hadoop.fs.s3a.secret.key": SECRET,
+    "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:postgresql://db/hive?user=hive&password={SECRET}",
+    "spark.executorEnv.PGPASS": SECRET,
+}
+STARTED = """
+import json, os, sys
+from pathlib import Path
 from spark_jobs.session import SparkOptions, create_session
-spark = create_session(SparkOptions(master="local[1]", in_process=True))
-print(spark.range(3).count())
-spark.stop()
+
+mark, secrets = json.loads(sys.stdin.read())
+options = Path("options")
+options.write_text(f"-Dtrust={mark}")
+more = {"spark.driver.memory": "600m", "spark.driver.extraJavaOptions": f"@{options}"}
+session = create_session(SparkOptions(master="local[1]", in_process=True, config={**secrets, **more}))
+assert session.sparkContext._jvm.java.lang.System.getProperty("trust") == mark, "options of Java may be in a file"
+conf = dict(session.sparkContext.getConf().getAll())
+assert secrets.items() <= conf.items(), "the context has them"
+words = [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")]
+print("heap", any("-Xmx600m" in one for one in words), "secret", any(mark in one for one in words))
+print("left", [name for name in os.environ if name == "PYSPARK_SUBMIT_ARGS"])
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.spark
+def test_no_setting_is_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
+        [sys.executable, "-c", STARTED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=json.dumps(["s3cret", SECRETS]),
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+    assert "heap True secret False\nleft []\n" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -140,7 +78,35 @@ create_session(SparkOptions(master="local[1]", in_process=True, config={"spark.d
     )
     assert done.returncode != 0
     assert "Xmxnot much" in done.stderr
-    assert "WARNING: Using incubator modules" not in done.stderr
+
+
+class Taker(socketserver.TCPServer):
+    """Listens on a port that another process had, and reads what comes."""
+
+    allow_reuse_address = True
+
+    def __init__(self, port: int) -> None:
+        self.taken: list[bytes] = []
+        super().__init__(("127.0.0.1", port), socketserver.BaseRequestHandler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.taken.append(request.recv(1000))
+        request.close()
+
+
+@pytest.mark.spark
+def test_nothing_is_sent_to_the_port_of_a_jvm_that_was_killed() -> None:
+    gateway = launch({})
+    assert gateway.jvm.java.lang.System.nanoTime()
+    gateway.proc.kill()
+    # It stays a zombie, as in a run that does not know yet that its JVM has ended.
+    os.waitid(os.P_PID, gateway.proc.pid, os.WEXITED | os.WNOWAIT)
+    with Taker(gateway.java_parameters.port) as taker:
+        threading.Thread(target=taker.serve_forever, daemon=True).start()
+        with pytest.raises((Py4JError, ConnectionError)):
+            gateway.jvm.java.lang.System.nanoTime()
+        taker.shutdown()
+    assert taker.taken == []
 
 
 TWICE = """

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.structured_logs import FIELDS, JsonFormatter, about
+from tests.support.scripted_jobs import ScriptedJob
 
 DAGSTER_YAML = """\
 python_logs:
@@ -87,8 +87,15 @@ def test_threads_that_write_batches_at_the_same_time_do_not_mix_them_up(lines: i
 
 
 def test_what_is_logged_behind_the_last_batch_is_about_none(lines: io.StringIO) -> None:
-    job = Mock(run=lambda batch: about({"batch": batch}) or batch, plan=lambda: "5f2c")
-    batches = drain_batches(job)
+    class Job(ScriptedJob):
+        def next(self) -> str:
+            return "5f2c"
+
+        def put(self, value: str) -> str:
+            about({"batch": value})
+            return value
+
+    batches = drain_batches(Job())
     next(batches)
     log.info("with its report")
     batches.close()

@@ -21,9 +21,11 @@ from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger import table_rows
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, Moments, compared, moments_of
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import open_batch_source
+from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from stream_consumers.options import Limits
 from tests.support.command_line import run
 from tests.support.ingesting import drain, ingestion
@@ -41,6 +43,11 @@ def verdict(url: str, what: Ingestion, **options: Any) -> ShardVerdict:
 
 def wrong(found: ShardVerdict) -> tuple[int, int, int]:
     return found.missing, found.duplicated, found.unknown
+
+
+def moment(sequence: int | None, moved_ms: int) -> int | None:
+    """The timestamp of a message, in milliseconds; each call of ``write_stream`` starts at the same one."""
+    return None if sequence is None else 1_700_000_000_000 + (sequence - 1) % MESSAGES + moved_ms
 
 
 class Lake:
@@ -110,12 +117,16 @@ class Lake:
     def verdict(self, **options: Any) -> ShardVerdict:
         return verdict(self.url, self.what, **options)
 
-    def letters(self, bid: str, *sequences: int | None, group: str = "lakehouse") -> None:
-        """Dead letters of a batch, as a run would write them before its rows."""
+    def letters(self, bid: str, *sequences: int | None, group: str = "lakehouse", moved_ms: int = 0) -> None:
+        """Dead letters of a batch, as a run would write them before its rows; ``moved_ms`` after their messages."""
         count = len(sequences)
         names = {"_stream": "orders", "_batch": bid, "_group": group}
         texts = {name: pa.array([text] * count, pa.string()) for name, text in names.items()}
-        places = {"_shard": pa.array([0] * count, pa.int64()), "_sequence": pa.array(sequences, pa.int64())}
+        places = {
+            "_shard": pa.array([0] * count, pa.int64()),
+            "_sequence": pa.array(sequences, pa.int64()),
+            "_timestamp": pa.array([moment(sequence, moved_ms) for sequence in sequences], pa.timestamp("ms", "UTC")),
+        }
         number = int(bid[1:])
         metadata = {"v": 1, "bid": bid, "app": f"{group}/main", "n": number, "number": number}
         properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(metadata)})
@@ -302,6 +313,27 @@ def test_dead_letters_that_are_gone_are_missing_and_not_filtered(damaged: Lake, 
     assert "orders/0: batch b5 lacks 2 dead letters" in told.stderr.replace("\n", " ")
 
 
+def test_dead_letters_of_other_messages(damaged: Lake) -> None:
+    damaged.delete_letters("_sequence = 31")
+    damaged.letters("b5", 31, moved_ms=1)
+    found = damaged.verdict()
+    assert (found.is_right, found.other, found.examples) == (False, 1, {"other": [31]})
+
+
+def test_a_dead_letter_has_no_timestamp_where_no_table_can_hold_that_of_its_message() -> None:
+    """Kafka takes any number of milliseconds."""
+
+    def found(*timestamps_ms: int | None) -> Moments:
+        count = len(timestamps_ms)
+        places = [pa.array(["orders"] * count), pa.array([0] * count), pa.array(range(count))]
+        rows = pa.RecordBatch.from_arrays([*places, pa.array(timestamps_ms, pa.int64())], names=[*MESSAGE_MOMENT])
+        return moments_of([rows], MESSAGE_MOMENT)[shard(0)]
+
+    held = found(MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, MIN_TIMESTAMP_MS - 1)
+    same, other = compared(held, found(None, None, None))
+    assert (list(same), list(other)) == ([1, 2], [0])
+
+
 def test_dead_letters_that_are_gone_where_the_files_of_the_rows_are_gone(damaged: Lake) -> None:
     damaged.forget_files()
     damaged.delete_letters("_sequence = 31")
@@ -361,7 +393,7 @@ def test_dead_letters_of_claimed_entries(lake: Lake, folder: Path) -> None:
     lake.letters("b5", 31, 32)
     claims = {shard(0): ClaimedRange(31, 41, 10)}
     lake.batch(3, list(range(34, 41)), "one", rows=8, dead=2, ranges={}, claims=claims)
-    delivered = ClaimState({shard(0): Range(1, 41)}, {}, {})
+    delivered = ClaimState({shard(0): Intervals.of((1, 41))}, {}, {})
     assert missing_dead(lake.verdict(claims=delivered)) == (2, 11, 0, {})
     lake.delete_letters("_sequence = 31")
     assert missing_dead(lake.verdict(claims=delivered)) == (1, 11, 1, {"b5": 1})

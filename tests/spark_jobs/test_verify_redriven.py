@@ -59,8 +59,7 @@ class Lake:
         entry = ledger.entry(kind, ledger.read(), **fields)
         data = self.rows(numbers)
         properties = CommitProperties(
-            custom_metadata={"userMetadata": entry.to_json()},
-            app_transactions=[Transaction(entry.app, entry.number)],
+            custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, entry.number)]
         )
         if entry.mode == "replace":
             where = in_places(entry.written)
@@ -87,6 +86,7 @@ class Lake:
             "_stream": [SHARD.stream] * len(numbers),
             "_shard": pa.array([SHARD.id] * len(numbers), pa.int64()),
             "_sequence": pa.array([self.first + number for number in numbers], pa.int64()),
+            "_timestamp": pa.array([1000 * self.moment(number) for number in numbers], pa.timestamp("us", "UTC")),
             "_batch": [bid] * len(numbers),
             "_group": ["g"] * len(numbers),
         }

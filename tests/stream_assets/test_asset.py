@@ -14,9 +14,10 @@ import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import SparkSession
 
+from sensors.cursors import read_cursor
 from sensors.lag_sensor import LagCursor, LagPolicy
 from spark_jobs.session import delta_spark_config
-from stream_assets import Json, SparkSessionResource, stream_definitions
+from stream_assets import Json, OpOptions, RunLimits, SparkSessionResource, stream_definitions
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
 from tests.support.dagster_runs import declare, execute, materializations, observations, skip_message, tick
@@ -118,39 +119,25 @@ def test_the_sensor_asks_says_why_not_and_reports_the_lag_once(
     last = tick(stream, instance, again.cursor)
     assert "no lag: all of 2 shards is read" in skip_message(last)
     assert [event.metadata["stream/lag/lakehouse/orders"].value for event in last.asset_events] == [0]
-    assert LagCursor.parse(last.cursor).waiting_since is None
+    assert read_cursor(last.cursor, LagCursor).waiting_since is None
 
 
 def test_a_quiet_stream_waits_for_min_lag_but_no_longer_than_max_wait(
     folder: Path, instance: dg.DagsterInstance
 ) -> None:
     write_stream(folder / "orders.ss", 5)
-    stream = declare(folder, min_lag=10, max_wait_seconds=60)
+    stream = declare(folder, sensor=LagPolicy(min_lag=10, max_wait_seconds=60))
     result = tick(stream, instance)
     assert "lag 5 (orders/0: 3, orders/1: 2) is below min_lag 10" in skip_message(result)
     waited = json.loads(result.cursor or "")
     waited["waiting_since"] -= 61
     assert tick(stream, instance, json.dumps(waited)).run_requests
-    assert tick(declare(folder, min_lag=5), instance).run_requests
-
-
-def test_a_run_in_flight_holds_the_next_one_back(folder: Path, instance: dg.DagsterInstance) -> None:
-    write_stream(folder / "orders.ss", 5)
-    stream = declare(folder)
-    job = stream_definitions([stream]).resolve_job_def(stream.job_name)
-    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
-    assert f"run {run.run_id} is STARTED" in skip_message(tick(stream, instance))
-    instance.report_run_failed(run)
-    assert tick(stream, instance).run_requests, "the first failure is tried again at once"
-    instance.report_run_failed(instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED))
-    message = skip_message(tick(stream, instance))
-    assert "the last 2 runs failed" in message
-    assert "the next try is in" in message
+    assert tick(declare(folder, sensor=LagPolicy(min_lag=5)), instance).run_requests
 
 
 def test_the_wait_begins_anew_after_each_run(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
     write_stream(folder / "orders.ss", 5)
-    stream = declare(folder, min_lag=10, max_wait_seconds=60)
+    stream = declare(folder, sensor=LagPolicy(min_lag=10, max_wait_seconds=60))
     waited = json.loads(tick(stream, instance).cursor or "")
     waited["waiting_since"] -= 61
     asked = tick(stream, instance, json.dumps(waited))
@@ -181,7 +168,8 @@ def test_a_run_accepts_a_replaced_file_and_the_sensor_goes_on_with_it(
     assert not execute(declare(folder), instance).success
     # A log store that two drivers can overwrite commits with.
     unsafe = SparkSessionResource(spark_config={"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"})
-    assert execute(declare(folder, spark=unsafe), instance, config={**config, "single_writer": True}).success
+    alone = OpOptions(single_writer=True, pool="orders")
+    assert execute(declare(folder, spark=unsafe, op=alone), instance, config=config).success
     write_stream(folder / "orders.ss", 4)
     asked = tick(declare(folder), instance)
     (observed,) = asked.asset_events
@@ -203,11 +191,10 @@ def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(
     with create_producer(f"file://{folder}/orders.ss/other") as producer:
         for index in range(500):
             producer.send(b"%d" % index)
-    stream = declare(folder, policy=LagPolicy(budget_seconds=0.0))
+    stream = declare(folder, sensor=LagPolicy(budget_seconds=0.0))
     assert tick(stream, instance).run_requests
 
 
-NESTED = "[" * 9999
 LATER = '{"v": 1, "silent_since": 1e11, "ask_at": 1e11}'
 """As one that was written before a clock was set back."""
 
@@ -274,7 +261,6 @@ def test_the_workspace_loads_from_any_folder(folder: Path) -> None:
         ({"mode": "sometimes"}, InvalidOptionError, "Use one of: real_time, resumable, load_balanced"),
         ({"mode": "load_balanced"}, InvalidOptionError, "not available for batches of files"),
         ({"start": "now"}, InvalidOptionError, "Use one of: earliest, latest"),
-        ({"max_records": -1}, InvalidOptionError, "max_records=-1"),
     ],
 )
 def test_wrong_options_fail_when_the_code_is_loaded(
@@ -284,18 +270,18 @@ def test_wrong_options_fail_when_the_code_is_loaded(
         declare(folder, **options)
 
 
+def test_limits_that_make_no_sense_are_refused_by_their_names() -> None:
+    with pytest.raises(InvalidOptionError, match=r"max_records=-1.*linger_seconds='soon'"):
+        RunLimits(max_records=-1, linger_seconds="soon")  # type: ignore[arg-type]
+
+
 def test_names_that_dagster_folds_into_one_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidOptionError, match="have one name in Dagster"):
-        stream_definitions([declare(folder, name="a-b"), declare(folder, name="a_b")])
-
-
-def test_definitions_load_as_a_code_location_does_it(folder: Path) -> None:
-    both = [declare(folder), declare(folder, name="payments", table=str(folder / "payments"))]
-    dg.Definitions.validate_loadable(stream_definitions(both))
+        stream_definitions([declare(folder, spec=dg.AssetSpec("a-b")), declare(folder, spec=dg.AssetSpec("a_b"))])
 
 
 def test_lineage_goes_from_the_stream_to_the_table(folder: Path) -> None:
-    definitions = stream_definitions([declare(folder, key_prefix=["lake"])])
+    definitions = stream_definitions([declare(folder, spec=dg.AssetSpec(["lake", "orders"]))])
     graph = definitions.resolve_asset_graph()
     assert graph.get(dg.AssetKey(["lake", "orders"])).parent_keys == {dg.AssetKey(["file", "orders.ss", "orders"])}
     assert graph.get(dg.AssetKey(["lake", "orders"])).kinds == {"file", "spark", "deltalake"}

@@ -20,7 +20,7 @@ from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
-from stream_assets import stream_asset, stream_definitions
+from stream_assets import RunLimits, stream_asset, stream_definitions
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -130,8 +130,8 @@ def test_the_middle_is_replayed_as_the_partition_of_a_day(
         table=what.table,
         group=what.group,
         decode=what.decoder,
-        max_records=RECORDS,
-        name="orders",
+        limits=RunLimits(max_records=RECORDS),
+        spec=dg.AssetSpec("orders"),
     )
     job = stream_definitions([declared(new)]).resolve_job_def("replay_orders")
     assert job.execute_in_process(instance=instance, partition_key="2025-03-11").success

@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from stream_assets import HiveMetastore, StreamAsset, UnityCatalog, stream_asset, stream_definitions
+from stream_assets import HiveMetastore, RunLimits, StreamAsset, UnityCatalog, stream_definitions
 from stream_assets.catalogs import CatalogTable
 from stream_assets.metadata import TABLE_URI
 from stream_consumers.create import create_producer
@@ -24,7 +24,8 @@ from stream_consumers.errors import (
     StreamAssetsError,
 )
 from tests.support.dagster_runs import declare as declare_on_file
-from tests.support.dagster_runs import execute, materializations, tick
+from tests.support.dagster_runs import execute, materializations, plain_asset, tick
+from tests.support.kept_errors import kept
 from tests.support.streams import assert_each_once, write_stream
 from tests.support.unity_catalog import TOKEN, Unity, unity_catalog
 
@@ -41,17 +42,13 @@ def named(unity: Unity, name: str = NAME, **options: Any) -> CatalogTable:
     return UnityCatalog(url=unity.url, token=TOKEN).table(name, **options)
 
 
-def declare(table: Any, **options: Any) -> StreamAsset:
+def declare(table: Any) -> StreamAsset:
     """An asset on a stream of its own, with one message."""
     source = f"memory://{uuid4().hex}/orders"
     with create_producer(source) as producer:
         producer.send(b"{}")
 
-    @stream_asset(**{"source": source, "group": "lakehouse", "table": table, "retry_seconds": 0.0, **options})
-    def orders(batch: Any) -> Any:
-        return batch
-
-    return orders
+    return plain_asset(source=source, table=table, limits=RunLimits(retry_seconds=0))
 
 
 def materialized(instance: dg.DagsterInstance, location: str | None) -> None:
@@ -67,13 +64,13 @@ def test_a_table_is_where_unity_catalog_says(unity: Unity, tmp_path: Path, monke
     catalog = UnityCatalog(url=dg.EnvVar("T_UNITY"), token=dg.EnvVar("T_TOKEN"))
     orders = declare(catalog.table(dg.EnvVar("T_NAME"), storage_options={"AWS_REGION": "eu"}))
     assert not unity.asked, "code loads without the catalog"
-    assert orders.ingestion.table == f"{tmp_path}/t"
-    assert orders.ingestion.storage_options == {"AWS_REGION": "eu"}
+    assert orders.declared.ingestion.table == f"{tmp_path}/t"
+    assert orders.declared.ingestion.storage_options == {"AWS_REGION": "eu"}
     definitions = stream_definitions([orders])
     dg.Definitions.validate_loadable(definitions)
     metadata = orders.get_asset_spec().metadata
     assert metadata["dagster/uri"] == "{T_UNITY}/{T_NAME}"
-    assert declare(catalog.table(NAME)).get_asset_spec().metadata["dagster/table_name"].value == NAME
+    assert declare(catalog.table(NAME)).get_asset_spec().metadata["dagster/table_name"] == NAME
     assert TOKEN not in repr(orders.declared)
 
 
@@ -135,15 +132,32 @@ def test_a_catalog_that_is_away_is_told() -> None:
         (lambda: UnityCatalog(url="https://u").table("sales.orders"), "Write it like main.sales.orders"),
         (lambda: UnityCatalog(url="https://u").table("/lake/main.sales.orders"), "is no name in this catalog"),
         (lambda: HiveMetastore(uri="thrift://h:1").table("main.sales.orders"), "Write it like sales.orders"),
-        (lambda: UnityCatalog(url="unity:8080").table(NAME).path, "is no address of a server"),
+        (lambda: UnityCatalog(url="unity:8080").table(NAME).path, "url is no address"),
+        (lambda: UnityCatalog(url="ftp://unity").table(NAME), "is no address of a server"),
         (lambda: UnityCatalog(url="https://u", token="a\nb").table(NAME).path, "that no header may have"),
-        (lambda: HiveMetastore(uri="hive:9083").table("sales.orders").path, "is no address of a metastore"),
-        (lambda: HiveMetastore(uri="thrift://h:x").table("sales.orders").path, "is no address of a metastore"),
+        (lambda: HiveMetastore(uri="hive:9083").table("sales.orders").path, "uri is no address"),
+        (lambda: HiveMetastore(uri="thrift://h:x").table("sales.orders").path, "uri is no address"),
+        (lambda: HiveMetastore(uri="thrift://h").table("sales.orders"), "is no address of a metastore"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
     with pytest.raises(InvalidOptionError, match=told):
         make()
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:hunter2@h", "https://me:hunter2/x@h:1", "h?t=hunter2", "https://h/?t=hunter2"]
+)
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_no_address_with_credentials_is_taken(url: str, is_deferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNITY", url)
+    monkeypatch.setenv("HIVE", url.replace("https", "thrift"))
+    unity = UnityCatalog(url=dg.EnvVar("UNITY") if is_deferred else url)
+    hive = HiveMetastore(uri=dg.EnvVar("HIVE") if is_deferred else url.replace("https", "thrift"))
+    for make in (lambda: unity.table(NAME), lambda: hive.table("sales.orders")):
+        with pytest.raises(InvalidOptionError) as refused:
+            _ = make().path
+        assert "hunter2" not in kept(refused.value)
 
 
 def test_a_sensor_asks_the_catalog_once_a_tick(unity: Unity, instance: dg.DagsterInstance, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import ClaimedRange, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_assets import (
@@ -24,8 +24,6 @@ from stream_assets import (
     build_dead_letter_ratio_check,
     build_freshness_check,
     build_lag_check,
-    build_schema_change_check,
-    stream_asset,
 )
 from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
@@ -33,7 +31,8 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-from tests.support.written_log import WrittenLog
+from tests.support.dagster_runs import plain_asset
+from tests.support.written_log import WrittenLog, made_entry
 
 pytestmark = pytest.mark.dagster
 URL = StreamUrl.parse("memory://checked/orders")
@@ -43,7 +42,6 @@ ALL = (
     build_freshness_check(max_seconds=60),
     build_dead_letter_ratio_check(),
     build_continuity_check(),
-    build_schema_change_check(),
 )
 
 
@@ -63,22 +61,9 @@ def write(table: Path, *batches: tuple[int, int, int], timestamp_ms: int | None 
         identities = source.identities()
     for number, (messages, rows, dead) in enumerate(batches, start=1):
         state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, position)), origin=0)}
-        entry = LedgerEntry(
-            "batch",
-            "g",
-            "g/main",
-            number,
-            "main",
-            f"b{number}",
-            number - 2,
-            state=state,
-            ranges={SHARD: Range(position, position + messages)},
-            rows=rows,
-            dead=dead,
-            identities=identities,
-            sharing="resumable",
-        )
-        log.ours(entry, timestamp_ms=timestamp_ms)
+        written = {"ranges": {SHARD: Range(position, position + messages)}, "rows": rows, "dead": dead}
+        known = {"state": state, "identities": identities, "sharing": "resumable"}
+        log.ours(made_entry(number, number - 2, bid=f"b{number}", **written, **known), timestamp_ms=timestamp_ms)
         position += messages
     return log
 
@@ -87,10 +72,8 @@ def write_next(log: WrittenLog, kind: str, *, number: int, rows: int = 0, **fiel
     """A commit of the group ``g`` now, behind the others, that is no batch of :func:`write`."""
     member = "main" if kind == "batch" else kind
     # It is not full, so that what the one before says of the shards stays.
-    entry = LedgerEntry(
-        kind, "g", f"g/{member}", number, member, f"{kind}{number}", log.next - 1, state=None, rows=rows, **fields
-    )
-    log.ours(entry, timestamp_ms=int(time.time() * 1000))
+    told = {"kind": kind, "bid": f"{kind}{number}", "state": None, "rows": rows, **fields}
+    log.ours(made_entry(number, log.next - 1, member=member, **told), timestamp_ms=int(time.time() * 1000))
 
 
 def write_dead_letters(table: Path, batch: str, sequences: range) -> None:
@@ -110,10 +93,7 @@ def write_dead_letters(table: Path, batch: str, sequences: range) -> None:
 def evaluate(
     check: StreamCheck, folder: Path, instance: dg.DagsterInstance, *, source: str = str(URL)
 ) -> dg.AssetCheckResult:
-    @stream_asset(source=source, group="g", table=str(folder / "t"))
-    def orders(batch: Any) -> Any:
-        return batch
-
+    orders = plain_asset(source=source, group="g", table=str(folder / "t"))
     return check.result(StreamCheckContext(orders.key, orders.declared, instance))
 
 
@@ -234,71 +214,6 @@ def test_a_batch_that_a_restore_removed_makes_no_table_fresh(folder: Path, insta
     assert evaluate(check, folder, instance).passed
     log.restore(back_to=0, version=0)
     assert not evaluate(check, folder, instance).passed
-
-
-def materialize(instance: dg.DagsterInstance, **columns: str) -> None:
-    """A run that tells of columns, and ends before its checks, of which Dagster keeps a record."""
-    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-
-    @dg.asset(check_specs=[dg.AssetCheckSpec("schema_change", asset="orders")])
-    def orders() -> Any:
-        yield dg.MaterializeResult(metadata={"dagster/column_schema": schema})
-        raise RuntimeError("before its checks")
-
-    dg.materialize([orders], instance=instance, raise_on_error=False)
-
-
-def evaluate_schema(folder: Path, instance: dg.DagsterInstance) -> dg.AssetCheckResult:
-    """The check of the columns, as a schedule evaluates it: Dagster knows what it told."""
-    found = evaluate(build_schema_change_check(), folder, instance)
-    evaluation = dg.AssetCheckEvaluation(
-        asset_key=dg.AssetKey("orders"), check_name="schema_change", passed=found.passed, metadata=found.metadata
-    )
-    instance.report_runless_asset_event(evaluation)
-    return found
-
-
-def test_a_change_of_the_columns_is_told_once(folder: Path, instance: dg.DagsterInstance) -> None:
-    write(folder / "t", (4, 4, 0))
-    materialize(instance, id="bigint", user="string")
-    assert evaluate_schema(folder, instance).passed, "there is nothing before it"
-    materialize(instance, id="bigint", user="string")
-    assert evaluate_schema(folder, instance).passed
-    materialize(instance, id="string", amount="double")
-    changed = evaluate_schema(folder, instance)
-    assert not changed.passed
-    assert changed.severity is dg.AssetCheckSeverity.WARN
-    assert {name: value.value for name, value in changed.metadata.items()} == {
-        "stream/added_columns": ["amount"],
-        "stream/removed_columns": ["user"],
-        "stream/changed_columns": {"id": "bigint to string"},
-    }
-    assert evaluate_schema(folder, instance).passed, "nothing was materialized since"
-    materialize(instance, id="string", amount="double")
-    assert evaluate_schema(folder, instance).passed
-
-
-@pytest.mark.parametrize("page", [1, 25])
-def test_a_change_by_a_run_that_ended_before_its_checks_is_told_by_the_next(
-    folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, page: int
-) -> None:
-    monkeypatch.setattr("stream_assets.checks._PAGE", page)
-    write(folder / "t", (4, 4, 0))
-    materialize(instance, id="bigint")
-    assert evaluate_schema(folder, instance).passed
-    for _ in range(2):
-        materialize(instance, id="bigint", amount="double")
-    assert evaluate_schema(folder, instance).metadata["stream/added_columns"].value == ["amount"]
-    assert evaluate_schema(folder, instance).passed
-
-
-def test_the_first_time_the_columns_are_compared_with_those_of_the_run_before(
-    folder: Path, instance: dg.DagsterInstance
-) -> None:
-    write(folder / "t", (4, 4, 0))
-    for columns in ({"id": "bigint"}, {"id": "string"}):
-        materialize(instance, **columns)
-    assert not evaluate_schema(folder, instance).passed
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,14 @@ import dagster as dg
 import pytest
 
 from stream_assets import (
-    StreamAsset,
+    OpOptions,
     StreamRun,
-    build_ingest_job,
     build_maintenance,
     stream_asset,
     stream_definitions,
 )
 from stream_consumers.errors import InvalidOptionError
-
-
-def declare(name: str = "orders", **options: Any) -> StreamAsset:
-    settings = {"source": "memory://composed/orders", "group": "lakehouse", "table": f"lake/{name}", "name": name}
-
-    @stream_asset(**{**settings, **options})
-    def transform(batch: Any) -> Any:
-        return ["transformed", batch]
-
-    return transform
-
-
-_HOUR = timedelta(hours=1)
+from tests.support.dagster_runs import plain_asset
 
 
 class Lamp(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -42,13 +28,13 @@ class Lamp(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 def test_two_calls_merge_with_each_other_and_with_a_resource_of_the_users_own() -> None:
     merged = dg.Definitions.merge(
-        stream_definitions([declare("orders")]),
-        stream_definitions([declare("bills")]),
+        stream_definitions([plain_asset("orders")]),
+        stream_definitions([plain_asset("bills")]),
         dg.Definitions(resources={"spark": Lamp()}),
     )
     dg.Definitions.validate_loadable(merged)
     graph = merged.resolve_asset_graph()
-    stream = dg.AssetKey(["memory", "composed", "orders"])
+    stream = dg.AssetKey(["memory", "declared", "orders"])
     assert graph.get_all_asset_keys() == {stream, dg.AssetKey("orders"), dg.AssetKey("bills")}
     assert graph.get(stream).child_keys == {
         dg.AssetKey("orders"),
@@ -57,12 +43,12 @@ def test_two_calls_merge_with_each_other_and_with_a_resource_of_the_users_own() 
 
 
 def test_it_is_an_asset_of_definitions_with_its_checks() -> None:
-    orders = declare()
+    orders = plain_asset()
     assert isinstance(orders, dg.AssetsDefinition)
     definitions = dg.Definitions(assets=[orders])
     dg.Definitions.validate_loadable(definitions)
     keys = definitions.resolve_asset_graph().asset_check_keys
-    assert {key.name for key in keys} == {"no_dead_letters", "no_gaps", "dead_letter_ratio", "schema_change"}
+    assert {key.name for key in keys} == {"no_dead_letters", "no_gaps", "dead_letter_ratio"}
 
 
 def test_a_folder_of_definitions_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +99,18 @@ def report() -> None:
     "other",
     [
         report,
-        declare().with_attributes(asset_key_replacements={dg.AssetKey("orders"): dg.AssetKey(["lake", "orders"])}),
-        *dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="shop"), [declare()]),
+        plain_asset().with_attributes(asset_key_replacements={dg.AssetKey("orders"): dg.AssetKey(["lake", "orders"])}),
+        *dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="shop"), [plain_asset()]),
     ],
     ids=["plain", "with_attributes", "map_asset_specs"],
 )
 def test_what_has_no_stream_is_refused_in_stream_definitions(other: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"streams\[1\] is of type .*, which has no stream.* StreamTranslator"):
-        stream_definitions([declare("bills"), other])
+        stream_definitions([plain_asset("bills"), other])
 
 
 def test_called_it_is_the_function() -> None:
-    assert declare()("rows") == ["transformed", "rows"]
+    assert plain_asset()("rows") == "rows"
 
 
 def test_a_body_and_a_transform_get_context_and_resources(instance: dg.DagsterInstance) -> None:
@@ -174,51 +160,18 @@ def test_a_body_that_yields_nothing_is_told_what_to_write(instance: dg.DagsterIn
         dg.materialize([orders], instance=instance)
 
 
-def test_everything_that_dagster_has_is_passed_on() -> None:
-    retry, condition = dg.RetryPolicy(max_retries=3), dg.AutomationCondition.eager()
+def test_options_of_the_op_reach_the_op_and_the_runs_of_each_job() -> None:
     pod = {"container_config": {"resources": {"limits": {"memory": "4Gi"}}}}
-    freshness = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=_HOUR)
 
     @dg.success_hook
     def done(context: dg.HookContext) -> None:
         """Nothing."""
 
-    orders = declare(
-        automation_condition=condition,
-        freshness_policy=freshness,
-        retry_policy=retry,
-        op_tags={"team/op": "orders"},
-        pool="lake",
-        kinds={"kafka"},
-        metadata={"team/page": "https://example.org"},
-        code_version="2",
-        hooks={done},
-        tags={"domain": "sales"},
-        run_tags={"dagster/priority": "3", "dagster-k8s/config": pod},
-    )
-    spec = orders.get_asset_spec()
-    assert spec.automation_condition == condition
-    assert spec.freshness_policy == freshness
-    assert spec.code_version == "2"
-    assert spec.kinds == {"kafka"}
-    assert spec.tags["domain"] == "sales"
-    assert spec.metadata["team/page"] == "https://example.org"
-    assert orders.op.retry_policy == retry
-    assert orders.op.pool == "lake"
-    assert orders.op.tags["team/op"] == "orders"
+    retry, run_tags = dg.RetryPolicy(max_retries=3), {"dagster/priority": "3", "dagster-k8s/config": pod}
+    options = OpOptions(retry, tags={"team/op": "orders"}, pool="lake", hooks={done}, run_tags=run_tags)
+    orders = plain_asset(op=options)
+    assert (orders.op.retry_policy, orders.op.pool, orders.op.tags["team/op"]) == (retry, "lake", "orders")
     every = dg.Definitions.merge(stream_definitions([orders], redrive_jobs=True), build_maintenance(orders))
     for name in ("ingest_orders", "replay_orders", "redrive_orders", "maintain_orders"):
         tags = every.resolve_job_def(name).run_tags
         assert (tags["dagster/priority"], json.loads(tags["dagster-k8s/config"])) == ("3", pod), name
-
-
-def test_what_others_change_of_the_asset_is_changed() -> None:
-    orders = declare(owners=["team:a"])
-    mapped = dg.map_asset_specs(lambda spec: spec.merge_attributes(deps=["calendar"]), [orders])
-    definitions = dg.Definitions(assets=mapped, jobs=[build_ingest_job(orders)])
-    dg.Definitions.validate_loadable(definitions)
-    parents = definitions.resolve_asset_graph().get(dg.AssetKey("orders")).parent_keys
-    assert parents == {dg.AssetKey("calendar"), dg.AssetKey(["memory", "composed", "orders"])}
-    job = definitions.resolve_job_def("ingest_orders")
-    with pytest.raises(dg.DagsterInvalidConfigError):
-        dg.validate_run_config(job, {"ops": {"orders": {"config": {"max_records": -5}}}})

@@ -14,7 +14,8 @@ LAKE = DeltaLake(root=dg.EnvVar("LAKE"))
 
 
 def declare(name: str, source: Any, table: Any = "lake/all", **options: Any) -> StreamAsset:
-    return stream_asset(**{"source": source, "group": "g", "table": table, "name": name, **options})(lambda rows: rows)
+    given = {"source": source, "group": "g", "table": table, "spec": dg.AssetSpec(name), **options}
+    return stream_asset(**given)(lambda rows: rows)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,11 @@ def test_one_table_is_found_however_it_is_written() -> None:
 
 
 def test_two_keys_that_stand_for_one_table_of_a_lake_are_refused() -> None:
-    eu = declare("o", "kafka://a:9092/eu", LAKE, key_prefix=["eu", "sales"])
-    us = declare("o", "kafka://a:9092/us", LAKE, key_prefix=["us", "sales"])
+    eu = declare("o", "kafka://a:9092/eu", LAKE, spec=dg.AssetSpec(["eu", "sales", "o"]))
+    us = declare("o", "kafka://a:9092/us", LAKE, spec=dg.AssetSpec(["us", "sales", "o"]))
     with pytest.raises(InvalidOptionError, match=r"eu/sales/o and us/sales/o stand for .* \{LAKE\}/sales/o"):
         stream_definitions([eu, us])
-    said = declare("o", "kafka://a:9092/us", LAKE.table("o", schema="sales"), key_prefix=["us", "sales"])
+    said = declare("o", "kafka://a:9092/us", LAKE.table("o", schema="sales"), spec=dg.AssetSpec(["us", "sales", "o"]))
     assert stream_definitions([eu, said])
 
 
@@ -87,3 +88,5 @@ def test_members_of_one_group_share_messages_so_that_two_tables_need_two_groups(
         stream_definitions([one, declare("b", other, "lake/b", mode="load_balanced")])
     assert stream_definitions([one, declare("b", other, "lake/b", mode="load_balanced", group="h")])
     assert stream_definitions([one, declare("b", f"{server}/returns", "lake/b", mode="load_balanced")])
+    assert stream_definitions([one, declare("b", "redis://b:1/orders", "lake/b", mode="load_balanced")])
+    assert stream_definitions([one, declare("b", other, "lake/b")])

@@ -10,14 +10,13 @@ import dagster as dg
 import pytest
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.ledger.delta_log import DeltaLog
-from stream_assets import NO_DEAD_LETTERS, StreamAsset, StreamCheckContext, stream_asset
-from stream_assets import materializations as module
+from stream_assets import NO_DEAD_LETTERS, ErrorPolicy, StreamCheckContext
 from stream_assets.dead_letter_metadata import letter_reasons
-from stream_assets.materializations import IngestMaterializations
+from stream_assets.materializations import IngestMaterializations, RunScope
 from stream_consumers.batches import Range
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.create import StreamSource
 from tests.support.batch_reports import report
+from tests.support.dagster_runs import plain_asset
 from tests.support.letter_tables import CLICKS, ORDERS, Tables
 
 pytestmark = pytest.mark.dagster
@@ -34,14 +33,6 @@ def tables(tmp_path: Path) -> Tables:
 
 def ingestion(tables: Tables) -> Ingestion:
     return Ingestion("g", str(tables.main.path))
-
-
-def declare(tables: Tables, **options: Any) -> StreamAsset:
-    @stream_asset(source="memory://letters/orders,clicks", group="g", table=str(tables.main.path), **options)
-    def orders(batch: Any) -> Any:
-        return batch
-
-    return orders
 
 
 def text(value: dg.MetadataValue | None) -> str:
@@ -64,16 +55,6 @@ def test_kinds_are_a_table_without_payloads_unless_they_are_wanted(tables: Table
     assert letter_reasons(ingestion(tables), batches=["another"]) is None
 
 
-def test_of_many_kinds_the_most_frequent_ones_are_told(tables: Tables) -> None:
-    for number in range(30):
-        tables.add(ORDERS, *range(100, 102 + number), reason=f"reason {chr(97 + number) * 2}")
-    lines = text(letter_reasons(ingestion(tables), payloads=True)).splitlines()
-    assert len(lines) == 2 + 20 + 1
-    assert {line.replace("\\|", "").count("|") for line in lines} == {5}, "as many columns in each line"
-    assert lines[2].startswith("| 31 |")
-    assert "of 12 more kinds" in lines[-1]
-
-
 def test_what_cannot_be_read_is_told_and_fails_nothing(tables: Tables) -> None:
     for file in Path(tables.table.path).glob("*.parquet"):
         file.unlink()
@@ -82,19 +63,17 @@ def test_what_cannot_be_read_is_told_and_fails_nothing(tables: Tables) -> None:
     assert str(found.value).startswith("the dead letters cannot be read: ")
 
 
-def test_a_materialization_tells_of_the_batches_of_its_run(
-    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "read_table", lambda spark, log: SimpleNamespace(schema=SimpleNamespace(fields=[])))
-    monkeypatch.setattr(DeltaLog, "row_count", lambda log: 1000)
+@pytest.mark.usefixtures("no_spark")
+def test_a_materialization_tells_of_the_batches_of_its_run(tables: Tables) -> None:
     tables.commit(2, "bid-1", {ORDERS: Range(100, 200)}, dead=1)
     tables.add(ORDERS, 120, reason="of this run", batch="bid-1", number=2, payload=SECRET.encode())
     spark: Any = None
     context: Any = SimpleNamespace(log_event=lambda event: None, log=SimpleNamespace(info=lambda line: None))
     for payloads in (False, True):
-        told = IngestMaterializations(
-            context, dg.AssetKey("orders"), ingestion(tables), spark, shows_payloads=payloads
-        ).tell(iter([report(1)]))
+        declared: Any = SimpleNamespace(partitions=None, errors=ErrorPolicy(dead_letter_payloads=payloads))
+        source = StreamSource("memory://letters/orders")
+        run = RunScope(context, dg.AssetKey("orders"), declared, source, ingestion(tables), spark)
+        told = IngestMaterializations(run).tell(iter([report(1)]))
         assert told is not None
         reasons = text(told.metadata["ingest/dead_letter_reasons"])
         assert reasons.splitlines()[2].startswith("| 1 | of this run | orders/0=120 |")
@@ -104,7 +83,9 @@ def test_a_materialization_tells_of_the_batches_of_its_run(
 
 def test_the_check_tells_of_all_that_count_and_how_to_go_on(tables: Tables) -> None:
     for payloads in (False, True):
-        asset = declare(tables, dead_letter_payloads=payloads)
+        errors = ErrorPolicy(dead_letter_payloads=payloads)
+        source, table = "memory://letters/orders,clicks", str(tables.main.path)
+        asset = plain_asset(source=source, group="g", table=table, errors=errors)
         with dg.DagsterInstance.ephemeral() as instance:
             found = NO_DEAD_LETTERS.result(StreamCheckContext(asset.key, asset.declared, instance))
         reasons = text(found.metadata["stream/dead_letter_reasons"])
@@ -117,8 +98,7 @@ def test_the_check_tells_of_all_that_count_and_how_to_go_on(tables: Tables) -> N
 
 def test_the_asset_says_before_any_run_how_to_look_and_which_job_redrives(tmp_path: Path) -> None:
     def commands(**options: Any) -> str:
-        given: dict[str, Any] = {"source": "memory://letters/orders", "table": "/lake/my orders", **options}
-        metadata = stream_asset(name="orders", **given)(lambda rows: rows).get_asset_spec().metadata
+        metadata = plain_asset(table="/lake/my orders", **options).get_asset_spec().metadata
         return text(metadata["stream/dead_letter_commands"])
 
     found = commands(group="it's")
@@ -128,8 +108,3 @@ def test_the_asset_says_before_any_run_how_to_look_and_which_job_redrives(tmp_pa
     assert "--group '{GROUP}'`" in commands(group=dg.EnvVar("GROUP")), "never what a variable holds"
     claimed = commands(group="g", source="redis://localhost:6379/orders", mode="load_balanced")
     assert "redrive" not in claimed
-
-
-def test_a_switch_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="dead_letter_payloads"):
-        declare(Tables(tmp_path), dead_letter_payloads="yes")

@@ -9,38 +9,61 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sensors.lag_sensor import LagPolicy
+from sensors.lag_sensor import STALE_RUN_SECONDS, LagPolicy
 from stream_assets import (
     NO_GAPS,
+    ErrorPolicy,
     Json,
+    OpOptions,
+    RunLimits,
     SparkSessionResource,
-    StreamAsset,
     StreamTranslator,
     build_replay_job,
     stream_asset,
-    stream_definitions,
 )
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
+from tests.support.dagster_runs import plain_asset
 from tests.support.parameters import shown
 
-
-def declare(**options: Any) -> StreamAsset:
-    @stream_asset(**{"source": "memory://declared/orders", "table": "lake/orders", "group": "lakehouse", **options})
-    def orders(batch: Any) -> Any:
-        return batch
-
-    return orders
-
-
+OBJECTS: Mapping[str, tuple[str, Any]] = {
+    "max_records": ("limits", RunLimits),
+    "linger_seconds": ("limits", RunLimits),
+    "materialize_seconds": ("limits", RunLimits),
+    "max_runs": ("sensor", LagPolicy),
+    "min_lag": ("sensor", LagPolicy),
+    "max_wait_seconds": ("sensor", LagPolicy),
+    "interval_seconds": ("sensor", LagPolicy),
+    "status": ("sensor", LagPolicy),
+    "on_data_loss": ("errors", ErrorPolicy),
+    "on_bad_rows": ("errors", ErrorPolicy),
+    "schema_changes": ("errors", ErrorPolicy),
+    "dead_letter_payloads": ("errors", ErrorPolicy),
+    "single_writer": ("op", OpOptions),
+    "pool": ("op", OpOptions),
+    "partitions_def": ("spec", lambda **options: dg.AssetSpec("orders", **options)),
+}
 NONSENSE: Mapping[str, tuple[object, ...]] = {
-    "max_records": (0, "5", math.nan),
-    "members": (0, -1, 1.5, "2", True, None, math.inf),
+    "max_records": (0, "5", True, math.nan),
+    "linger_seconds": (-1, "60", True, math.nan, math.inf),
+    "materialize_seconds": (-1, "60", True, math.nan, math.inf),
+    "max_runs": (0, -1, 1.5, "2", True, None, math.inf),
     "min_lag": (-1, 1.5, "5", True, None, math.nan),
     "max_wait_seconds": (-1, "60", True, None, math.nan, math.inf),
-    "retry_seconds": (-1, "60", True, None, math.nan, math.inf),
-    "sensor_seconds": (0, -30, 0.5, "30", True, None),
+    "interval_seconds": (0, -30, 0.5, "30", True, None),
+    "status": ("on", "", None),
+    "on_data_loss": ("skip", "", None),
+    "on_bad_rows": ("skip", "", None),
     "schema_changes": ("add", "", True, None),
+    "dead_letter_payloads": ("yes", "", 0, 1, None),
     "single_writer": ("false", "", 0, 1, None),
+    "pool": ("",),
+    "partitions_def": (dg.StaticPartitionsDefinition(["a"]),),
+    "errors": ("fail", None),
+    "limits": (100, None),
+    "layout": ({"partition_by": ["day"]}, None),
+    "sensor": ({"min_lag": 5}, None),
+    "spec": ("orders",),
+    "op": ("lake", None),
     "group": ("", " ", "a/b", 5),
     "table": (
         "",
@@ -55,22 +78,17 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
         "s3a:/b/a",
         "dbfs:/a",
     ),
-    "deps": ("orders", b"orders"),
-    "owners": ("team:shop",),
-    "kinds": ("kafka",),
-    "linger_seconds": (-1, "60", True, None, math.nan, math.inf),
     "checks": ("no_gaps", NO_GAPS, None, ["no_gaps"]),
-    "pool": ("",),
     "spark": (SparkSessionResource,),
     "translator": (StreamTranslator,),
-    "replay_partitions": ("daily", dg.StaticPartitionsDefinition(["a"])),
 }
 
 
 @pytest.mark.parametrize(("option", "value"), [(o, v) for o, values in NONSENSE.items() for v in values], ids=shown)
 def test_nonsense_is_refused_with_the_option_and_the_value(option: str, value: object) -> None:
+    name, make = OBJECTS.get(option, (option, None))
     with pytest.raises(InvalidOptionError) as refused:
-        declare(**{option: value})
+        plain_asset(**{name: make(**{option: value}) if make else value})
     assert f"{option}={value!r}" in str(refused.value)
     assert refused.value.remedy
 
@@ -78,22 +96,17 @@ def test_nonsense_is_refused_with_the_option_and_the_value(option: str, value: o
 def test_a_replay_job_has_windows_of_time() -> None:
     days: Any = dg.StaticPartitionsDefinition(["a"])
     with pytest.raises(InvalidOptionError, match=r"partitions=.*no windows of time"):
-        build_replay_job(declare(), days)
-
-
-@pytest.mark.parametrize("prefix", ["sales", ["sales"], ("sales",)], ids=repr)
-def test_a_prefix_of_one_part_may_be_text(prefix: object) -> None:
-    assert declare(key_prefix=prefix).key == dg.AssetKey(["sales", "orders"])
+        build_replay_job(plain_asset(), days)
 
 
 @pytest.mark.parametrize("decode", ["json", Json, "", 5], ids=repr)
 def test_a_decoder_is_none_by_its_name_or_its_class(decode: object) -> None:
     with pytest.raises(InvalidOptionError, match=r"decodes nothing.*Use Json\(schema\)"):
-        declare(decode=decode)
+        plain_asset(decode=decode)
 
 
 def test_a_function_without_a_name_needs_one() -> None:
-    with pytest.raises(InvalidOptionError, match=r"has no name.*Give name="):
+    with pytest.raises(InvalidOptionError, match=r"has no name.*spec="):
         stream_asset(source="memory://declared/orders", table="lake/orders", group="g")(lambda batch: batch)
 
 
@@ -106,7 +119,7 @@ def test_a_schema_without_columns_would_keep_nothing(schema: Any) -> None:
 @pytest.mark.parametrize("source", [None, 5, b"memory://declared/orders"], ids=repr)
 def test_a_source_is_text(source: object) -> None:
     with pytest.raises(InvalidUrlError, match=r"is no text.*file://"):
-        declare(source=source)
+        plain_asset(source=source)
 
 
 @pytest.mark.parametrize("seconds", [-1, "5", math.nan], ids=repr)
@@ -118,37 +131,27 @@ def test_the_times_of_a_policy_are_numbers(name: str, seconds: Any) -> None:
         LagPolicy(**{name: seconds})
 
 
-def test_a_policy_keeps_the_members_and_the_stay_that_the_other_options_say() -> None:
-    source = {"source": "kafka://localhost:9092/orders", "mode": "load_balanced", "members": 4, "linger_seconds": 600}
-    usual = declare(**source).declared.policy
-    assert (usual.max_runs, usual.keeps_alive) == (4, True)
-    assert declare(**source, policy=LagPolicy()).declared.policy == usual
-    own = declare(**source, policy=LagPolicy(max_runs=2, stale_run_seconds=60, retry_seconds=5)).declared.policy
-    assert (own.max_runs, own.keeps_alive, own.stale_run_seconds, own.retry_seconds) == (2, True, 60, 5)
-    with pytest.raises(InvalidOptionError, match=r"min_lag=5 lets messages wait, but linger_seconds=600"):
-        declare(**source, policy=LagPolicy(min_lag=5))
+def test_a_run_that_stays_is_not_stale_and_waits_for_messages() -> None:
+    source = {"source": "kafka://localhost:9092/orders", "mode": "load_balanced", "limits": RunLimits(linger_seconds=9)}
+    usual = plain_asset(**source, sensor=LagPolicy(max_runs=4)).declared.policy
+    assert (usual.max_runs, usual.keeps_alive, usual.stale_run_seconds) == (4, True, STALE_RUN_SECONDS + 9)
+    own = plain_asset(**source, sensor=LagPolicy(stale_run_seconds=60, retry_seconds=5)).declared.policy
+    assert (own.max_runs, own.keeps_alive, own.stale_run_seconds, own.retry_seconds) == (1, True, 60, 5)
+    with pytest.raises(InvalidOptionError, match=r"min_lag=5 .* linger_seconds=9"):
+        plain_asset(**source, sensor=LagPolicy(min_lag=5))
 
 
-def claiming(name: str, **options: Any) -> StreamAsset:
-    source = "redis://localhost:6379/jobs,more"
-    return declare(**{"name": name, "source": source, "mode": "load_balanced", "table": f"lake/{name}", **options})
+def test_several_runs_are_not_one_writer() -> None:
+    with pytest.raises(InvalidOptionError, match="max_runs=2"):
+        plain_asset(
+            source="kafka://localhost:9092/orders",
+            mode="load_balanced",
+            sensor=LagPolicy(max_runs=2),
+            op=OpOptions(single_writer=True, pool="orders"),
+        )
 
 
-@pytest.mark.parametrize("other", [{}, {"source": "redis://localhost:6379/more"}], ids=repr)
-def test_two_tables_do_not_share_a_group_that_claims_entries(other: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOptionError, match=r"one and two share group 'lakehouse' of .*more.*a group of its own"):
-        stream_definitions([claiming("one"), claiming("two", **other)])
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"group": "another"},
-        {"source": "redis://localhost:6379/others"},
-        {"source": "redis://localhost:6380/jobs"},
-        {"mode": "resumable"},
-    ],
-    ids=repr,
-)
-def test_but_whatever_else_two_tables_may_share(other: dict[str, Any]) -> None:
-    stream_definitions([claiming("one"), claiming("two", **other)])
+@pytest.mark.parametrize("wrong", [{"max_recrods": 5}, {"linger": 5}], ids=repr)
+def test_a_limit_that_does_not_exist_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError, match=next(iter(wrong))):
+        RunLimits(**wrong)

@@ -12,12 +12,12 @@ import dagster as dg
 import pytest
 
 from spark_jobs.batches.ingestion import BatchReport
-from stream_assets import materializations as module
-from stream_assets import stream_asset
+from stream_assets import ErrorPolicy, stream_asset
 from stream_assets.materializations import (
     IngestMaterializations,
     PartitionMaterialization,
     ReplayMaterialization,
+    RunScope,
     as_result,
 )
 from stream_assets.partitions import is_of_partitions
@@ -27,6 +27,7 @@ from tests.support.ledger_tables import write_batch
 
 pytestmark = [
     pytest.mark.dagster,
+    pytest.mark.usefixtures("no_spark"),
     # Dagster's own tester of automation conditions takes a parameter of Dagster's that is new.
     pytest.mark.filterwarnings("ignore:Parameter `include_sources`"),
 ]
@@ -63,11 +64,6 @@ class Automation:
         return found
 
 
-@pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "read_table", lambda spark, log: SimpleNamespace(schema=SimpleNamespace(fields=[])))
-
-
 @pytest.mark.parametrize("is_replay", [False, True])
 def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
     tmp_path: Path, instance: dg.DagsterInstance, is_replay: bool
@@ -83,8 +79,8 @@ def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
     @dg.multi_asset(specs=[dg.AssetSpec("orders", skippable=True)])
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         spark: Any = None
-        what = context, stream.key, stream.ingestion, spark
-        told = ReplayMaterialization(*what, replay_id="id", what={}) if is_replay else IngestMaterializations(*what)
+        run = RunScope.of(context, stream.key, stream.declared, spark)
+        told = ReplayMaterialization(run, replay_id="id", what={}) if is_replay else IngestMaterializations(run)
         made = told.tell(batches())
         if made is not None:
             yield as_result(made)
@@ -119,13 +115,14 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
         backfill_policy=dg.BackfillPolicy.single_run(),
     )
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        what = context, stream.key, stream.ingestion, spark
+        declared: Any = SimpleNamespace(partitions=DAYS, errors=ErrorPolicy())
+        run = RunScope(context, stream.key, declared, stream.declared.stream, stream.declared.ingestion, spark)
         if is_of_partitions(context):
-            made = PartitionMaterialization(*what, replay_id="id", streams=["orders"], partitions=DAYS).tell(replayed())
+            made = PartitionMaterialization(run, context, DAYS, "id").tell(replayed())
             assert made is not None
             yield as_result(made)
             return
-        told = IngestMaterializations(*what, partitions=DAYS)
+        told = IngestMaterializations(run)
         for rows in batches:
             write_batch(tmp_path / "t", rows)
             assert automation.asks_for("revenue") == set(), "the run goes on"
@@ -180,7 +177,12 @@ def test_rows_of_today_make_what_the_documentation_puts_downstream(instance: dg.
     today, before = ((datetime.now(timezone.utc) - timedelta(days=back)).date().isoformat() for back in (0, 2))
     days = dg.DailyPartitionsDefinition(before, end_offset=1)
 
-    @stream_asset(source="memory://downstream/clicks", group="g", table="lake/clicks", partitions=days)
+    @stream_asset(
+        source="memory://downstream/clicks",
+        group="g",
+        table="lake/clicks",
+        spec=dg.AssetSpec("clicks", partitions_def=days),
+    )
     def clicks(batch: Any) -> Any:
         return batch
 

@@ -19,9 +19,8 @@ from pyspark.sql import functions as f
 from spark_jobs.batches import writer
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.structured_logs import JsonFormatter
-from stream_assets import Json, Text, reject, stream_asset
+from stream_assets import ErrorPolicy, Json, RunLimits, Text, reject, stream_asset
 from stream_consumers.create import create_producer
-from stream_consumers.options import OnBadRows
 from tests.support.dagster_runs import execute
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
@@ -74,6 +73,10 @@ def raises_by_expression(rows: DataFrame) -> DataFrame:
     return rows.withColumn("card", f.raise_error(f.concat(f.lit("no user "), "user")).cast("string"))
 
 
+def reflects(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("card", f.expr("reflect('java.net.InetAddress', 'getByName', concat('[', user))"))
+
+
 def elsewhere(rows: DataFrame) -> DataFrame:
     return rows.withColumn("_stream", f.col("user"))
 
@@ -103,7 +106,7 @@ class Case:
     is_made_by_run: bool = False
 
 
-DEAD = {"on_bad_rows": OnBadRows.DEAD_LETTER}
+DEAD = {"errors": ErrorPolicy(on_bad_rows="dead_letter")}
 CHECK = "ALTER TABLE delta.`{}` ADD CONSTRAINT known CHECK (user = 'known')"
 CASES = {
     "check": Case("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES]", sql=CHECK),
@@ -117,9 +120,10 @@ CASES = {
     "transform": Case("raised ValueError in line", raises_itself),
     "transform of spark": Case("raised NumberFormatException in line", raises_of_spark),
     "raise_error": Case("[USER_RAISED_EXCEPTION]", raises_by_expression),
+    "reflect": Case("caused by UnknownHostException", reflects),
     "another place": Case("the transform changes what tells which message", elsewhere),
     "rejected": Case("rejected: '", rejects, succeeds=True),
-    "decoder": Case("ValueError", options={"decode": Raising()}, is_made_by_run=True),
+    "decoder": Case("ValueError", options={"decode": Raising()}, succeeds=True, is_made_by_run=True),
     "undecodable": Case(
         "is not a time",
         options={"decode": Json("id BIGINT, user TIMESTAMP", mode="strict")},
@@ -154,7 +158,7 @@ def run(case: Case, instance: dg.DagsterInstance, folder: Path, spark: SparkSess
         spark.sql(TABLE.format(folder / "t"))
     if case.sql:
         spark.sql(case.sql.format(folder / "t"))
-    given: dict[str, Any] = {"decode": Json(SCHEMA), "retry_seconds": 0.0, **case.options, **options}
+    given: dict[str, Any] = {"decode": Json(SCHEMA), "limits": RunLimits(retry_seconds=0), **case.options, **options}
 
     @stream_asset(source=f"file://{folder}/orders.ss/orders", group="lakehouse", table=str(folder / "t"), **given)
     def orders(batch: DataFrame) -> DataFrame:
@@ -194,6 +198,6 @@ def test_no_value_of_a_message_is_logged(
 def test_an_asset_that_shows_payloads_shows_what_was_raised(
     name: str, instance: dg.DagsterInstance, folder: Path, spark: SparkSession
 ) -> None:
-    said = run(CASES[name], instance, folder, spark, dead_letter_payloads=True)
+    said = run(CASES[name], instance, folder, spark, errors=ErrorPolicy(dead_letter_payloads=True))
     assert MARK in said
     assert "test_hidden_values.py" in said

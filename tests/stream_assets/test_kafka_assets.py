@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 
-from stream_assets import StreamAsset, stream_asset
+from stream_assets import LagPolicy, RunLimits, StreamAsset, stream_asset
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.polling import until
@@ -23,14 +22,8 @@ from tests.support.topics import committed, create_topic, delete_topics, ends, f
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
 
 
-@pytest.fixture
-def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.local_temp(str(folder)) as made:
-        yield made
-
-
 def kafka_asset(kafka: str, topic: str, folder: Path, **options: Any) -> StreamAsset:
-    settings = {"source": f"kafka://{kafka}/{topic}", "group": unique_group(), "max_records": 1000}
+    settings = {"source": f"kafka://{kafka}/{topic}", "group": unique_group(), "limits": RunLimits(max_records=1000)}
     return declare(folder, **{**settings, **options})
 
 
@@ -51,7 +44,7 @@ def test_the_sensor_asks_the_run_writes_and_the_group_is_told(
     rows = sequences_in_table(folder / "t") + sequences_in_table(folder / "t_dead_letters")
     assert set(rows) == sequences_in_topic(kafka, topic)
     assert set(rows.values()) == {1}
-    assert committed(kafka, stream.ingestion.group, topic) == ends(kafka, topic)
+    assert committed(kafka, stream.declared.ingestion.group, topic) == ends(kafka, topic)
 
 
 @pytest.mark.slow
@@ -59,11 +52,12 @@ def test_members_are_runs_and_the_sensor_asks_for_those_that_are_missing(
     spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     topic = create_topic(kafka, 4)
-    stream = kafka_asset(kafka, topic, folder, mode="load_balanced", members=3)
+    stream = kafka_asset(kafka, topic, folder, mode="load_balanced", sensor=LagPolicy(max_runs=3))
     fill(kafka, topic, 40, partitions=4)
     assert len(tick(stream, instance).run_requests or []) == 3
+    name = stream.declared.job_name
     instance.create_run_for_job(
-        dg.Definitions(jobs=[dg.job(name=stream.job_name)(lambda: None)]).resolve_job_def(stream.job_name),
+        dg.Definitions(jobs=[dg.job(name=name)(lambda: None)]).resolve_job_def(name),
         status=dg.DagsterRunStatus.STARTED,
     )
     assert len(tick(stream, instance).run_requests or []) == 2
@@ -91,7 +85,7 @@ def test_an_open_transaction_is_named_and_no_alarm(
     until(lambda: tick(stream, instance).run_requests, what="the sensor asking for a run")
     assert execute(stream, instance).success
     assert sequences_in_table(folder / "t") == {(topic, 0, 0): 1}
-    assert committed(kafka, stream.ingestion.group, topic) == ends(kafka, topic) == {0: 2}
+    assert committed(kafka, stream.declared.ingestion.group, topic) == ends(kafka, topic) == {0: 2}
 
 
 @pytest.mark.slow
@@ -101,7 +95,7 @@ def test_a_live_member_is_named_in_the_failed_run(
     topic = create_topic(kafka, 1)
     fill(kafka, topic, 10, partitions=1)
     stream = kafka_asset(kafka, topic, folder)
-    settings = {"bootstrap.servers": kafka, "group.id": stream.ingestion.group, "client.id": "console-7"}
+    settings = {"bootstrap.servers": kafka, "group.id": stream.declared.ingestion.group, "client.id": "console-7"}
     member = Consumer({**settings, "enable.auto.commit": False, "log_level": 2})
     member.subscribe([topic])
     until(lambda: member.poll(0.1) or member.assignment(), what="the member's assignment")
@@ -112,7 +106,7 @@ def test_a_live_member_is_named_in_the_failed_run(
     member.close()
     assert execute(stream, instance).success
     assert set(sequences_in_table(folder / "t").values()) == {1}
-    assert committed(kafka, stream.ingestion.group, topic) == {0: 10}
+    assert committed(kafka, stream.declared.ingestion.group, topic) == {0: 10}
 
 
 @pytest.mark.slow
@@ -127,22 +121,25 @@ def test_real_time_starts_at_the_end_and_has_no_group(
     fill(kafka, topic, 6, partitions=2)
     assert execute(stream, instance).success
     assert set(sequences_in_table(folder / "t")) == {(topic, p, n) for p in (0, 1) for n in (10, 11, 12)}
-    assert committed(kafka, stream.ingestion.group, topic) == {}
+    assert committed(kafka, stream.declared.ingestion.group, topic) == {}
 
 
-def test_groups_and_modes_that_do_not_go_together() -> None:
-    with pytest.raises(InvalidOptionError, match="has no group"):
-        stream_asset(source="kafka://b/o", table="t", group="g", mode="real_time")
-    with pytest.raises(InvalidOptionError, match="needs a group"):
-        stream_asset(source="kafka://b/o", table="t", mode="load_balanced")
-    with pytest.raises(InvalidOptionError, match="not available for batches of files"):
-        stream_asset(source="file://x.ss/o", table="t", group="g", mode="load_balanced")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"source": "kafka://b/o", "group": "g", "mode": "real_time"}, "has no group"),
+        ({"source": "kafka://b/o", "mode": "load_balanced"}, "needs a group"),
+    ],
+)
+def test_groups_and_modes_that_do_not_go_together(options: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidOptionError, match=why):
+        stream_asset(**options, table="t", spec=dg.AssetSpec("orders"))(lambda batch: batch)
 
 
 def test_the_group_is_named_after_the_host_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_ID", "7EA8906533ED")
-    declared = stream_asset(source="kafka://b/o", table="t", name="orders")(lambda batch: batch)
-    assert declared.ingestion.group == "7EA8906533EDr"
+    asset = stream_asset(source="kafka://b/o", table="t", spec=dg.AssetSpec("orders"))(lambda batch: batch)
+    assert asset.declared.ingestion.group == "7EA8906533EDr"
 
 
 def test_the_example(

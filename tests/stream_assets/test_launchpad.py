@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from spark_jobs.batches.ingestion import Ingestion
-from stream_assets import RedriveConfig, ReplayConfig, StreamConfig, StreamRun, stream_asset, stream_definitions
+from stream_assets import (
+    ErrorPolicy,
+    RedriveConfig,
+    ReplayConfig,
+    RunLimits,
+    StreamConfig,
+    StreamRun,
+    stream_asset,
+    stream_definitions,
+)
 from stream_assets.config import BadRows, WriterConfig
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import OnBadRows
+from stream_consumers.options import Limits, OnBadRows
 
 
 @stream_asset(source="memory://launchpad/orders", group="g", table="lake/orders", checks=())
@@ -118,10 +127,12 @@ def test_what_makes_sense_arrives(instance: dg.DagsterInstance) -> None:
 
 
 @pytest.mark.parametrize("kind", [StreamConfig, ReplayConfig, RedriveConfig])
-def test_what_becomes_of_bad_rows_is_what_the_run_says_or_what_the_asset_says(kind: type[WriterConfig]) -> None:
-    lenient = Ingestion("lakehouse", "lake/orders", on_bad_rows=OnBadRows.DEAD_LETTER)
-    assert kind().configured(lenient).on_bad_rows is OnBadRows.DEAD_LETTER
-    assert kind(on_bad_rows=BadRows.fail).configured(lenient).on_bad_rows is OnBadRows.FAIL
+def test_a_run_config_overrides_what_the_asset_says(kind: type[WriterConfig]) -> None:
+    given = {"limits": RunLimits(max_records=9, max_bytes=8), "errors": ErrorPolicy(on_bad_rows="dead_letter")}
+    lenient = replace(orders.declared, **given)
+    assert lenient.configured(kind(), None).ingestion == lenient.ingestion
+    strict = lenient.configured(kind(on_bad_rows=BadRows.fail, max_records=7), None).ingestion
+    assert (strict.errors.on_bad_rows, strict.limits) == (OnBadRows.FAIL, Limits(7, 8))
     assert (
         dg.validate_run_config(JOB, run_config({"on_bad_rows": "dead_letter"}))["ops"]["orders"]["config"][
             "on_bad_rows"

@@ -15,6 +15,7 @@ from spark_jobs.metrics.recorders import recorders
 from spark_jobs.structured_logs import JsonFormatter
 from stream_assets import (
     NewDeadLetters,
+    OpOptions,
     build_dead_letter_sensor,
     build_maintenance,
     build_redrive_job,
@@ -75,13 +76,13 @@ def test_what_operators_see_of_a_run(
     # Lines with the batch that they are about, and its numbers.
     (batch,) = [line for line in lines.found if "rows" in line]
     assert (batch["messages"], batch["rows"], batch["dead_letters"], batch["lag"]) == (2, 2, 1, 0)
-    newest = stream.ingestion.ledger().read().newest
+    newest = stream.declared.ingestion.ledger().read().newest
     assert newest is not None
     assert (batch["batch"], batch["batch_number"], batch["group"]) == (newest.bid, newest.number, "lakehouse")
     assert batch["bytes"] > 0
     # Metrics, with each step on the way.
     metrics = (folder / "textfiles" / "stream_assets.prom").read_text()
-    labels = f'group="lakehouse",kind="batch",table="{stream.ingestion.table}"'
+    labels = f'group="lakehouse",kind="batch",table="{stream.declared.ingestion.table}"'
     assert f"stream_assets_rows_total{{{labels}}} 2.0" in metrics
     assert f"stream_assets_dead_letters_total{{{labels}}} 1.0" in metrics
     for step in ("planned", "read", "rows written", "verified", "committed"):
@@ -147,20 +148,16 @@ def _check_maintenance(stream: Any, instance: dg.DagsterInstance) -> None:
     assert done.metadata["delta/files_deleted"].value == 0
 
 
-def test_a_second_writer_is_refused(folder: Path) -> None:
-    for build in (build_maintenance, build_replay_job, build_redrive_job, lambda stream: stream_definitions([stream])):
-        with pytest.raises(InvalidOptionError, match="pool with a limit of 1, as in pool='orders'"):
-            build(declare(folder, single_writer=True))
-    assert stream_definitions([declare(folder, single_writer=True, replay_partitions=None)]).jobs
-    alone = declare(folder, single_writer=True, pool="orders")
-    with pytest.raises(InvalidOptionError, match=r"\(pool=maintenance\)"):
+def test_all_writers_share_the_pool_of_a_single_writer(folder: Path) -> None:
+    alone = declare(folder, op=OpOptions(single_writer=True, pool="orders"))
+    with pytest.raises(InvalidOptionError, match="pool='maintenance'"):
         build_maintenance(alone, pool="maintenance")
     (maintenance,) = build_maintenance(alone).assets or []
     assert isinstance(maintenance, dg.AssetsDefinition)
     assert maintenance.op.pool == "orders"
     jobs = (build_replay_job(alone), build_redrive_job(alone))
     assert [node.definition.pool for job in jobs for node in job.nodes] == ["orders", "orders"]
-    jobs = (build_replay_job(declare(folder)), build_redrive_job(declare(folder, pool="orders")))
+    jobs = (build_replay_job(declare(folder)), build_redrive_job(declare(folder, op=OpOptions(pool="orders"))))
     assert [node.definition.pool for job in jobs for node in job.nodes] == ["replay_orders", "redrive_orders"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_assets import stream_definitions
+from stream_assets import OpOptions, stream_definitions
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute, tick
@@ -43,7 +43,7 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
     with create_producer(f"file://{folder}/orders.ss/orders") as producer:
         for index, day in enumerate(sorted(["2026-11-15", "2026-11-16", "2026-11-18"] * 10)):
             producer.send(b'{"id": %d, "user": "u"}' % index, timestamp_ms=at(day) + index)
-    ingested = execute(declare(folder, "old", partitions=DAYS), instance)
+    ingested = execute(declare(folder, "old", spec=dg.AssetSpec("orders", partitions_def=DAYS)), instance)
     assert ingested.success
     found = told(instance, ingested.run_id)
     assert {day: one["ingest/partition_rows"] for day, one in found.items()} == {
@@ -56,18 +56,17 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
         "no_gaps": True,
         "no_dead_letters": True,
         "dead_letter_ratio": True,
-        "schema_change": True,
     }
 
-    stream = declare(folder, "new", partitions=DAYS)
-    positions = stream.ingestion.ledger().read().positions
+    stream = declare(folder, "new", spec=dg.AssetSpec("orders", partitions_def=DAYS))
+    positions = stream.declared.ingestion.ledger().read().positions
     days = {"dagster/asset_partition_range_start": "2026-11-16", "dagster/asset_partition_range_end": "2026-11-18"}
     job = stream_definitions([stream]).resolve_implicit_global_asset_job_def()
     config = {"ops": {"orders": {"config": {"max_records": 7}}}}
     replayed = job.execute_in_process(instance=instance, tags=days, run_config=config, asset_selection=[KEY])
     assert replayed.success
     assert makers(folder) == {"old": 10, "new": 20}
-    assert stream.ingestion.ledger().read().positions == positions
+    assert stream.declared.ingestion.ledger().read().positions == positions
     found = told(instance, replayed.run_id)
     assert {day: one["dagster/partition_row_count"] for day, one in found.items()} == {
         "2026-11-16": 10,
@@ -96,28 +95,26 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
 
 
 def test_an_asset_with_partitions_is_replayed_on_its_own_page_by_one_run_and_has_no_replay_job(folder: Path) -> None:
-    stream = declare(folder, partitions=DAYS)
+    stream = declare(folder, spec=dg.AssetSpec("orders", partitions_def=DAYS))
     assert stream.partitions_def == DAYS
     assert stream.backfill_policy == dg.BackfillPolicy.single_run()
     definitions = stream_definitions([stream])
     dg.Definitions.validate_loadable(definitions)
     assert [job.name for job in definitions.jobs or ()] == ["ingest_orders"]
     assert "stream/replay_job" not in stream.metadata_by_key[KEY]
-    by_day = declare(folder, partitions=DAYS, backfill_policy=dg.BackfillPolicy.multi_run(1))
+    by_day = declare(
+        folder,
+        spec=dg.AssetSpec("orders", partitions_def=DAYS),
+        op=OpOptions(backfill_policy=dg.BackfillPolicy.multi_run(1)),
+    )
     assert by_day.backfill_policy == dg.BackfillPolicy.multi_run(1)
     assert declare(folder).backfill_policy is None
 
 
 def test_the_sensor_asks_for_a_run_without_a_partition(folder: Path, instance: dg.DagsterInstance) -> None:
     write_stream(folder / "orders.ss", 5)
-    (request,) = tick(declare(folder, partitions=DAYS), instance).run_requests or []
+    (request,) = tick(declare(folder, spec=dg.AssetSpec("orders", partitions_def=DAYS)), instance).run_requests or []
     assert request.partition_key is None
-
-
-@pytest.mark.parametrize("option", ["partitions", "replay_partitions"])
-def test_partitions_are_windows_of_time(folder: Path, option: str) -> None:
-    with pytest.raises(InvalidOptionError, match=f"{option}=.* are no windows of time"):
-        declare(folder, **{option: dg.StaticPartitionsDefinition(["a"])})
 
 
 @pytest.mark.parametrize(
@@ -129,9 +126,14 @@ def test_partitions_without_the_current_one_are_refused(
     folder: Path, partitions: dg.TimeWindowPartitionsDefinition
 ) -> None:
     with pytest.raises(InvalidOptionError, match="end_offset=1"):
-        declare(folder, partitions=partitions)
+        declare(folder, spec=dg.AssetSpec("orders", partitions_def=partitions))
 
 
 def test_claimed_entries_have_no_partitions(folder: Path) -> None:
     with pytest.raises(InvalidOptionError, match="claim entries one by one"):
-        declare(folder, source="redis://localhost:6379/orders", mode="load_balanced", partitions=DAYS)
+        declare(
+            folder,
+            source="redis://localhost:6379/orders",
+            mode="load_balanced",
+            spec=dg.AssetSpec("orders", partitions_def=DAYS),
+        )

@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.batches.ingestion import Ingestion
-from stream_assets import materializations as module
+from stream_assets import ErrorPolicy
 from stream_assets.config import PlaceConfig, StreamConfig
-from stream_assets.materializations import IngestMaterializations, PartitionMaterialization
+from stream_assets.materializations import IngestMaterializations, PartitionMaterialization, RunScope
 from stream_assets.partitions import (
     Touched,
     count_by_partition,
@@ -25,12 +25,13 @@ from stream_assets.partitions import (
     touched_since,
 )
 from stream_consumers.batches import Range
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from tests.support.batch_reports import report
 from tests.support.ledger_tables import at, write_batch
 
-pytestmark = pytest.mark.dagster
+pytestmark = [pytest.mark.dagster, pytest.mark.usefixtures("no_spark")]
 DAYS = dg.DailyPartitionsDefinition("2026-11-16")
 KEY = dg.AssetKey("orders")
 
@@ -131,6 +132,14 @@ def test_the_rows_of_partitions_are_counted(tmp_path: Path) -> None:
     assert rows_elsewhere(ledger, window, {}, streams=["returns"]) == 0, "the table has rows of another stream"
 
 
+def scope(context: Any, folder: Path) -> RunScope:
+    """What a run of an asset with partitions works with."""
+    source = StreamSource("memory://partitions/orders")
+    declared: Any = SimpleNamespace(partitions=DAYS, errors=ErrorPolicy())
+    spark: Any = None
+    return RunScope(context, KEY, declared, source, ingestion(folder), spark)
+
+
 class Run:
     """A run of the asset, on a table that somebody else writes."""
 
@@ -140,8 +149,7 @@ class Run:
         self._instance = instance
         log = SimpleNamespace(info=self.said.append, warning=self.said.append)
         self.context: Any = SimpleNamespace(log_event=self._log_event, log=log, instance=instance)
-        spark: Any = None
-        self.made = IngestMaterializations(self.context, KEY, ingestion(folder), spark, partitions=DAYS)
+        self.made = IngestMaterializations(scope(self.context, folder))
 
     def _log_event(self, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
         if isinstance(event, dg.AssetMaterialization):
@@ -160,11 +168,6 @@ class Run:
             self.tell(whole)
             self.told.remove(whole)
         return {one.partition: one.metadata["ingest/partition_rows"].value for one in self.told}
-
-
-@pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "read_table", lambda spark, log: SimpleNamespace(schema=SimpleNamespace(fields=[])))
 
 
 def test_each_run_names_the_partitions_that_were_touched_since_the_last_one(
@@ -279,9 +282,7 @@ class ReplayedDay:
         context.partition_time_window = dg.TimeWindow(WINDOW.start, WINDOW.start + timedelta(days=1))
         context.add_asset_metadata = lambda metadata, **of: self.counts.update({of["partition_key"]: metadata})
         context.log_event, context.log.warning = self.made.append, self.warned.append
-        spark: Any = None
-        what = context, KEY, ingestion(folder), spark
-        self.told = PartitionMaterialization(*what, replay_id="killed", streams=["orders"], partitions=DAYS)
+        self.told = PartitionMaterialization(scope(context, folder), context, DAYS, "killed")
 
 
 WINDOW = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 20, tzinfo=timezone.utc))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -11,23 +10,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG
-from stream_assets import stream_asset, stream_definitions
+from stream_assets import LagPolicy, stream_asset, stream_definitions
 from stream_assets.translator import stream_asset_key
 from stream_consumers.messages import encode_key
 from stream_consumers.options import ConsumerMode
 from stream_consumers.redis.ids import to_sequence
 from tests.support.command_line import run
-from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
+from tests.support.dagster_runs import declare, execute, materializations, skip_message, source_with, tick
 from tests.support.redis_tables import QUICK, Stream
 from tests.support.settings import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
-
-
-@pytest.fixture
-def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.local_temp(str(folder)) as made:
-        yield made
 
 
 @pytest.mark.slow
@@ -36,14 +29,19 @@ def test_members_claim_entries_under_names_of_their_own(
 ) -> None:
     made = Stream(redis_address, folder, shards=4, mode="load_balanced")
     stream = declare(
-        folder, source=made.url, group=made.group, mode="load_balanced", members=3, client={"min_idle_seconds": 1.0}
+        folder,
+        source=source_with(made.url, {"min_idle_seconds": 1.0}),
+        group=made.group,
+        mode="load_balanced",
+        sensor=LagPolicy(max_runs=3),
     )
     made.add(40)
     asked = tick(stream, instance).run_requests or []
     assert [request.tags[MEMBER_TAG] for request in asked] == ["main", "member-2", "member-3"]
     assert asked[0].tags["stream_assets/lag"] == "40"
+    name = stream.declared.job_name
     instance.create_run_for_job(
-        dg.Definitions(jobs=[dg.job(name=stream.job_name)(lambda: None)]).resolve_job_def(stream.job_name),
+        dg.Definitions(jobs=[dg.job(name=name)(lambda: None)]).resolve_job_def(name),
         status=dg.DagsterRunStatus.STARTED,
         tags={MEMBER_TAG: "member-2"},
     )
@@ -109,11 +107,13 @@ def test_every_stream_has_an_asset_key_of_its_own_that_dagster_takes() -> None:
     assert keys["user:events"].path == ["redis", "localhost", "user", "events"]
     assert keys["orders.v1-x"].path == ["redis", "localhost", "orders.v1-x"]
     for stream in streams:
-        declared = stream_asset(source=f"redis://h/{stream}", group="g", table="t", name="orders")(lambda batch: batch)
+        declared = stream_asset(source=f"redis://h/{stream}", group="g", table="t", spec=dg.AssetSpec("orders"))(
+            lambda batch: batch
+        )
         stream_definitions([declared]).resolve_job_def("ingest_orders")
 
 
 def test_the_example_loads() -> None:
     stream = runpy.run_path(str(ROOT / "examples" / "redis" / "definitions.py"))["orders"]
-    assert stream.ingestion.claims
-    assert stream.stream.is_claimed
+    assert stream.declared.ingestion.claims
+    assert stream.declared.stream.is_claimed

@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from stream_assets import Json, StreamAsset, build_redrive_job, stream_asset, stream_definitions
+from stream_assets import Json, RunLimits, StreamAsset, build_redrive_job, stream_definitions
 from stream_assets.config import RedriveConfig
 from stream_consumers.errors import InvalidOptionError
-from tests.support.dagster_runs import declare, execute
+from tests.support.dagster_runs import declare, execute, plain_asset
 from tests.support.streams import sequences_in_table, write_stream
 
 STRICT = Json("id BIGINT, user STRING, amount BIGINT NOT NULL")
@@ -20,9 +20,7 @@ TODAY = Json("id BIGINT, user STRING, amount BIGINT")
 
 
 def test_the_job_is_there_on_request_and_has_nothing_to_do_with_the_others() -> None:
-    orders = stream_asset(source="memory://shop/orders", group="g", table="lake/orders", name="orders")(
-        lambda rows: rows
-    )
+    orders = plain_asset()
     plain, with_it = stream_definitions([orders]), stream_definitions([orders], redrive_jobs=True)
     named = [{job.name for job in definitions.jobs or []} for definitions in (plain, with_it)]
     assert named[1] - named[0] == {"redrive_orders"}
@@ -37,10 +35,8 @@ def test_the_job_is_there_on_request_and_has_nothing_to_do_with_the_others() -> 
 
 
 def test_claimed_entries_have_none() -> None:
-    claimed = stream_asset(
-        source="redis://localhost:6379/orders", group="g", table="lake/orders", mode="load_balanced", name="orders"
-    )(lambda rows: rows)
-    with pytest.raises(InvalidOptionError, match="no places to replace"):
+    claimed = plain_asset(source="redis://localhost:6379/orders", mode="load_balanced")
+    with pytest.raises(InvalidOptionError):
         build_redrive_job(claimed)
     assert "redrive_orders" not in {job.name for job in stream_definitions([claimed], redrive_jobs=True).jobs or []}
 
@@ -72,7 +68,7 @@ def test_a_redrive_is_one_materialization_and_its_check_becomes_green(
     write_stream(folder / "orders.ss", 20)
     # No message has an amount, which was to be there.
     assert dead(execute(declare(folder, decode=STRICT), instance)) == (False, 20)
-    today = declare(folder, decode=TODAY, max_records=6)
+    today = declare(folder, decode=TODAY, limits=RunLimits(max_records=6))
     tried = redrive(today, instance, dry_run=True)
     assert dead(tried) == (False, 20)
     assert outcome(tried) == {"redrive/decoded": 20, "redrive/still_dead": 0}

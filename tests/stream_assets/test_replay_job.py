@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_assets import Json, stream_definitions
+from stream_assets import ErrorPolicy, Json, stream_definitions
 from stream_consumers.create import create_producer
 from tests.support.dagster_runs import declare, execute, materializations, tick
 from tests.support.streams import shard, write_stream
@@ -36,13 +36,13 @@ def test_start_and_stop_replay_and_move_nothing(
     write_stream(folder / "orders.ss", 200)
     execute(declare(folder, "old"), instance)
     stream = declare(folder, "new")
-    positions = stream.ingestion.ledger().read().positions
+    positions = stream.declared.ingestion.ledger().read().positions
     config = {"start": {"rewind": {"orders/0": 11}}, "stop": {"rewind": 31}, "max_records": 10}
     result = execute(stream, instance, config=config)
     assert result.success
     assert new_ids(folder) == set(range(20, 60, 2))
     assert makers(folder) == {"old": 180, "new": 20}
-    assert stream.ingestion.ledger().read().positions == positions
+    assert stream.declared.ingestion.ledger().read().positions == positions
     found = materializations(result)
     assert [m.metadata["stream/kind"].value for m in found] == ["replay"]
     assert [m.metadata["replay/replaced_rows"].value for m in found] == [20]
@@ -100,7 +100,7 @@ def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, i
     assert result.success
     assert new_ids(folder) == set(range(30, 60))
     assert makers(folder) == {"old": 60, "new": 30}
-    assert stream.ingestion.ledger().read().positions == {shard(0): 46, shard(1): 46}
+    assert stream.declared.ingestion.ledger().read().positions == {shard(0): 46, shard(1): 46}
     found = instance.fetch_materializations(stream.key, limit=10).records
     assert found[0].asset_materialization is not None
     assert found[0].asset_materialization.metadata["stream/kind"].value == "replay"
@@ -119,7 +119,12 @@ def test_dead_letters_that_a_replay_replaced_fail_no_check(
     assert _dead(first) == 2
     replayed = execute(declare(folder, "new"), instance, config={"start": {"rewind": 1}, "stop": {"rewind": 11}})
     assert _dead(replayed) == 2, "the same two, not three"
-    text = declare(folder, "new", decode=Json("id BIGINT, user STRING, more STRING"), schema_changes="add_columns")
+    text = declare(
+        folder,
+        "new",
+        decode=Json("id BIGINT, user STRING, more STRING"),
+        errors=ErrorPolicy(schema_changes="add_columns"),
+    )
     assert _dead(execute(text, instance, config={"start": {"rewind": "earliest"}})) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,14 @@ from stream_assets import (
     StreamFile,
     StreamTranslator,
     StreamTranslatorData,
-    stream_asset,
     stream_definitions,
 )
 from stream_assets.delta_lake import LakeTable
 from stream_assets.resources import run_session
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
-from tests.support.dagster_runs import tick
+from tests.support.dagster_runs import plain_asset, tick
+from tests.support.kept_errors import kept
 from tests.support.parameters import shown
 
 SECRETS = {
@@ -38,16 +39,6 @@ SECRETS = {
 }
 
 
-def declare(**options: Any) -> StreamAsset:
-    settings = {"source": "memory://resources/orders", "group": "lakehouse", "table": "lake/orders", "name": "orders"}
-
-    @stream_asset(**{**settings, **options})
-    def transform(batch: Any) -> Any:
-        return batch
-
-    return transform
-
-
 def everything_in_variables() -> StreamAsset:
     kafka = KafkaCluster(
         bootstrap_servers=dg.EnvVar("T_KAFKA"),
@@ -57,25 +48,25 @@ def everything_in_variables() -> StreamAsset:
         sasl_password=dg.EnvVar("T_PASSWORD"),
         options={"client.id": "tests"},
     )
-    return declare(
+    return plain_asset(
         source=kafka.stream("orders", "payments"),
         group=dg.EnvVar("T_GROUP"),
         table=DeltaLake(root=dg.EnvVar("T_LAKE"), storage_options={"AWS_SECRET_ACCESS_KEY": dg.EnvVar("T_KEY")}),
-        key_prefix=["sales"],
+        spec=dg.AssetSpec(["sales", "orders"]),
     )
 
 
 def test_variables_are_looked_up_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     orders = everything_in_variables()
     with pytest.raises(InvalidOptionError, match=r"bootstrap_servers comes from .* T_KAFKA, which is not set.*Set it"):
-        _ = orders.stream
+        _ = orders.declared.stream
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    assert str(orders.source) == "kafka://kafka-1.internal:9092/orders,payments"
-    assert orders.ingestion.group == "group-of-the-environment"
-    assert orders.ingestion.table == "/lake-of-the-environment/sales/orders"
-    assert orders.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": "a-very-secret-key"}
-    client = orders.stream.client
+    assert str(orders.declared.source) == "kafka://kafka-1.internal:9092/orders,payments"
+    assert orders.declared.ingestion.group == "group-of-the-environment"
+    assert orders.declared.ingestion.table == "/lake-of-the-environment/sales/orders"
+    assert orders.declared.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": "a-very-secret-key"}
+    client = orders.declared.stream.client
     assert client["client.id"] == "tests"
     assert isinstance(client["sasl.password"], dg.EnvVar), "it stays there until the client is made"
 
@@ -89,24 +80,24 @@ def test_an_empty_variable_is_refused_and_stands_for_no_default(
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, text if name in (empty, "T_KEY") else value)
     with pytest.raises(InvalidOptionError, match=rf"comes from .* {empty}, which is empty.*Set it"):
-        _ = orders.ingestion
+        _ = orders.declared.ingestion
     monkeypatch.setenv(empty, SECRETS[empty])
-    assert orders.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": text}, "an option may be empty"
+    assert orders.declared.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": text}, "an option may be empty"
 
 
 def test_the_schema_and_the_name_of_a_table_may_be_in_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_schema = declare(table=DeltaLake(root="/lake", schema_name=dg.EnvVar("T_SCHEMA")))
-    by_name = declare(table=DeltaLake(root="/lake").table(dg.EnvVar("T_NAME"), schema="sales"))
+    by_schema = plain_asset(table=DeltaLake(root="/lake", schema_name=dg.EnvVar("T_SCHEMA")))
+    by_name = plain_asset(table=DeltaLake(root="/lake").table(dg.EnvVar("T_NAME"), schema="sales"))
     assert (str(by_schema.declared.table), str(by_name.declared.table)) == (
         "/lake/{T_SCHEMA}/orders",
         "/lake/sales/{T_NAME}",
     )
     with pytest.raises(InvalidOptionError, match="T_SCHEMA, which is not set"):
-        _ = by_schema.ingestion
+        _ = by_schema.declared.ingestion
     monkeypatch.setenv("T_SCHEMA", "production")
     monkeypatch.setenv("T_NAME", "orders_of_all")
-    assert by_schema.ingestion.table == "/lake/production/orders"
-    assert by_name.ingestion.table == "/lake/sales/orders_of_all"
+    assert by_schema.declared.ingestion.table == "/lake/production/orders"
+    assert by_name.declared.ingestion.table == "/lake/sales/orders_of_all"
 
 
 @pytest.mark.parametrize("resource", [KafkaCluster, RedisServer, StreamFile, DeltaLake, SparkSessionResource])
@@ -119,25 +110,20 @@ def test_a_misspelt_option_of_a_resource_is_refused(resource: type[Any]) -> None
         resource(**needed, securty_protocol="SASL_SSL")
 
 
-def test_a_lake_without_a_root_is_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="table=''"):
-        declare(table=DeltaLake(root=""))
-
-
 def test_no_value_of_a_variable_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     orders = everything_in_variables()
     definitions = stream_definitions([orders])
     dg.Definitions.validate_loadable(definitions)
-    job = definitions.resolve_job_def("ingest_orders" if orders.name == "orders" else orders.job_name)
+    job = definitions.resolve_job_def("ingest_orders" if orders.declared.name == "orders" else orders.declared.job_name)
     shown = "".join(
         [
             *(repr(spec) for spec in definitions.resolve_all_asset_specs()),
             *(str(one.description) for one in [*(definitions.sensors or []), job]),
             str(dg.validate_run_config(job, {})),
             repr(orders.declared),
-            repr(orders.ingestion.storage_options.keys()),
+            repr(orders.declared.ingestion.storage_options.keys()),
         ]
     )
     for value in SECRETS.values():
@@ -154,7 +140,7 @@ def test_no_value_of_a_variable_is_shown(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_source_that_is_a_variable_is_one_node_whose_lag_is_told(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    orders = declare(source=dg.EnvVar("T_URL"), table=dg.EnvVar("T_TABLE"))
+    orders = plain_asset(source=dg.EnvVar("T_URL"), table=dg.EnvVar("T_TABLE"))
     assert [key.to_user_string() for key in orders.dependency_keys] == ["stream/T_URL"]
     monkeypatch.setenv("T_URL", SECRETS["T_URL"])
     monkeypatch.setenv("T_TABLE", str(tmp_path / "table"))
@@ -181,9 +167,9 @@ def test_a_source_that_is_a_variable_is_one_node_whose_lag_is_told(
     ids=lambda value: type(value).__name__,
 )
 def test_each_connection_has_its_url_and_its_client(connection: Any, url: str, client: dict[str, Any]) -> None:
-    orders = declare(source=connection.stream("orders"))
-    assert str(orders.source) == url
-    assert orders.stream.client == client
+    orders = plain_asset(source=connection.stream("orders"))
+    assert str(orders.declared.source) == url
+    assert orders.declared.stream.client == client
 
 
 def test_a_connection_is_a_resource_of_dagster(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +186,7 @@ def test_a_connection_is_a_resource_of_dagster(instance: dg.DagsterInstance, mon
 
 class WithPartitions(StreamTranslator):
     def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
-        days = dg.DailyPartitionsDefinition("2026-11-01")
+        days = dg.StaticPartitionsDefinition(["a"])
         return super().get_asset_spec(data).replace_attributes(partitions_def=days)
 
 
@@ -216,7 +202,7 @@ def test_streams_of_a_connection_have_names(names: tuple[Any, ...]) -> None:
         ({"source": KafkaCluster(bootstrap_servers="a:99999").stream("orders")}, InvalidUrlError),
         ({"source": KafkaCluster(bootstrap_servers="a:9092").stream()}, InvalidUrlError),
         ({"table": DeltaLake(root="/lake").table("")}, InvalidOptionError),
-        ({"key_prefix": dg.EnvVar("T_PREFIX")}, InvalidOptionError),
+        ({"table": DeltaLake(root="")}, InvalidOptionError),
         ({"translator": WithPartitions()}, InvalidOptionError),
         ({"source": StreamFile(path="x.ss").stream("orders"), "mode": "load_balanced"}, InvalidOptionError),
     ],
@@ -224,7 +210,7 @@ def test_streams_of_a_connection_have_names(names: tuple[Any, ...]) -> None:
 )
 def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        declare(**options)
+        plain_asset(**options)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +225,26 @@ def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any]
     ids=repr,
 )
 def test_a_lake_is_laid_out_as_dagster_deltalake_does_it(lake: Any, prefix: list[str], expected: str) -> None:
-    assert declare(table=lake, key_prefix=prefix).ingestion.table == expected
+    assert plain_asset(table=lake, spec=dg.AssetSpec([*prefix, "orders"])).declared.ingestion.table == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DeltaLake(root="s3a://me:hunter2@bucket/lake").table(dg.EnvVar("TABLE")),
+        lambda: plain_asset(table=DeltaLake(root="s3a://me:hunter2@bucket/lake")),
+        lambda: plain_asset(table="s3a://me:hunter2@bucket/lake/orders"),
+        lambda: plain_asset(table="abfss://lake@account.dfs.core.windows.net/orders?sig=hunter2"),
+    ],
+)
+def test_no_address_with_credentials_is_taken(make: Callable[[], Any]) -> None:
+    with pytest.raises(InvalidOptionError) as refused:
+        make()
+    assert "hunter2" not in kept(refused.value)
+
+
+def test_the_address_of_a_spark_is_not_shown() -> None:
+    assert "hunter2" not in repr(SparkSessionResource(remote="sc://spark:15002/;token=hunter2"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sensors.lag_sensor import LAG_TAG
 from spark_jobs.mode_switch import switch_sharing
 from spark_jobs.verify import verify
-from stream_assets import Json, StreamAsset, stream_asset
+from stream_assets import Json, RunLimits, StreamAsset, stream_asset
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import ConsumerMode
 from tests.support.dagster_runs import execute, skip_message, tick
@@ -40,7 +40,7 @@ class Lake:
 
     @property
     def table(self) -> str:
-        return self.asset.ingestion.table
+        return self.asset.declared.ingestion.table
 
     @property
     def version(self) -> int:
@@ -92,19 +92,26 @@ class Lake:
         assert self.rows() == made(self.feed, range(self.feed.sent))
         assert self.feed.told() == self.feed.done(self.feed.sent)
         with open_batch_source(self.feed.url) as source:
-            assert [verdict.is_right for verdict in verify(source, self.asset.ingestion)] == [True] * SHARDS
+            assert [verdict.is_right for verdict in verify(source, self.asset.declared.ingestion)] == [True] * SHARDS
 
     def shared(self, mode: ConsumerMode) -> Lake:
         """The same with another way of sharing."""
         made_anew = declare(self.feed, self.table, mode=mode.value)
-        with made_anew.stream.open() as source:
-            assert switch_sharing(self.spark, made_anew.ingestion, to=mode, source=source)
+        with made_anew.declared.stream.open() as source:
+            assert switch_sharing(self.spark, made_anew.declared.ingestion, to=mode, source=source)
         return replace(self, asset=made_anew)
 
 
 def declare(feed: Feed, table: str, **options: Any) -> StreamAsset:
-    decode, settings = Json("id BIGINT, user STRING"), {"max_records": RECORDS, "name": "orders", **options}
-    return stream_asset(source=feed.url, group=feed.group, table=table, decode=decode, **settings)(old)
+    return stream_asset(
+        source=feed.url,
+        group=feed.group,
+        table=table,
+        decode=Json("id BIGINT, user STRING"),
+        limits=RunLimits(max_records=RECORDS),
+        spec=dg.AssetSpec("orders"),
+        **options,
+    )(old)
 
 
 def fill(spark: SparkSession, instance: dg.DagsterInstance, feed: Feed, folder: Path) -> Lake:
@@ -220,7 +227,7 @@ def test_a_restore_across_a_switch_of_how_a_group_shares(
     restored = lake.version
     lake.tick_and_run(lag=60)
     lake.assert_whole()
-    ledger = lake.asset.ingestion.ledger()
+    ledger = lake.asset.declared.ingestion.ledger()
     assert ledger.read().sharing == second.value
     lines = {c.entry.app for c in ledger.newest_first() if c.entry and c.version > restored}
     shards = {f"{lake.feed.group}/{lake.feed.stream}/{n}" for n in range(SHARDS)}

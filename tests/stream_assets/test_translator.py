@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dagster as dg
 import pytest
 
-from stream_assets import StreamAsset, StreamTranslator, StreamTranslatorData, stream_asset, stream_definitions
+from stream_assets import StreamTranslator, StreamTranslatorData, stream_definitions
 from stream_consumers.errors import InvalidOptionError
-
-
-def declare(name: str, source: str, **options: Any) -> StreamAsset:
-    return stream_asset(source=source, group="g", table=f"lake/{name}", name=name, **options)(lambda batch: batch)
+from tests.support.dagster_runs import plain_asset
 
 
 @pytest.mark.parametrize(
@@ -25,7 +20,9 @@ def declare(name: str, source: str, **options: Any) -> StreamAsset:
     ],
 )
 def test_the_streams_of_two_clusters_are_two_nodes(one: str, other: str) -> None:
-    merged = dg.Definitions.merge(stream_definitions([declare("a", one)]), stream_definitions([declare("b", other)]))
+    merged = dg.Definitions.merge(
+        stream_definitions([plain_asset("a", source=one)]), stream_definitions([plain_asset("b", source=other)])
+    )
     dg.Definitions.validate_loadable(merged)
     graph = merged.resolve_asset_graph()
     parents = [graph.get(dg.AssetKey(name)).parent_keys for name in ("a", "b")]
@@ -42,7 +39,7 @@ def test_the_streams_of_two_clusters_are_two_nodes(one: str, other: str) -> None
     ],
 )
 def test_a_stream_is_one_node_however_its_servers_are_written(one: str, other: str) -> None:
-    first, second = declare("a", one), declare("b", other)
+    first, second = plain_asset("a", source=one), plain_asset("b", source=other)
     assert first.upstream["orders"] == second.upstream["orders"]
     merged = dg.Definitions.merge(stream_definitions([first]), stream_definitions([second]))
     for definitions in (merged, stream_definitions([first, second])):
@@ -52,7 +49,7 @@ def test_a_stream_is_one_node_however_its_servers_are_written(one: str, other: s
 
 
 def test_two_streams_are_not_one_node_unless_somebody_says_so() -> None:
-    files = [declare("a", "file:///eu/orders.ss/o"), declare("b", "file:///us/orders.ss/o")]
+    files = [plain_asset("a", source="file:///eu/orders.ss/o"), plain_asset("b", source="file:///us/orders.ss/o")]
     with pytest.raises(
         InvalidOptionError, match=r"file:///eu/orders.ss/o and file:///us/orders.ss/o would be one asset"
     ):
@@ -78,9 +75,11 @@ class Sales(StreamTranslator):
 
 
 def test_a_translator_decides() -> None:
-    orders = declare("orders", "kafka://a:9092/orders", translator=Sales(), tags={"kept": "yes"})
+    orders = plain_asset(
+        "orders", source="kafka://a:9092/orders", translator=Sales(), spec=dg.AssetSpec("orders", tags={"kept": "yes"})
+    )
     assert orders.key == dg.AssetKey(["sales", "orders"])
-    assert orders.job_name == "ingest_sales__orders"
+    assert orders.declared.job_name == "ingest_sales__orders"
     spec = orders.get_asset_spec()
     assert spec.group_name == "sales"
     assert {"domain": "sales", "kept": "yes"}.items() <= spec.tags.items()
@@ -93,16 +92,10 @@ def test_a_translator_decides() -> None:
 
 
 def test_a_stream_that_somebody_describes_himself_takes_the_place_of_ours() -> None:
-    orders = declare("orders", "kafka://a:9092/orders")
+    orders = plain_asset("orders", source="kafka://a:9092/orders")
     mine = dg.AssetSpec(["kafka", "a", "orders"], description="What the shop sells.")
     definitions = stream_definitions([orders, mine])
     dg.Definitions.validate_loadable(definitions)
     assert definitions.resolve_asset_graph().get(mine.key).description == "What the shop sells."
     # Without the convenience nothing is declared for the stream, and everything is left to its owner.
     dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, mine]))
-
-
-def test_streams_have_a_group_of_their_own() -> None:
-    stream = declare("orders", "kafka://a/orders", group_name="tables", stream_group_name="streams")
-    assert {spec.group_name for spec in stream.streams.values()} == {"streams"}
-    assert stream.get_asset_spec().group_name == "tables"

@@ -78,10 +78,3 @@ def test_the_example_of_the_readme(run: Run, folder: Path) -> None:
     table = ["--table", "lake/orders", "--group", "lakehouse"]
     assert '"lag": 0' in run(folder, "stream-assets", "lag", "file://orders.ss/orders", *table, "--json")
     run(folder, "stream-assets", "verify", "--source", "file://orders.ss/orders", *table)
-
-
-def test_the_demo(run: Run, folder: Path) -> None:
-    shown = run(folder, "stream-assets", "demo", "--messages", "4000")
-    last = shown.strip().splitlines()[-1]
-    assert last == "demo: 4000 produced, 3980 rows, 20 dead letters, 0 missing, 0 duplicated, lag 0"
-    assert "pip install 'stream-assets[demo]'" in shown, "there is no web server in this environment"

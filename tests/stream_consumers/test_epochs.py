@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stream_consumers.batches import BatchSource, Range, Resume
+from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.create import create_producer, open_batch_source
-from stream_consumers.epochs import EpochNames, EpochSource, epoch_name, named, newest_epochs, split_epoch
+from stream_consumers.epochs import EpochNames, EpochSource, epoch_name, newest_epochs, split_epoch
 from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard, check_stream_key
@@ -45,12 +45,6 @@ def test_the_newest_epoch_counts_as_a_number() -> None:
     assert newest_epochs(["orders#9", "orders#10", "orders"], ["orders"]) == {"orders": "orders#10"}
 
 
-def test_a_source_in_its_first_epoch_stays_what_it_is(source: EpochSource) -> None:
-    inner = open_batch_source("memory://epochs/orders")
-    assert named(inner, {"orders": "orders"}) is inner
-    assert named(source, {"orders": "orders#3"}) is source
-
-
 def test_it_passes_on_all_that_a_source_can_do() -> None:
     can = {name for name, value in vars(BatchSource).items() if not name.startswith("_") and name != "url"}
     assert can <= vars(EpochSource).keys()
@@ -60,7 +54,7 @@ def test_all_that_a_source_says_has_the_name_of_the_epoch(source: EpochSource) -
     assert list(source.identities()) == ["orders#2"]
     assert source.extents() == {NEW: (0, 10, 0)}
     assert source.at(0) == {NEW: 0}
-    assert source.first(NEW) == 0
+    assert source.first(NEW, Extent(3, 10)) == 3
     assert source.count({NEW: Range(2, 10)}) == {NEW: 8}
     plan = source.plan({NEW: Range(2, 10)}, limits=Limits(), parallelism=2)
     assert plan is not None
@@ -88,7 +82,3 @@ def test_a_hint_of_another_epoch_is_none_of_this_one() -> None:
     assert written == {"offset": 7, "positions": {"orders#2/0": 5, "clicks/0": 3}}
     assert names.hint_back(written) == ours
     assert names.hint_back(ours) == {"offset": 7, "positions": {"clicks/0": 3}}
-
-
-def test_positions_of_another_epoch_do_not_reach_the_source(source: EpochSource) -> None:
-    assert source.extents(resume=Resume({OLD: 99, NEW: 4}, None)) == {NEW: (0, 10, 0)}

@@ -1,9 +1,8 @@
-"""Default names: those of groups stay the same from run to run, those of members never."""
+"""Ranges of numbers; default names: those of groups stay the same from run to run, those of members never."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import math
 import uuid
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 
 from stream_consumers import options
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import host_id, new_consumer_name
-from tests.support.settings import ROOT
+from stream_consumers.options import check_range, host_id, new_consumer_name
 
 RANDOM_NODES = (0x01_00_5E_00_00_01, 0x35_3B_12_77_00_09)
 
@@ -48,7 +46,7 @@ def test_a_mac_address_is_a_host_id(bare: Path, monkeypatch: pytest.MonkeyPatch)
     assert host_id() == "0242AC110002"
 
 
-def test_it_is_the_same_in_another_process() -> None:
-    code = "from stream_consumers.options import host_id; print(host_id())"
-    found = {subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() for _ in range(3)}
-    assert found == {host_id()}
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, -1, 11])
+def test_a_number_outside_of_its_range_is_named(value: float | None) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"retry_seconds={value} .* >= 0 and <= 10"):
+        check_range("retry_seconds", value, at_most=10)

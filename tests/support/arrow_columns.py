@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.spark_types import arrow_schema
 
 _TOKEN = re.compile(r"`((?:[^`]|``)*)`|([A-Za-z_][A-Za-z_0-9]*)|([<>(),:]|\d+)")
@@ -29,6 +32,16 @@ _SIMPLE = {
 def arrow_columns(ddl: str) -> pa.Schema:
     """The columns of DDL, as Arrow has them."""
     return arrow_schema(spark_columns(ddl))
+
+
+def decode(decoder: Decoder, payloads: Sequence[bytes | None]) -> tuple[list[dict[str, Any]], list[str | None]]:
+    """The rows that a decoder makes of payloads, and why it refuses some."""
+    schema = arrow_columns(decoder.ddl())
+    decoded = decoder.decode(pa.array(payloads, pa.binary()), schema)
+    rows = pa.RecordBatch.from_arrays(list(decoded.columns), schema=schema)
+    rows.validate(full=True)
+    assert len(decoded.errors) == len(payloads)
+    return rows.to_pylist(), decoded.errors.to_pylist()
 
 
 def spark_columns(ddl: str) -> t.StructType:

@@ -35,13 +35,26 @@ def schemas(*, logical: bool = True) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(_named, _records(_types(logical)))
 
 
-def _types(logical: bool) -> st.SearchStrategy[Any]:
-    leaves = st.one_of(
+def common_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Records of scalars and of records, which may be null."""
+
+    def nullable(kind: Any) -> st.SearchStrategy[Any]:
+        return st.sampled_from([kind, ["null", kind], [kind, "null"]])
+
+    leaves = _leaves(logical=True).flatmap(nullable)
+    return st.builds(_named, _records(leaves | _records(leaves).flatmap(nullable)))
+
+
+def _leaves(logical: bool) -> st.SearchStrategy[Any]:
+    return st.one_of(
         st.sampled_from([*_PLAIN, *(_LOGICAL if logical else ())]),
         st.lists(st.sampled_from("ABCDE"), min_size=1, unique=True).map(lambda s: {"type": "enum", "symbols": s}),
         st.integers(1, 20).map(lambda size: {"type": "fixed", "size": size}),
     )
-    return st.recursive(leaves, _nested, max_leaves=6)
+
+
+def _types(logical: bool) -> st.SearchStrategy[Any]:
+    return st.recursive(_leaves(logical), _nested, max_leaves=6)
 
 
 def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

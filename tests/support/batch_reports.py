@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spark_jobs.batches.ingestion import Batch, BatchReport
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.messages import Shard
+from tests.support.written_log import made_entry
 
 ZERO, ONE = Shard("orders", 0), Shard("orders", 1)
 
@@ -15,16 +15,6 @@ def report(number: int, *, replaced: int | None = 0) -> BatchReport:
     """Batch ``number``: ten messages of one shard, one of them unusable, in half a second."""
     shard, start = (ZERO, ONE)[number % 2], number // 2 * 10
     ranges = {shard: Range(start, start + 10)}
-    entry = LedgerEntry(
-        "batch",
-        group="lakehouse",
-        app="lakehouse/main",
-        number=number,
-        by="main",
-        bid=f"bid-{number}",
-        base=number - 1,
-        ranges=ranges,
-        lost={shard: Intervals.of((start, start + 1))} if number == 3 else {},
-    )
-    batch = Batch(entry, BatchPlan(ranges, [], 10))
-    return BatchReport(batch, number, {shard: 9}, 9, 1, {shard: 100 - number}, 0.5, replaced)
+    lost = {shard: Intervals.of((start, start + 1))} if number == 3 else {}
+    entry = made_entry(number, number - 1, group="lakehouse", bid=f"bid-{number}", ranges=ranges, lost=lost)
+    return BatchReport(entry, BatchPlan(ranges, [], 10), number, {shard: 9}, 9, 1, {shard: 100 - number}, 0.5, replaced)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
+from stream_assets import Json, KafkaCluster, RedisServer, RunLimits, StreamAsset, stream_asset, stream_definitions
+from stream_assets.connections import StreamConnection, StreamLocation
+from stream_consumers.urls import StreamUrl
 
 
 def declare(folder: Path, made_by: str = "", **options: Any) -> StreamAsset:
@@ -20,8 +22,7 @@ def declare(folder: Path, made_by: str = "", **options: Any) -> StreamAsset:
         "group": "lakehouse",
         "table": str(folder / "t"),
         "decode": Json("id BIGINT, user STRING"),
-        "max_records": 40,
-        "retry_seconds": 0.0,
+        "limits": RunLimits(max_records=40, retry_seconds=0.0).overridden(options.pop("limits", RunLimits())),
     }
 
     @stream_asset(**{**settings, **options})
@@ -32,12 +33,29 @@ def declare(folder: Path, made_by: str = "", **options: Any) -> StreamAsset:
     return orders
 
 
+def plain_asset(name: str = "orders", **options: Any) -> StreamAsset:
+    """An asset that writes rows as they are, of a stream and a table that need not be there."""
+    settings = {"source": "memory://declared/orders", "group": "lakehouse", "table": f"lake/{name}"}
+    return stream_asset(**{**settings, "spec": dg.AssetSpec(name), **options})(lambda batch: batch)
+
+
+def source_with(url: str, client: Mapping[str, Any]) -> StreamLocation:
+    """The streams of a URL, for an asset whose client has these options."""
+    parsed = StreamUrl.parse(url)
+    nodes = ",".join(parsed.nodes)
+    if parsed.protocol == "kafka":
+        connection: StreamConnection = KafkaCluster(bootstrap_servers=nodes, options=dict(client))
+    else:
+        connection = RedisServer(address=nodes, tls=parsed.protocol == "rediss", options=dict(client))
+    return connection.stream(*parsed.required_streams())
+
+
 def execute(
     stream: StreamAsset, instance: dg.DagsterInstance, *, config: dict[str, Any] | None = None, **resources: Any
 ) -> dg.ExecuteInProcessResult:
     definitions = stream_definitions([stream], resources=resources)
-    run_config = {"ops": {stream.name: {"config": config or {}}}}
-    job = definitions.resolve_job_def(stream.job_name)
+    run_config = {"ops": {stream.declared.name: {"config": config or {}}}}
+    job = definitions.resolve_job_def(stream.declared.job_name)
     return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
 

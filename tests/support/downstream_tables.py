@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from stream_assets import SparkSessionResource, StreamAsset, stream_definitions
+from stream_assets import LagPolicy, RunLimits, SparkSessionResource, StreamAsset, stream_definitions
 from stream_consumers.create import create_producer
 from tests.support.dagster_runs import declare
 from tests.support.settings import SMALL
@@ -39,12 +39,10 @@ def declare_table(folder: Path, name: str, partitions: dg.DailyPartitionsDefinit
         folder,
         source=f"file://{folder}/{name}.ss/{name}",
         table=str(folder / "lake" / name),
-        name=name,
-        partitions=partitions,
-        max_records=RECORDS,
         spark=SparkSessionResource(master="local[1]", spark_config=SMALL),
-        sensor_seconds=1,
-        sensor_status=dg.DefaultSensorStatus.RUNNING,
+        spec=dg.AssetSpec(name, partitions_def=partitions),
+        limits=RunLimits(max_records=RECORDS),
+        sensor=LagPolicy(interval_seconds=1, status=dg.DefaultSensorStatus.RUNNING),
     )
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingest import IngestJob
-from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.ingestion import Batch, BatchReport, Continues, Event, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.job import BatchJob, drain_batches, written_events
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.create import open_batch_source
-from stream_consumers.options import AutoStreamReset, Limits, SchemaChanges
+from stream_consumers.options import AutoStreamReset, ErrorPolicy, Limits
 
 ORDERS = Json("id BIGINT, user STRING")
 
@@ -26,7 +27,7 @@ def ingestion(
     transform: Callable[[DataFrame], DataFrame] | None = None,
     group: str = "lakehouse",
     start: AutoStreamReset = AutoStreamReset.EARLIEST,
-    schema_changes: SchemaChanges = SchemaChanges.FAIL,
+    errors: ErrorPolicy = ErrorPolicy(),
 ) -> Ingestion:
     """What to ingest; its batches are small, and are read by executors all the same."""
     return Ingestion(
@@ -36,21 +37,29 @@ def ingestion(
         transform=transform,
         start=start,
         limits=Limits(max_records=records),
-        schema_changes=schema_changes,
+        errors=errors,
         retry_seconds=0.0,
         driver_records=0,
     )
 
 
 def drain(spark: SparkSession, url: str, what: Ingestion, observer: Observer = ignore_steps) -> list[BatchReport]:
-    reports = []
     with open_batch_source(url) as source:
-        job = IngestJob(spark, source, what, observer=observer)
-        while (batch := job.plan()) is not None:
-            report = job.run(batch)
-            if report is not None:
-                reports.append(report)
-    return reports
+        return list(drain_batches(IngestJob(spark, source, what, observer=observer)))
+
+
+def run_batch(job: BatchJob, batch: Batch) -> BatchReport | None:
+    """Write a planned batch; ``None`` if it has to be planned again."""
+    return next((event for event in written_events(job, batch) if isinstance(event, BatchReport)), None)
+
+
+def reports_with(events: Iterable[Event], act: Callable[[], object]) -> Iterator[BatchReport]:
+    """The batches of a run; ``act`` is called whenever it says that it goes on."""
+    for event in events:
+        if isinstance(event, Continues):
+            act()
+        elif isinstance(event, BatchReport):
+            yield event
 
 
 def entries(what: Ingestion) -> list[LedgerEntry]:

@@ -408,3 +408,18 @@ def crash() -> None:
 def pipeline(spark: SparkSession, broker: Broker, folder: Path, topic: str, **options: Any) -> Pipeline:
     """From this topic into the table ``t`` of a folder."""
     return Pipeline.of(spark, f"kafka://{broker.address}/{topic}", folder / "t", **options)
+
+
+def filled(
+    spark: SparkSession,
+    broker: Broker,
+    folder: Path,
+    payloads: Iterable[Payload],
+    *,
+    partitions: int = 1,
+    **options: Any,
+) -> tuple[str, Pipeline]:
+    """A new topic with these messages in its first partition, and a pipeline from it."""
+    topic = broker.create(partitions=partitions)
+    broker.send(topic, payloads)
+    return topic, pipeline(spark, broker, folder, topic, **options)

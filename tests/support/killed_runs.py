@@ -10,6 +10,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
+
+from tests.support.polling import until
 
 RECORDS = 150
 SECONDS = 600.0
@@ -73,6 +76,17 @@ def running(
         yield run
     finally:
         run.kill()
+
+
+@contextmanager
+def asleep(url: str, table: Path, fault: str, *more: str, records: int = RECORDS, **options: Any) -> Iterator[None]:
+    """A run that is stopped at a fault as long as the block takes; then it wakes up, and ends well."""
+    with running(url, table, fault, *more, records=records, **options) as zombie:
+        until(zombie.is_stopped, seconds=SECONDS, what="the stop")
+        yield
+        os.killpg(zombie.pid, signal.SIGCONT)
+        assert zombie.wait() == 0, logs(table)
+    assert "drained" in logs(table)
 
 
 def _run(module: str, log: str, words: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.table_rows import in_ranges
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
+from tests.support.written_log import made_entry
 
 STREAM = "orders"
 
@@ -52,14 +52,12 @@ def write_batch(
     number = version + 2
     covered = sorted(rows if ranges is None else ranges)
     written = {Shard(STREAM, 0): Range(covered[0], covered[-1] + 1)}
-    entry = LedgerEntry(
-        kind,
+    entry = made_entry(
+        number,
+        version,
         group="lakehouse",
-        app="lakehouse/main",
-        number=number,
-        by="main",
+        kind=kind,
         bid=f"bid-{number}",
-        base=version,
         ranges=written,
         mode="append" if ranges is None else "replace",
         replay=replay,

@@ -16,33 +16,23 @@ from pathlib import Path
 import pyarrow as pa
 
 from stream_consumers import (
-    Assignment,
     AutoStreamReset,
     Backend,
-    BatchPlan,
     BatchSource,
-    ClientConfig,
     ConsumerMode,
-    ConsumerOptions,
     Edge,
-    Extent,
-    Limits,
-    Membership,
     Message,
-    Modes,
-    PollingConsumer,
-    ProducerBase,
-    Range,
     Receipt,
-    Resume,
     Shard,
     StreamUrl,
-    end_of,
-    message_row,
-    no_message,
-    record_batches,
-    to_milliseconds,
 )
+from stream_consumers.backend import ConsumerOptions
+from stream_consumers.batches import BatchPlan, Extent, Membership, Range, Resume, message_row, record_batches
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
+from stream_consumers.messages import to_milliseconds
+from stream_consumers.options import Limits, Modes
+from stream_consumers.producer_base import ProducerBase
 
 POLL_SECONDS = 0.01
 
@@ -203,9 +193,6 @@ class LineBatchSource(BatchSource):
             shard: next((message.sequence for message in log if message.timestamp_ms >= timestamp_ms), len(log))
             for shard, log in self._logs.items()
         }
-
-    def first(self, shard: Shard) -> int:
-        return 0
 
 
 class LineStreams(Backend):

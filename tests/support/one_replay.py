@@ -52,10 +52,10 @@ def main(
         if stop:
             wanted = Replay(Bound.parse(start), Bound.parse(stop), id=run_id)
             for report in drain_batches(ReplayJob(spark, opened, what, wanted, observer=watch)):
-                print("report", dict(report.batch.entry.ranges), flush=True)
+                print("report", dict(report.entry.ranges), flush=True)
         else:
             rewind(spark, opened, what, Bound.parse(start), replay_id=run_id)
     if not stop:
         for report in drain(spark, source, what, observer=watch):
-            print("report", dict(report.batch.entry.ranges), flush=True)
+            print("report", dict(report.entry.ranges), flush=True)
     print("done", flush=True)

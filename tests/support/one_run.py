@@ -18,7 +18,7 @@ from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.create import StreamSource
-from stream_consumers.options import ConsumerMode, Limits, OnBadRows
+from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.bad_rows import bad_rows
 from tests.support.decoders_of_runs import decoder_of
@@ -130,11 +130,12 @@ def main(
         claims=source.is_claimed,
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
+        is_row_wise=transform == "bad rows",
         driver_records=int(os.environ.get(DRIVER_RECORDS_VARIABLE, "0")),
         retry_seconds=float(os.environ.get(RETRY_VARIABLE, RETRY_SECONDS)),
-        on_bad_rows=OnBadRows.DEAD_LETTER if transform == "bad rows" else OnBadRows.FAIL,
+        errors=ErrorPolicy(on_bad_rows="dead_letter" if transform == "bad rows" else "fail"),
     )
     spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):
-        print("report", dict(report.batch.entry.ranges), flush=True)
+        print("report", dict(report.entry.ranges), flush=True)
     print("drained", flush=True)

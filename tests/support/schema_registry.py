@@ -7,13 +7,14 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from spark_jobs.decoding import schema_registry as registries
 from spark_jobs.decoding.protobuf_files import compiled
 from tests.support.avro_schemas import encoded
 
@@ -31,6 +32,9 @@ class Registry:
         asked: the paths that were asked for.
         redirect: an address to which it redirects everything; empty for none.
         serializes: whether it gives descriptors of Protobuf where they are asked for, and not only text.
+        headers: what each answer has besides.
+        parts: the bytes of each answer, instead of what it would be, until the client goes away.
+        odd_path: what a path ends with if ``parts`` are answered to it; empty for each path.
     """
 
     url: str = ""
@@ -41,6 +45,9 @@ class Registry:
     subjects: dict[str, list[int]] = field(default_factory=dict)
     redirect: str = ""
     serializes: bool = True
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: Callable[[], Iterable[bytes]] | None = None
+    odd_path: str = ""
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", references: Any = ()) -> int:
         """A schema as the newest version of a subject; its id."""
@@ -135,7 +142,12 @@ def _subjects(registry: Registry, names: list[str], query: Any, body: Any) -> tu
     return 200, [subject for subject, versions in registry.subjects.items() if number in versions]
 
 
+def _all_subjects(registry: Registry, names: list[str], query: Any, body: Any) -> tuple[int, Any]:
+    return 200, list(registry.subjects)
+
+
 _ROUTES: list[tuple[str, str, Reply]] = [
+    (r"/subjects", "GET", _all_subjects),
     (r"/subjects/([^/]+)/versions", "POST", _register),
     (r"/subjects/([^/]+)", "POST", _look_up),
     (r"/subjects/([^/]+)/versions/([^/]+)", "GET", _version),
@@ -152,6 +164,8 @@ def schema_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
         tls: the certificate of the server; ``None`` for plain HTTP.
     """
     registry = Registry()
+    # The port may have been that of an earlier registry, whose schemas this process remembers.
+    registries._lookups.clear()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -176,6 +190,16 @@ def schema_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             if registry.redirect:
                 self.send_header("Location", registry.redirect + self.path)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            for name, value in registry.headers.items():
+                self.send_header(name, value)
+            if registry.parts is not None and url.path.endswith(registry.odd_path):
+                self.send_header("Connection", "close")
+                self.end_headers()
+                with suppress(ConnectionError):
+                    for part in registry.parts():
+                        self.wfile.write(part)
+                self.close_connection = True
+                return
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

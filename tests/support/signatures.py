@@ -49,7 +49,7 @@ class Parameter:
         found = inspect.signature(self.function).parameters
         positional = [MagicMock(url=URL, _url_of=lambda streams: URL)] if self.is_method else []
         needed = {
-            name: URL if name == "url" else MagicMock()
+            name: URL if name == "url" else 1 if str(parameter.annotation) in ("int", "float") else MagicMock()
             for name, parameter in list(found.items())[len(positional) :]
             if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         }

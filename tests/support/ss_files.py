@@ -50,6 +50,15 @@ def file_bytes(messages: Iterable[Sent], *, interval: int = 1024) -> bytes:
     return Header("orders.ss", CREATED_MS, interval).encode() + writer.take()
 
 
+def cut_front(path: Path, *, first: int) -> None:
+    """Put a copy of the newest messages in the place of the file, as a log rotation would."""
+    with FrameScanner(path) as scanner:
+        start = next(item.offset for item in scanner if isinstance(item, Frame) and item.sequence == first)
+    data = path.read_bytes()
+    path.with_name("newest").write_bytes(data[:HEADER_SIZE] + data[start:])
+    path.with_name("newest").rename(path)
+
+
 def write_file(path: Path, messages: Iterable[Sent], *, interval: int = 1024) -> Path:
     """Write a whole file."""
     path.write_bytes(file_bytes(messages, interval=interval))

@@ -6,38 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 
-from stream_consumers.subscription.backend import StreamBackend
 from stream_consumers.subscription.codec import EventCodec, JsonCodec
 from stream_consumers.subscription.memory_backend import MemoryBackend
 from stream_consumers.subscription.redis_backend import RedisBackend
 from stream_consumers.urls import StreamUrl
-from tests.support.redis_streams import unique_name
-
-
-class Behind(Protocol):
-    """What somebody else does with the streams."""
-
-    backend: StreamBackend
-
-    def append(self, stream: str, raw: bytes) -> str: ...
-
-    def remove(self, stream: str, entry_id: str) -> None: ...
-
-    def remove_group(self, stream: str, group: str) -> None: ...
-
-    def entries(self, stream: str) -> list[tuple[str, bytes]]: ...
-
-    def pending(self, stream: str, group: str) -> dict[str, str]: ...
-
-    def consumers(self, stream: str, group: str) -> set[str]: ...
-
-    def blocked_reads(self) -> int: ...
-
-    def age(self, stream: str, group: str, entry_id: str, seconds: float) -> None: ...
 
 
 @dataclass
@@ -108,6 +84,3 @@ def behind(kind: str, address: str, *, max_payload_bytes: int = 1000, codec: Eve
         RedisBackend(url, codec=codec, max_payload_bytes=max_payload_bytes) as backend,
     ):
         yield BehindRedis(backend, client)
-
-
-__all__ = ["KINDS", "Behind", "behind", "unique_name"]

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
+from stream_consumers.consumer import Consumer
 from stream_consumers.create import create_producer
 from stream_consumers.file.frames import Frame
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import Shard
 
+PATIENCE = 60.0
 Identity = tuple[str, int, int]
 
 
@@ -24,6 +26,12 @@ def write_stream(path: Path, count: int, *, shards: int = 2, malformed: frozense
             payload = b'{"id": ' if index in malformed else b'{"id": %d, "user": "u%d"}' % (index, index % 7)
             producer.send(payload, shard=index % shards, timestamp_ms=1_700_000_000_000 + index)
     return url
+
+
+def take(consumer: Consumer, count: int) -> list[int]:
+    """The sequences of the next messages."""
+    found = [consumer.next(PATIENCE) for _ in range(count)]
+    return [message.sequence for message in found if message]
 
 
 def sequences_in_file(path: Path) -> set[Identity]:

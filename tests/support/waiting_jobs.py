@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from stream_assets import stream_definitions
+from stream_assets import LagPolicy, stream_definitions
 from tests.support.dagster_runs import declare
 
 FOLDER_VARIABLE = "WAITING_JOBS_FOLDER"
@@ -28,8 +28,7 @@ class Waits:
 stream = declare(
     Path(os.environ.get(FOLDER_VARIABLE, "unused")),
     spark=Waits(),
-    sensor_seconds=1,
-    sensor_status=dg.DefaultSensorStatus.RUNNING,
+    sensor=LagPolicy(interval_seconds=1, status=dg.DefaultSensorStatus.RUNNING),
 )
 defs = dg.Definitions.merge(
     stream_definitions([stream]),

@@ -15,6 +15,12 @@ STEP_MS = 60_000
 _FIELD = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
 
 
+def made_entry(number: int, base: int, *, member: str = "main", group: str = "g", **details: Any) -> LedgerEntry:
+    """A batch of the member, or an entry of another kind, with a batch id of its number."""
+    fields = {"kind": "batch", "bid": f"{member}{number}", **details}
+    return LedgerEntry(group=group, app=f"{group}/{member}", number=number, by=member, base=base, **fields)
+
+
 class WrittenLog:
     """A table at ``path`` whose commits are written one after the other, a minute apart."""
 

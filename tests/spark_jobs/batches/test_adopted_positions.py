@@ -29,8 +29,7 @@ def write_dead_letters(what: Ingestion, *sequences: int, number: int | None) -> 
     rows = {**places(*sequences), "_batch": ["b"] * len(sequences), "_group": [what.group] * len(sequences)}
     metadata = {"v": 1, "bid": "b", "app": f"{what.group}/main", "n": 1, "number": number}
     told = CommitProperties(
-        custom_metadata={"userMetadata": json.dumps(metadata)},
-        app_transactions=[Transaction(f"{what.group}/main", 1)],
+        custom_metadata={"userMetadata": json.dumps(metadata)}, app_transactions=[Transaction(f"{what.group}/main", 1)]
     )
     write_deltalake(what.dead_letters().path, pa.table(rows), commit_properties=None if number is None else told)
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from spark_jobs.batches import sieve
+from spark_jobs.batches import bad_rows as filtering
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.batches.job import drain_batches
@@ -26,7 +26,7 @@ from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import ConstraintViolatedError, InvalidOptionError, TransformError
-from stream_consumers.options import OnBadRows
+from stream_consumers.options import ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.bad_rows import FAILING, bad_rows, is_bad
 from tests.support.ingesting import drain, ingestion
@@ -35,7 +35,7 @@ from tests.support.steps import Steps
 from tests.support.streams import Identity, assert_each_once, sequences_in_table, write_stream
 
 pytestmark = pytest.mark.spark
-DEAD = OnBadRows.DEAD_LETTER
+DEAD = ErrorPolicy(on_bad_rows="dead_letter")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def no_seven(rows: DataFrame) -> DataFrame:
 def test_rejected_messages_become_dead_letters_with_their_bytes(lake: Lake) -> None:
     """The first reason counts; a batch without any is written in one pass, also one with a column of the time."""
     lake.send(300, malformed=frozenset({99}))
-    what = lake.what(no_seven, records=100)
+    what = lake.what(no_seven, records=100, is_row_wise=True)
     reports = lake.ingest(what)
     letters = lake.letters()
     assert set(letters) == {7, 8, 57, 99}
@@ -145,7 +145,7 @@ def test_rejected_messages_become_dead_letters_with_their_bytes(lake: Lake) -> N
 def test_one_batch_has_all_kinds_of_bad_rows(lake: Lake, driver_records: int) -> None:
     """Rejected, refused by the table, failing and malformed; also where the driver reads it."""
     lake.send(1)
-    what = lake.what(bad_rows, on_bad_rows=DEAD, driver_records=driver_records)
+    what = lake.what(bad_rows, errors=DEAD, driver_records=driver_records)
     lake.ingest(what)
     lake.spark.sql(f"ALTER TABLE delta.`{lake.table}` ADD CONSTRAINT few CHECK (id <> 100)")
     lake.send(130, malformed=frozenset({99}))
@@ -170,7 +170,7 @@ def test_what_is_dropped_later_does_not_take_a_rejection_back(lake: Lake) -> Non
         return reject(rows, "id IS NULL", "no id").where("10 / id > 0")
 
     lake.send_payloads(b'{"user": "a"}', b'{"id": 1}', b'{"id": -1}')
-    what = lake.what(transform)
+    what = lake.what(transform, is_row_wise=True)
     lake.ingest(what)
     assert lake.ways == ["both"], "the write failed, though the row would have been dropped"
     assert lake.letters() == {0: ("rejected: no id", b'{"user": "a"}')}
@@ -307,7 +307,7 @@ def constrained(lake: Lake) -> Lake:
 def test_messages_that_break_a_constraint_become_dead_letters_and_the_others_rows(constrained: Lake) -> None:
     lake = constrained
     lake.send_payloads(*GOOD, *BROKEN)
-    what = lake.what(decoder=CONSTRAINED, on_bad_rows=DEAD)
+    what = lake.what(decoder=CONSTRAINED, errors=DEAD)
     (report,) = lake.ingest(what)
     letters = lake.letters()
     assert [letters[len(GOOD) + index][1] for index in range(len(BROKEN))] == [*BROKEN]
@@ -346,7 +346,7 @@ def test_a_constraint_that_fails_the_run_is_told_with_a_place_and_what_to_do(lak
     )
     assert "reject()" in raised.value.remedy
     assert "on_bad_rows='dead_letter'" in raised.value.remedy
-    lake.ingest(replace(what, on_bad_rows=DEAD))
+    lake.ingest(replace(what, errors=DEAD))
     assert {error for error, _ in lake.letters().values()} == {
         "the CHECK constraint few (id < 5) is violated",
         "rejected: seven",
@@ -375,7 +375,7 @@ def test_messages_that_the_transform_fails_for_are_found_and_become_dead_letters
     lake.send(60)
     with pytest.raises(TransformError, match=r"reject\(\) them, or let on_bad_rows='dead_letter' find them"):
         lake.ingest(lake.what(poisonous))
-    what = lake.what(poisonous, on_bad_rows=DEAD)
+    what = lake.what(poisonous, errors=DEAD)
     (report,) = lake.ingest(what)
     letters = lake.letters()
     assert set(letters) == {13, 14, 27, 40}
@@ -392,9 +392,9 @@ def test_messages_that_the_transform_fails_for_are_found_and_become_dead_letters
 
 @pytest.mark.slow
 def test_a_transform_that_is_broken_makes_no_dead_letters(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sieve, "MOST_FAILING", 2)
+    monkeypatch.setattr(filtering, "MOST_FAILING", 2)
     lake.send(8)
-    what = lake.what(lambda rows: rows.withColumn("id", f.raise_error(f.lit("all")).cast("bigint")), on_bad_rows=DEAD)
+    what = lake.what(lambda rows: rows.withColumn("id", f.raise_error(f.lit("all")).cast("bigint")), errors=DEAD)
     with pytest.raises(TransformError, match="more than 2 messages of a batch"):
         lake.ingest(what)
     assert lake.letters() == {}
@@ -408,7 +408,7 @@ def test_a_transform_that_fails_for_all_together_is_told(lake: Lake) -> None:
 
     lake.send(8)
     with pytest.raises(TransformError) as raised:
-        lake.ingest(lake.what(only_few, on_bad_rows=DEAD))
+        lake.ingest(lake.what(only_few, errors=DEAD))
     assert "too many" in raised.value.detail
     assert lake.letters() == {}
 
@@ -435,7 +435,7 @@ def test_runs_that_are_killed_at_any_step_are_continued(lake: Lake, server: str)
     faults += ["rows written", "verified", "committed"]
     kill_in_turn(url, table, faults, "lakehouse", "resumable", server, "main", "bad rows")
     assert 0 < sum(sequences_in_table(table).values()) < 400, "each was killed on the way"
-    what = lake.what(bad_rows, on_bad_rows=DEAD, records=40)
+    what = lake.what(bad_rows, errors=DEAD, records=40)
     lake.ingest(what)
     lake.assert_each_once(what)
     assert set(lake.letters()) == {50, 170, 290, *(index for index in range(400) if is_bad(index))}

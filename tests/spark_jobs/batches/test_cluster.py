@@ -34,11 +34,7 @@ def environment(cluster: Cluster, **config: str) -> Mapping[str, str]:
     """For a run whose driver is here and whose executors are there."""
     of_executors = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": quick_options()}
     settings = {**of_executors, **cluster.config, "spark.cores.max": "2", **config}
-    return {
-        MASTER_VARIABLE: cluster.master,
-        CONFIG_VARIABLE: json.dumps(settings),
-        "PYSPARK_PYTHON": sys.executable,
-    }
+    return {MASTER_VARIABLE: cluster.master, CONFIG_VARIABLE: json.dumps(settings), "PYSPARK_PYTHON": sys.executable}
 
 
 def assert_right(url: str, folder: Path) -> None:

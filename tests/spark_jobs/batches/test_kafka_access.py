@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.source import SourceColumns, SplitPartition, read_splits
-from stream_assets import StreamAsset, stream_asset, stream_definitions
+from stream_assets import RunLimits, StreamAsset, stream_asset, stream_definitions
+from stream_assets.connections import StreamLocation
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError
@@ -28,6 +29,7 @@ from stream_consumers.kafka import cluster as kafka_cluster
 from stream_consumers.kafka.batches import KafkaSplit
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.dagster_runs import source_with
 from tests.support.kafka_broker import SECURE_PASSWORD, SECURE_USER, Listeners
 from tests.support.kafka_topics import Broker, Pipeline, assert_each_once, orders, pipeline, shard
 
@@ -89,19 +91,14 @@ def planned(address: str, topic: str) -> BatchPlan:
 
 @pytest.mark.parametrize("is_variable", [False, True], ids=["text", "variable"])
 def test_no_value_of_ours_shows_a_secret(
-    spark: SparkSession,
-    broker: Broker,
-    address: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_variable: bool,
+    spark: SparkSession, broker: Broker, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch, is_variable: bool
 ) -> None:
     topic = broker.create()
     broker.send(topic, orders(4))
     monkeypatch.setenv("TRAP_PASSWORD", SECRET)
     given = client(dg.EnvVar("TRAP_PASSWORD") if is_variable else SECRET)
     url = f"kafka://{address}/{topic}"
-    stream = declare(url, folder, client=given)
+    stream = declare(source_with(url, given), folder)
     with StreamSource(StreamUrl.parse(url), client=given).open() as opened:
         opened.extents()
         plan = opened.plan({shard(topic): Range(0, 4)}, limits=Limits(), parallelism=2)
@@ -111,8 +108,8 @@ def test_no_value_of_ours_shows_a_secret(
         partition = SplitPartition(splits[0], Raw(), SourceColumns.of(Raw()).decoded, "driver")
         values = [
             stream,
-            stream.stream,
-            stream.ingestion,
+            stream.declared.stream,
+            stream.declared.ingestion,
             stream.streams,
             stream.declared,
             opened,
@@ -177,8 +174,8 @@ def test_a_wrong_password_is_told_as_such_and_not_shown(
     assert what.rows() == {}
 
 
-def declare(url: str, folder: Path, **options: Any) -> StreamAsset:
-    @stream_asset(source=url, table=str(folder / "t"), group="lakehouse", decode=Json("id BIGINT"), **options)
+def declare(source: StreamLocation, folder: Path, **options: Any) -> StreamAsset:
+    @stream_asset(source=source, table=str(folder / "t"), group="lakehouse", decode=Json("id BIGINT"), **options)
     def orders(batch: DataFrame) -> DataFrame:
         return batch
 
@@ -187,19 +184,15 @@ def declare(url: str, folder: Path, **options: Any) -> StreamAsset:
 
 @pytest.mark.dagster
 def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
-    spark: SparkSession,
-    broker: Broker,
-    address: str,
-    folder: Path,
-    capfd: pytest.CaptureFixture[str],
+    spark: SparkSession, broker: Broker, address: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     topic = broker.create(partitions=2)
     broker.send(topic, orders(5))
     broker.send(topic, orders(5), partition=1)
-    stream = declare(f"kafka://{address}/{topic}", folder, client=client(), max_records=6)
+    stream = declare(source_with(f"kafka://{address}/{topic}", client()), folder, limits=RunLimits(max_records=6))
     definitions = stream_definitions([stream])
     with dg.DagsterInstance.ephemeral() as instance:
-        result = definitions.resolve_job_def(stream.job_name).execute_in_process(instance=instance)
+        result = definitions.resolve_job_def(stream.declared.job_name).execute_in_process(instance=instance)
         run = instance.get_run_by_id(result.run_id)
         told = [repr(record) for record in instance.all_logs(result.run_id)]
     assert result.success
@@ -229,15 +222,6 @@ def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
 def test_options_that_this_project_decides_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError, match=next(iter(option))):
         StreamSource(StreamUrl.parse("kafka://127.0.0.1:1/orders"), client=option).open()
-
-
-def test_options_that_say_what_is_decided_anyway_are_taken(spark: SparkSession, broker: Broker, folder: Path) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(2))
-    same = {"enable.auto.commit": False, "auto.offset.reset": "error", "client.id": "ours"}
-    what = pipeline(spark, broker, folder, topic, client=same)
-    what.drain()
-    assert_each_once(what.rows(), broker.messages(topic))
 
 
 @pytest.mark.parametrize("option", [{"sasl.pasword": "x"}, {"security.protocol": "none"}, {"fetch.min.bytes": "many"}])

@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import Step
 from stream_consumers.errors import DataLossError, LedgerTruncatedError
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from tests.support.delta_writes import clean_log
-from tests.support.kafka_topics import Broker, Once, assert_each_once, orders, pipeline
+from tests.support.kafka_topics import Broker, Once, assert_each_once, filled, orders, pipeline
 
 pytestmark = pytest.mark.spark
 
@@ -31,7 +31,7 @@ def test_a_shard_that_never_wrote_does_not_begin_the_group_anew_on_a_cleaned_log
     clean_log(what.table)
     broker.add_partitions(topic, 2)
     # By hand, so that the group's position does not say with which batch it got there.
-    KafkaCluster(what.source.url).commit(what.ingestion.group, {Shard(topic): 6})
+    KafkaBrokers(what.source.url).commit(what.ingestion.group, {Shard(topic): 6})
     for _ in range(2):
         with pytest.raises(LedgerTruncatedError):
             what.drain()
@@ -43,9 +43,7 @@ def test_a_shard_that_never_wrote_does_not_begin_the_group_anew_on_a_cleaned_log
 def test_messages_of_an_added_partition_that_are_gone_before_its_first_batch_are_a_loss(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(2))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(2))
     what.drain()
     broker.add_partitions(topic, 2)
     broker.send(topic, orders(10), partition=1)
@@ -58,9 +56,9 @@ def test_messages_of_an_added_partition_that_are_gone_before_its_first_batch_are
 def test_dead_letters_of_batches_that_a_restore_removed_during_a_run_count_once(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, [b"{" if number % 4 == 0 else order for number, order in enumerate(orders(16))])
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(
+        spark, broker, folder, [b"{" if number % 4 == 0 else order for number, order in enumerate(orders(16))]
+    )
     what = what.having(limits=Limits(max_records=4))
     what.drain(max_batches=2)
     restore = Once(Step.COMMITTED, lambda: DeltaTable(what.table).restore(1))

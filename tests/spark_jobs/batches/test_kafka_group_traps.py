@@ -18,7 +18,7 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Step
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.errors import BrokerUnavailableError, GroupActiveError, InvalidOptionError
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Shard
 from tests.support.kafka_topics import (
     MALFORMED,
@@ -28,6 +28,7 @@ from tests.support.kafka_topics import (
     Once,
     assert_each_once,
     crash,
+    filled,
     orders,
     pipeline,
 )
@@ -36,9 +37,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_k09_a_live_subscriber_is_named_and_repaired_after(spark: SparkSession, broker: Broker, folder: Path) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(4))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(4))
     what.drain()
     broker.send(topic, orders(3, first=4))
     with broker.subscriber(what.group, topic, client_id="somebody-else"):
@@ -118,9 +117,7 @@ def test_k11_a_run_that_ends_at_any_step_is_finished_by_the_next(
 def test_k12_offsets_that_were_deleted_or_moved_by_hand_are_repaired_from_the_ledger(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(6))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(6))
     what.drain()
     for offset in (None, 2, 99):
         broker.forget(what.group) if offset is None else broker.move(what.group, topic, offset)
@@ -218,9 +215,7 @@ def test_k13_a_header_whose_name_is_no_text_makes_a_dead_letter_of_its_message_o
 
 def test_k14_after_a_restore_the_rows_are_written_again(spark: SparkSession, broker: Broker, folder: Path) -> None:
     """RESTORE is a rewind, too; those by command and by run config are in test_replay_traps."""
-    topic = broker.create()
-    broker.send(topic, orders(8))
-    what = pipeline(spark, broker, folder, topic, records=4)
+    topic, what = filled(spark, broker, folder, orders(8), records=4)
     what.drain()
     DeltaTable(what.table).restore(1)
     assert set(what.rows()) == {(topic, 0, number) for number in range(4)}
@@ -263,13 +258,13 @@ def test_k16_a_commit_that_failed_on_an_idle_topic_is_repaired_by_the_next_proce
     what.drain()
     broker.send(topic, orders(5))
 
-    commit, fail = KafkaCluster.commit, FailOnce(BrokerUnavailableError("the broker is away", remedy="Run again."))
+    commit, fail = KafkaBrokers.commit, FailOnce(BrokerUnavailableError("the broker is away", remedy="Run again."))
 
-    def fail_once(self: KafkaCluster, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
+    def fail_once(self: KafkaBrokers, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         fail()
         commit(self, group, positions, metadata=metadata)
 
-    monkeypatch.setattr(KafkaCluster, "commit", fail_once)
+    monkeypatch.setattr(KafkaBrokers, "commit", fail_once)
     with pytest.raises(BrokerUnavailableError):
         what.drain()
     assert broker.committed(what.group, topic) == {0: 0}
@@ -300,14 +295,14 @@ def test_load_balanced_writes_each_shard_once_on_a_number_line_of_its_own(
     assert_each_once(what.rows() + what.letters(), broker.messages(topic))
     assert broker.committed(what.group, topic) == what.positions() == {0: 5, 1: 5}
     assert broker.members(what.group) == 0
-    assert [len(report.batch.entry.ranges) for report in reports] == [1] * 4
+    assert [len(report.entry.ranges) for report in reports] == [1] * 4
     assert {frozenset(report.lag) for report in reports} == {frozenset({Shard(topic, 0), Shard(topic, 1)})}
     assert min(sum(report.lag.values()) for report in reports) == 0, "each tells what the group has left"
     numbers = transactions(what.table)
     lines = {f"{what.group}/{topic}/{partition}" for partition in range(2)}
     assert set(numbers) == lines
     assert all(found == list(range(1, len(found) + 1)) for found in numbers.values()), numbers
-    assert {report.batch.entry.app for report in reports} == lines
+    assert {report.entry.app for report in reports} == lines
     assert what.drain() == []
 
 
@@ -315,9 +310,7 @@ def test_load_balanced_writes_each_shard_once_on_a_number_line_of_its_own(
 def test_a_group_of_one_mode_refuses_a_run_of_the_other(
     spark: SparkSession, broker: Broker, folder: Path, first: str
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(3))
-    alone = pipeline(spark, broker, folder, topic)
+    topic, alone = filled(spark, broker, folder, orders(3))
     shared = alone.shared()
     begins, refused = (alone, shared) if first == "resumable" else (shared, alone)
     begins.drain()
@@ -333,9 +326,7 @@ def test_a_group_of_one_mode_refuses_a_run_of_the_other(
 def test_a_source_and_an_ingestion_of_different_modes_do_not_go_together(
     spark: SparkSession, broker: Broker, folder: Path, shares: bool
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(3))
-    alone = pipeline(spark, broker, folder, topic)
+    _, alone = filled(spark, broker, folder, orders(3))
     mixed = replace(alone.shared(), mode=alone.mode) if shares else replace(alone, mode=alone.shared().mode)
     with pytest.raises(InvalidOptionError):
         mixed.drain()

@@ -14,20 +14,29 @@ from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Extent, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, SourceTruncatedError, TransformError
-from stream_consumers.kafka.cluster import KafkaCluster
-from stream_consumers.options import AutoStreamReset, DataLoss, Limits
-from tests.support.kafka_topics import MALFORMED, Broker, Once, Pipeline, assert_each_once, orders, pipeline, shard
+from stream_consumers.kafka.cluster import KafkaBrokers
+from stream_consumers.options import AutoStreamReset, DataLoss, ErrorPolicy, Limits
+from tests.support.kafka_topics import (
+    MALFORMED,
+    Broker,
+    Once,
+    Pipeline,
+    assert_each_once,
+    filled,
+    orders,
+    pipeline,
+    shard,
+)
 from tests.support.polling import until
 
 pytestmark = pytest.mark.spark
+RECORD = ErrorPolicy(on_data_loss="record")
 
 
 def test_k01_a_first_message_that_fails_commits_nothing_before_it_is_a_dead_letter(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, [MALFORMED, *orders(9)])
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, [MALFORMED, *orders(9)])
     seen: dict[Step, int] = {}
 
     def watch(step: Step, batch: Batch | None) -> None:
@@ -53,8 +62,9 @@ def test_k01_a_transform_that_fails_on_the_first_message_commits_nothing(
 
     refusing = f.udf(refuse, "bigint")
     what = pipeline(spark, broker, folder, topic)
-    with pytest.raises(TransformError, match="ArithmeticError"):
+    with pytest.raises(TransformError, match="ArithmeticError") as raised:
         what.having(transform=lambda rows: rows.withColumn("id", refusing("id"))).drain()
+    assert raised.value.detail == "the first one"
     assert broker.committed(what.group, topic) == {0: 0}
     assert what.rows() == {}
     what.drain()
@@ -104,7 +114,7 @@ def test_k03_a_range_that_ends_in_transaction_markers_reaches_lag_0(
     assert end == 16, "12 messages and 4 markers"
     what = pipeline(spark, broker, folder, topic, records=9)
     reports = what.drain()
-    assert [dict(report.batch.entry.ranges) for report in reports] == [
+    assert [dict(report.entry.ranges) for report in reports] == [
         {shard(topic): Range(0, 9)},
         {shard(topic): Range(9, end)},
     ]
@@ -195,9 +205,7 @@ def test_k05_an_open_transaction_is_told_of_and_waited_for(spark: SparkSession, 
 def test_k06_messages_that_retention_removed_between_runs_are_an_error_with_numbers(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create(partitions=2)
-    broker.send(topic, orders(4))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(4), partitions=2)
     what.drain()
     before = what.rows()
     broker.send(topic, orders(6, first=4))
@@ -207,21 +215,20 @@ def test_k06_messages_that_retention_removed_between_runs_are_an_error_with_numb
         what.drain()
     assert what.rows() == before
     assert broker.committed(what.group, topic) == {0: 4, 1: 0}
+    assert [(verdict.lost, verdict.is_right) for verdict in what.verify()] == [(Range(4, 7), False), (None, True)]
 
 
 @pytest.mark.slow
 def test_k06_messages_that_retention_removed_between_runs_are_recorded_where_that_is_chosen(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(4))
-    what = pipeline(spark, broker, folder, topic, on_data_loss=DataLoss.RECORD)
+    topic, what = filled(spark, broker, folder, orders(4), errors=RECORD)
     what.drain()
     broker.send(topic, orders(6, first=4))
     broker.remove_before(topic, 7)
     (report,) = what.drain()
     assert_lost(what, topic, 4, 7)
-    assert report.batch.entry.lost == {shard(topic): Intervals.of((4, 7))}
+    assert report.entry.lost == {shard(topic): Intervals.of((4, 7))}
     assert report.messages == {shard(topic): 3}
     assert_each_once(what.rows(), {(topic, 0, number) for number in (0, 1, 2, 3, 7, 8, 9)})
     assert broker.committed(what.group, topic) == {0: 10}
@@ -230,7 +237,7 @@ def test_k06_messages_that_retention_removed_between_runs_are_recorded_where_tha
     broker.send(topic, orders(5, first=10))
     broker.remove_before(topic, 15)
     (report,) = what.drain()
-    assert report.batch.entry.lost == {shard(topic): Intervals.of((10, 15))}
+    assert report.entry.lost == {shard(topic): Intervals.of((10, 15))}
     assert_lost(what, topic, 10, 15)
     assert broker.committed(what.group, topic) == {0: 15}
 
@@ -249,9 +256,7 @@ def assert_lost(what: Pipeline, topic: str, start: int, end: int) -> None:
 def test_k06_messages_that_retention_removed_after_they_were_written_are_nothing_wrong(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, [MALFORMED, *orders(9)])
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, [MALFORMED, *orders(9)])
     what.drain()
     written = broker.messages(topic)
     broker.remove_before(topic, 6)
@@ -273,9 +278,7 @@ def test_k06_messages_that_retention_removed_after_they_were_written_are_nothing
 def test_k06_messages_that_retention_removes_during_a_run(
     spark: SparkSession, broker: Broker, folder: Path, policy: DataLoss, step: Step
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(10))
-    what = pipeline(spark, broker, folder, topic, records=4, on_data_loss=policy)
+    topic, what = filled(spark, broker, folder, orders(10), records=4, errors=ErrorPolicy(on_data_loss=policy))
     number = 3 if step is Step.PLANNED else 2
     remove = Once(step, lambda: broker.remove_before(topic, 6), number=number)
     if policy is DataLoss.ERROR:
@@ -295,9 +298,7 @@ def test_k06_messages_that_retention_removes_during_a_run(
 def test_k07_a_topic_recreated_between_runs_is_another_one(
     spark: SparkSession, broker: Broker, folder: Path, count: int
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(8))
-    what = pipeline(spark, broker, folder, topic, on_data_loss=DataLoss.RECORD)
+    topic, what = filled(spark, broker, folder, orders(8), errors=RECORD)
     what.drain()
     before = what.rows()
     broker.recreate(topic)
@@ -321,9 +322,7 @@ def test_k07_a_topic_recreated_between_runs_is_another_one(
 def test_k07_a_topic_recreated_during_a_run_is_another_one(
     spark: SparkSession, broker: Broker, folder: Path, count: int, step: Step
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(8))
-    what = pipeline(spark, broker, folder, topic, records=4, on_data_loss=DataLoss.RECORD)
+    topic, what = filled(spark, broker, folder, orders(8), records=4, errors=RECORD)
 
     def recreate() -> None:
         broker.recreate(topic)
@@ -340,26 +339,22 @@ def test_k07_a_position_beyond_the_end_is_an_error_whatever_the_topic_says_it_is
     spark: SparkSession, broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an unclean election: the same topic, but its last messages are gone."""
-    topic = broker.create()
-    broker.send(topic, orders(8))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(8))
     what.drain()
-    monkeypatch.setattr(KafkaCluster, "ends", lambda self, shards, level=None: {shard(topic): 5})
+    monkeypatch.setattr(KafkaBrokers, "ends", lambda self, shards, level=None: {shard(topic): 5})
     with pytest.raises(SourceTruncatedError, match=r"position=8, end=5"):
         what.drain()
     with pytest.raises(SourceTruncatedError):
         measure(what.source, what.ingestion)
     assert broker.committed(what.group, topic) == {0: 8}
-    assert what.having(on_data_loss=DataLoss.RECORD).drain() == []
+    assert what.having(errors=RECORD).drain() == []
     assert what.ingestion.ledger().read().positions == {shard(topic): 8, shard(f"{topic}#2"): 5}
 
 
 def test_k08_partitions_added_between_runs_and_after_the_plan_are_read_from_their_beginning(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(3))
-    what = pipeline(spark, broker, folder, topic, start=AutoStreamReset.LATEST)
+    topic, what = filled(spark, broker, folder, orders(3), start=AutoStreamReset.LATEST)
     assert what.drain() == []
     before = broker.messages(topic)
     broker.send(topic, orders(2))
@@ -397,5 +392,5 @@ def test_k09_large_messages_between_small_samples_do_not_pass_max_bytes(
     reports = what.drain()
     assert len(reports) > 4
     for report in reports:
-        assert sum(sizes[slice(*report.batch.plan.ranges[shard(topic)])]) <= 500_000
+        assert sum(sizes[slice(*report.plan.ranges[shard(topic)])]) <= 500_000
     assert_each_once(what.rows(), broker.messages(topic))

@@ -16,7 +16,7 @@ from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DataLossError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss
+from stream_consumers.options import ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import run
 from tests.support.ledger_tables import at, write_batch
@@ -90,7 +90,7 @@ def test_a_dry_run_refuses_what_the_replay_refuses(what: Ingestion) -> None:
 
 
 def test_a_plan_keeps_the_rows_that_are_the_last_copies(what: Ingestion) -> None:
-    recording = replace(what, on_data_loss=DataLoss.RECORD)
+    recording = replace(what, errors=ErrorPolicy(on_data_loss="record"))
     with open_batch_source(URL) as source:
         plan = plan_replay(between("2026-11-17", "2026-11-18"), source, recording, what.ledger(), what.ledger().read())
     assert (plan.left, plan.last_copies) == ({ORDERS: Range(2, 4)}, {ORDERS: Range(1, 2)})

@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches import ingest
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import BatchReport, Ingestion
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Continues, Ingestion, Waiting
+from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.linger import LONGEST_PAUSE_SECONDS, Linger
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.claims import job
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.run_ingestion import drain
+from spark_jobs.run_ingestion import drain, run_events
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_producer
 from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, SparkEndedError
@@ -28,9 +28,10 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ingestion
-from tests.support.kafka_topics import Broker, Pipeline, orders, pipeline
+from tests.support.kafka_topics import Broker, Pipeline, filled, orders
 from tests.support.outages import stoppable_redis
 from tests.support.redis_tables import Stream
+from tests.support.scripted_jobs import ScriptedJob, values_of
 from tests.support.streams import assert_each_once, sequences_in_table, shard, write_stream
 from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
 
@@ -52,20 +53,21 @@ class Time:
         return Linger(seconds, sleep=self.sleep, clock=lambda: self.now)
 
 
-class Job:
-    """A job without Spark: as many batches as its script says, and then another one at each look that finds one."""
+class Job(ScriptedJob):
+    """As many batches as its script says, and then another one at each look that finds one."""
 
     def __init__(self, time: Time, script: list[object]) -> None:
+        super().__init__()
         self._time = time
         self._script = script
         self.looks = 0
 
-    def plan(self) -> object:
+    def next(self) -> object:
         return self._script.pop(0) if self._script else None
 
-    def run(self, batch: object) -> object:
+    def put(self, value: object) -> object:
         self._time.now += 10.0
-        return batch
+        return value
 
     def has_more(self) -> bool:
         self.looks += 1
@@ -74,30 +76,30 @@ class Job:
 
 def test_the_time_of_a_run_counts_from_its_beginning_and_the_batch_in_hand_is_finished() -> None:
     time = Time()
-    jobs: Any = Job(time, ["a", None, "b", "c", "d", "e", "f"])
+    jobs = Job(time, ["a", None, "b", "c", "d", "e", "f"])
     linger = time.linger(25.0)
-    assert list(drain_batches(jobs, linger=linger)) == ["a", "b", "c", "d", "e", "f"], "what is known is written"
+    assert values_of(batch_events(jobs, linger=linger)) == ["a", "b", "c", "d", "e", "f"], "what is known is written"
     assert linger.is_over
     assert time.pauses == [], "there was something at each look"
-    assert list(drain_batches(Job(time, ["a"]), linger=linger)) == ["a"]  # type: ignore[arg-type]
-    assert list(drain_batches(Job(time, ["a", None, "b"]), linger=linger)) == ["a"], "it does not stay"  # type: ignore[arg-type]
+    assert values_of(batch_events(Job(time, ["a"]), linger=linger)) == ["a"]
+    assert values_of(batch_events(Job(time, ["a", None, "b"]), linger=linger)) == ["a"], "it does not stay"
 
 
 def test_pauses_grow_to_a_fraction_of_a_second_and_the_last_one_ends_with_the_run() -> None:
     time = Time()
-    jobs: Any = Job(time, [])
-    told: list[float] = []
-    assert list(drain_batches(jobs, linger=time.linger(5.0), on_next=lambda: told.append(time.now))) == []
+    jobs = Job(time, [])
+    events = list(batch_events(jobs, linger=time.linger(5.0)))
     assert time.pauses[:3] == [0.02, 0.03, 0.045]
     assert max(time.pauses) == LONGEST_PAUSE_SECONDS
     assert time.now == pytest.approx(1005.0)
-    assert len(told) == len(time.pauses) == jobs.looks
+    assert events == [CONTINUES] * jobs.looks
+    assert len(time.pauses) == jobs.looks
 
 
 def test_a_run_that_stays_stops_behind_its_last_batch() -> None:
     time = Time()
-    jobs: Any = Job(time, ["a", None, "b", "c"])
-    assert list(drain_batches(jobs, max_batches=2, linger=time.linger(LONG))) == ["a", "b"]
+    jobs = Job(time, ["a", None, "b", "c"])
+    assert values_of(batch_events(jobs, max_batches=2, linger=time.linger(LONG))) == ["a", "b"]
     assert jobs.looks == 1
 
 
@@ -141,20 +143,20 @@ def staying(
     *acts: Callable[[], object],
     batches: int,
     rows: int | None = None,
-    **options: Any,
+    on_wait: Callable[[str], object] = pytest.fail,
 ) -> list[BatchReport]:
-    """The batches of a run that ends with so many batches, or with so many rows."""
+    """The batches of a run that ends with this number of batches, or of rows."""
     found: list[BatchReport] = []
-    for report in drain(
-        spark,
-        source if isinstance(source, StreamSource) else StreamSource(source),
-        what,
-        linger_seconds=LONG,
-        max_batches=batches,
-        on_next=Idle(*acts),
-        **options,
-    ):
-        found.append(report)
+    stream = source if isinstance(source, StreamSource) else StreamSource(source)
+    events = run_events(spark, stream, what, linger_seconds=LONG, max_batches=batches)
+    idle = Idle(*acts)
+    for event in events:
+        if isinstance(event, Continues):
+            idle()
+        elif isinstance(event, Waiting):
+            on_wait(event.why)
+        elif isinstance(event, BatchReport):
+            found.append(event)
         if sum(one.rows for one in found) == rows:
             break
     return found
@@ -237,9 +239,7 @@ def test_a_partition_that_is_new_and_empty_holds_nothing_up(
     spark: SparkSession, folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
-    topic = broker.create()
-    broker.send(topic, orders(10))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(10))
     acts = [
         lambda: broker.add_partitions(topic, 2),
         lambda: broker.send(topic, orders(5)),
@@ -259,7 +259,7 @@ def test_a_run_that_waits_notices_that_its_server_has_ended(kind: type[Any]) -> 
         raise SparkEndedError("the local Spark server of this run has ended", remedy="Run again.")
 
     waiting = kind.__new__(kind)
-    waiting._spark = SimpleNamespace(check_served=ended)
+    waiting.target = SimpleNamespace(spark=SimpleNamespace(check_served=ended))
     with pytest.raises(SparkEndedError):
         waiting.has_more()
 
@@ -324,7 +324,7 @@ def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_a
     add()
     what = ingestion(folder / "t", start=AutoStreamReset.LATEST)
     reports = staying(spark, str(url), what, add, delete, add, batches=2)
-    assert [report.batch.entry.ranges for report in reports] == [{shard(0): Range(1, 2)}, {shard(0): Range(3, 4)}]
+    assert [report.entry.ranges for report in reports] == [{shard(0): Range(1, 2)}, {shard(0): Range(3, 4)}]
     forget_memory_broker(url)
 
 

@@ -35,13 +35,13 @@ def assert_quick_and_right(spark: SparkSession, url: str, folder: Path, send: Ca
     source = StreamSource(url)
     what = Ingestion("lakehouse", str(folder / "t"), Json("id BIGINT"), sharing=source.mode)
     (first,) = list(drain(spark, source, what))
-    assert (len(first.batch.entry.ranges), first.rows) == (SHARDS, EACH * SHARDS)
+    assert (len(first.entry.ranges), first.rows) == (SHARDS, EACH * SHARDS)
     for number in range(3):
         send(10 * number, 10 * number + 10)
         (few,) = list(drain(spark, source, what))
         assert few.rows == 10
-        if not few.batch.entry.is_full:
-            assert len(few.batch.entry.to_json()) <= COMMIT_BYTES
+        if not few.entry.is_full:
+            assert len(few.entry.to_json()) <= COMMIT_BYTES
     send(0, 1)
     began = time.monotonic()
     assert measure(source, what).total == 1

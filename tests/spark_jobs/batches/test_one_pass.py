@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,13 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches.ingestion import Batch, BatchReport, Step
+from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.ledger.ledger import FEW
-from spark_jobs.reading import whole
-from stream_consumers.batches import Range
 from stream_consumers.errors import SourceRecreatedError
 from tests.support.ingesting import drain, entries, ingestion
-from tests.support.kafka_topics import MALFORMED, Broker, Once, orders, pipeline, shard
+from tests.support.kafka_topics import Broker, Once, filled, orders, pipeline, shard
 from tests.support.kafka_topics import assert_each_once as assert_these_once
 from tests.support.killed_runs import kill_in_turn
 from tests.support.steps import Steps
@@ -71,14 +70,14 @@ def plus_one(number):  # type: ignore[no-untyped-def]  # Spark would evaluate th
     return None if number is None else number + 1
 
 
-TRANSFORMS: dict[str, tuple[Transform, str]] = {
-    "where false": (lambda rows: rows.where("false"), "careful"),
-    "limit": (lambda rows: rows.limit(1), "careful"),
-    "join with an empty table": (joined_with_nothing, "careful"),
-    "a function that stops early": (stops_early, "careful"),
-    "where": (lambda rows: rows.where("id % 2 = 0"), "both"),
-    "function": (lambda rows: rows.withColumn("id", f.udf(plus_one, "bigint")("id")), "both"),
-    "explode": (lambda rows: rows.withColumn("id", f.explode(f.array("id", f.lit(-1)))), "both"),
+TRANSFORMS: dict[str, tuple[Transform, bool]] = {
+    "where false": (lambda rows: rows.where("false"), False),
+    "limit": (lambda rows: rows.limit(1), False),
+    "join with an empty table": (joined_with_nothing, False),
+    "a function that stops early": (stops_early, False),
+    "where": (lambda rows: rows.where("id % 2 = 0"), True),
+    "function": (lambda rows: rows.withColumn("id", f.udf(plus_one, "bigint")("id")), True),
+    "explode": (lambda rows: rows.withColumn("id", f.explode(f.array("id", f.lit(-1)))), True),
 }
 
 
@@ -87,54 +86,19 @@ TRANSFORMS: dict[str, tuple[Transform, str]] = {
     [name if name in ("where false", "where") else pytest.param(name, marks=pytest.mark.slow) for name in TRANSFORMS],
 )
 def test_no_transform_lets_a_dead_letter_pass_unseen(name: str, spark: SparkSession, folder: Path) -> None:
-    transform, way = TRANSFORMS[name]
+    transform, is_row_wise = TRANSFORMS[name]
     url = write_stream(folder / "orders.ss", 100, shards=1, malformed=frozenset({99}))
     steps = Steps()
-    (report,) = drain(spark, url, ingestion(folder / "t", transform=transform), steps)
-    assert steps.ways() == [way]
+    what = replace(ingestion(folder / "t", transform=transform), is_row_wise=is_row_wise)
+    (report,) = drain(spark, url, what, steps)
+    assert steps.ways() == ["both" if is_row_wise else "careful"]
     assert (report.dead, sum(report.messages.values())) == (1, 99)
     assert sequences_in_table(f"{folder}/t_dead_letters") == {("orders", 0, 100): 1}
 
 
-PLANS = {
-    "one row after the other": (lambda rows: rows.where("id > 3").withColumn("at", f.lit(1)), True),
-    "the time as a column": (lambda rows: rows.withColumn("at", f.current_timestamp()), True),
-    "the time in a condition": (lambda rows: rows.where(f.current_timestamp() > "2020-01-01"), False),
-    "the time in a condition on a column": (
-        lambda rows: rows.withColumn("d", f.current_date()).where("d > '2020-01-01'"),
-        False,
-    ),
-    "a text like a plan": (lambda rows: rows.where("user <> '\n== Physical Plan ==\n'"), False),
-    "groups": (lambda rows: rows.groupBy("id").agg(f.count("*")), False),
-    "a subquery": (lambda rows: rows.where("id IN (SELECT 1)"), False),
-    "with itself": (lambda rows: rows.union(rows), False),
-    "in the cache": (lambda rows: rows.cache(), False),
-    "a part": (lambda rows: rows.sample(0.5), False),
-    "sorted": (lambda rows: rows.orderBy("id"), False),
-}
-
-
-def test_only_plans_that_read_everything_are_told_to_do_so(spark: SparkSession, folder: Path) -> None:
-    url = write_stream(folder / "orders.ss", 10)
-    seen: dict[str, bool] = {}
-
-    def look(rows: DataFrame) -> DataFrame:
-        # Those of the first calls are made of no rows, for the schema.
-        for name, (transform, _) in PLANS.items():
-            made = transform(rows)
-            seen[name] = whole.reads_everything(made)
-            made.unpersist()
-        return rows
-
-    drain(spark, url, ingestion(folder / "t", transform=look))
-    assert seen == {name: expected for name, (_, expected) in PLANS.items()}
-
-
 def test_a_topic_recreated_in_the_middle_is_not_written(spark: SparkSession, broker: Broker, folder: Path) -> None:
     """With just as many messages, so that only the identity tells."""
-    topic = broker.create()
-    broker.send(topic, orders(10))
-    what = pipeline(spark, broker, folder, topic)
+    topic, what = filled(spark, broker, folder, orders(10))
 
     def recreate() -> None:
         broker.recreate(topic)
@@ -167,22 +131,6 @@ def test_a_topic_with_holes_is_tried_once_a_run(spark: SparkSession, broker: Bro
     assert later.ways() == ["careful"]
     assert [entry.rows for entry in entries(what.ingestion) if entry.kind == "batch"] == [9, 3]
     assert_these_once(what.rows(), broker.messages(topic))
-
-
-def test_the_last_message_of_the_last_partition_is_a_dead_letter(
-    spark: SparkSession, broker: Broker, folder: Path
-) -> None:
-    topic = broker.create(partitions=2)
-    broker.send(topic, orders(20), partition=0)
-    broker.send(topic, [*orders(19), MALFORMED], partition=1)
-    what, steps = pipeline(spark, broker, folder, topic), Steps()
-    reports: list[BatchReport] = what.drain(steps)
-    assert [dict(report.batch.entry.ranges) for report in reports] == [
-        {shard(topic, 0): Range(0, 20), shard(topic, 1): Range(0, 20)}
-    ]
-    assert steps.ways() == ["both"]
-    assert_these_once(what.letters(), [(topic, 1, 19)])
-    assert_these_once(what.rows() + what.letters(), broker.messages(topic))
 
 
 @pytest.mark.kill

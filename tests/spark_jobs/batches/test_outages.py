@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Step
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
-from spark_jobs.run_ingestion import drain
+from spark_jobs.run_ingestion import drain, run_events
 from stream_consumers.errors import BrokerUnavailableError
 from stream_consumers.kafka import membership
 from tests.support.command_line import SCHEMA, run
@@ -22,6 +22,7 @@ from tests.support.kafka_topics import Once, Pipeline
 from tests.support.one_run import QUICK
 from tests.support.outages import Stoppable, stoppable_kafka, stoppable_redis
 from tests.support.redis_tables import Stream
+from tests.support.scripted_jobs import reports_when_waiting
 from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
 
 pytestmark = pytest.mark.spark
@@ -65,8 +66,8 @@ def test_an_ingestion_from_redis_goes_on_when_the_server_is_back(
     stream.add(60)
     what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
     watch = stopping(server, step)
-    found = drain(spark, stream.source, what, observer=watch, on_wait=server.start_when_told)
-    reports = list(found)
+    events = run_events(spark, stream.source, what, observer=watch)
+    reports = list(reports_when_waiting(events, server.start_when_told))
     assert watch.is_done
     assert server.told
     assert f"of {BUDGET_SECONDS:g} s at most" in server.told[0]
@@ -91,7 +92,8 @@ def test_what_an_outage_interrupted_is_no_delivery_that_counts(
             count += 1
             server.stop()
 
-    reports = list(drain(spark, stream.source, what, observer=stop_thrice, on_wait=server.start_when_told))
+    events = run_events(spark, stream.source, what, observer=stop_thrice)
+    reports = list(reports_when_waiting(events, server.start_when_told))
     assert count == 3
     assert [(report.rows, report.dead) for report in reports] == [(10, 0)], "as if it was delivered for the first time"
     stream.assert_each_once()
@@ -122,8 +124,9 @@ def test_a_replay_and_a_rewind_go_on_when_the_server_is_back(
     what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
     with stream.source.open() as opened:
         watch = stopping(server, Step.PLANNED, 2)
-        job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
-        assert sum(report.replaced or 0 for report in drain_batches(job)) == 60
+        job = ReplayJob(spark, opened, what, Replay(), observer=watch)
+        reports = reports_when_waiting(batch_events(job), server.start_when_told)
+        assert sum(report.replaced or 0 for report in reports) == 60
         assert len(server.told) == 1
         stream.assert_each_once()
         server.stop()
@@ -158,7 +161,8 @@ def test_an_ingestion_from_kafka_goes_on_when_the_broker_is_back(
     pipe = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", records=20, group=unique_group())
     pipe = pipe.having(retry_seconds=BUDGET_SECONDS)
     watch = stopping(server, step, 2)
-    reports = list(drain(spark, pipe.source, pipe.ingestion, observer=watch, on_wait=server.start_when_told))
+    events = run_events(spark, pipe.source, pipe.ingestion, observer=watch)
+    reports = list(reports_when_waiting(events, server.start_when_told))
     assert server.told
     assert pipe.rows() == dict.fromkeys(sequences_in_topic(address, topic), 1)
     assert sum(report.rows for report in reports) == 60
@@ -178,7 +182,7 @@ def test_members_and_a_replay_go_on_when_the_broker_is_back(
     pipe = Pipeline.of(spark, url, folder / "t", records=10, group=unique_group(), client=QUICK).shared()
     pipe = pipe.having(retry_seconds=BUDGET_SECONDS)
     watch = stopping(server, Step.VERIFIED)
-    list(drain(spark, pipe.source, pipe.ingestion, observer=watch, on_wait=server.start_when_told))
+    list(reports_when_waiting(run_events(spark, pipe.source, pipe.ingestion, observer=watch), server.start_when_told))
     assert server.told
     wanted = dict.fromkeys(sequences_in_topic(address, topic), 1)
     assert pipe.rows() == wanted
@@ -186,8 +190,9 @@ def test_members_and_a_replay_go_on_when_the_broker_is_back(
     with pipe.source.open() as opened:
         watch = stopping(server, Step.VERIFIED, 2)
         what = replace(pipe.ingestion, sharing=pipe.mode)
-        job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
-        replaced = sum(report.replaced or 0 for report in drain_batches(job))
+        job = ReplayJob(spark, opened, what, Replay(), observer=watch)
+        reports = reports_when_waiting(batch_events(job), server.start_when_told)
+        replaced = sum(report.replaced or 0 for report in reports)
     assert len(server.told) > told
     assert replaced == 60
     assert pipe.rows() == wanted

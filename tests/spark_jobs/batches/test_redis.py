@@ -9,18 +9,26 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Step
+from spark_jobs.batches.rewind import rewind
 from spark_jobs.decoding.decoders import Raw
+from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.verify import verify
+from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
-from stream_consumers.options import DataLoss
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, ErrorPolicy
+from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl
+from tests.support.kafka_topics import Once
 from tests.support.killed_runs import kill_in_turn
 from tests.support.redis_server import redis_server
 from tests.support.redis_tables import Stream
 
 pytestmark = pytest.mark.spark
+RECORD = ErrorPolicy(on_data_loss="record")
 
 
 @pytest.fixture
@@ -43,6 +51,35 @@ def test_a_stream_becomes_a_table_and_its_group_is_told(spark: SparkSession, str
         verdicts = verify(source, stream.ingestion())
     assert all(verdict.is_right for verdict in verdicts)
     assert sum(verdict.lag > 0 for verdict in verdicts) == 2
+
+
+@pytest.mark.parametrize("records", [2, 1000], ids=["after the batch", "in the batch"])
+def test_entries_that_were_deleted_unread_are_a_loss_though_older_ones_are_left(
+    spark: SparkSession, redis_address: str, folder: Path, records: int
+) -> None:
+    stream = Stream(redis_address, folder, shards=1)
+    (key,) = stream.keys
+    stream.add(4)
+    stream.client.xdel(key, stream.entry_ids()[1])
+    stream.drain(spark)
+    assert len(stream.rows()) == 3, "what was deleted before the group began is no loss of its"
+    stream.client.xdel(key, stream.entry_ids()[0])
+    stream.add(6)
+    stream.drain(spark, stream.ingestion(records))
+    assert len(stream.rows()) == 3 + 6, "nor is what was read"
+    stream.add(6)
+    gone = stream.entry_ids()[-2]
+    stream.client.xdel(key, gone)
+    with pytest.raises(DataLossError) as error:
+        stream.drain(spark, stream.ingestion(records))
+    assert str(to_sequence(gone)) in error.value.facts[f"{stream.name}/0"]
+    reports = stream.drain(spark, stream.ingestion(records, errors=RECORD))
+    (lost,) = (report.entry.lost for report in reports if report.entry.lost)
+    assert [list(parts) for parts in lost.values()] == [[Range(to_sequence(gone), to_sequence(gone) + 1)]]
+    assert len(stream.rows()) == 9 + 5
+    stream.add(2)
+    stream.drain(spark, stream.ingestion(records))
+    assert len(stream.rows()) == 14 + 2, "it is accounted for"
 
 
 def test_entries_that_are_no_messages_are_dead_letters_and_covered(spark: SparkSession, stream: Stream) -> None:
@@ -79,9 +116,9 @@ def test_what_was_trimmed_before_it_was_read_is_told_or_recorded(spark: SparkSes
         stream.client.xtrim(key, maxlen=4, approximate=False)
     with pytest.raises(DataLossError, match="on_data_loss"):
         stream.drain(spark)
-    (report,) = stream.drain(spark, replace(stream.ingestion(), on_data_loss=DataLoss.RECORD))
+    (report,) = stream.drain(spark, replace(stream.ingestion(), errors=RECORD))
     assert sum(report.messages.values()) == 8
-    assert len(report.batch.entry.lost) == 2
+    assert len(report.entry.lost) == 2
     assert stream.there() <= stream.rows()
     assert stream.drain(spark) == []
 
@@ -97,16 +134,101 @@ def test_what_is_trimmed_after_it_was_read_is_no_loss(spark: SparkSession, strea
     assert sum(report.messages.values()) == 6
 
 
+@pytest.mark.parametrize("how", ["trimmed", "deleted"])
+def test_what_is_gone_between_two_batches_of_a_run_is_an_error_or_recorded(
+    spark: SparkSession, redis_address: str, folder: Path, how: str
+) -> None:
+    stream = Stream(redis_address, folder, shards=1)
+    (key,) = stream.keys
+    stream.add(30)
+    ids = stream.entry_ids()
+    remove = {
+        "trimmed": lambda: stream.client.xtrim(key, maxlen=5, approximate=False),
+        "deleted": lambda: stream.client.xdel(key, ids[12], ids[24]),
+    }[how]
+    with pytest.raises(DataLossError):
+        stream.drain(spark, stream.ingestion(10), Once(Step.COMMITTED, remove))
+    assert len(stream.rows()) == 10
+    with pytest.raises(DataLossError):
+        stream.drain(spark, stream.ingestion(10))
+    reports = stream.drain(spark, stream.ingestion(10, errors=RECORD))
+    (lost,) = (report.entry.lost for report in reports if report.entry.lost)
+    (part,) = lost[Shard(stream.name)]
+    gone = {to_sequence(entry_id) for entry_id in ids[10:]} - {sequence for *_, sequence in stream.there()}
+    assert min(gone) >= part.start
+    assert max(gone) < part.end
+    assert stream.there() <= stream.rows()
+    stream.add(2, first=30)
+    assert [report.entry.lost for report in stream.drain(spark)] == [{}]
+
+
+def test_what_is_gone_in_a_run_that_records_losses_is_recorded_by_it(
+    spark: SparkSession, redis_address: str, folder: Path
+) -> None:
+    stream = Stream(redis_address, folder, shards=1)
+    stream.add(30)
+    trim = Once(Step.COMMITTED, lambda: stream.client.xtrim(stream.name, maxlen=5, approximate=False))
+    reports = stream.drain(spark, stream.ingestion(10, errors=RECORD), trim)
+    assert [(report.rows, bool(report.entry.lost)) for report in reports] == [(10, False), (5, True)]
+
+
+def test_the_last_entry_may_be_deleted_after_it_was_read(spark: SparkSession, redis_address: str, folder: Path) -> None:
+    stream = Stream(redis_address, folder, shards=1)
+    stream.add(20)
+    delete = Once(Step.COMMITTED, lambda: stream.client.xdel(stream.name, stream.entry_ids()[9]))
+    assert [report.rows for report in stream.drain(spark, stream.ingestion(10), delete)] == [10, 10]
+
+
+def test_what_is_gone_after_the_first_commit_a_move_or_a_restore_is_noticed(
+    spark: SparkSession, redis_address: str, folder: Path
+) -> None:
+    stream = Stream(redis_address, folder, shards=1)
+    stream.add(5)
+    latest = stream.ingestion(10, start=AutoStreamReset.LATEST)
+    recording = replace(latest, errors=RECORD)
+    assert stream.drain(spark, latest) == []
+
+    def lose(count: int) -> list[Range]:
+        """The stream loses the older ones of these entries: an error, or what is recorded."""
+        stream.add(count)
+        stream.client.xtrim(stream.name, maxlen=count - 3, approximate=False)
+        with pytest.raises(DataLossError):
+            stream.drain(spark, latest)
+        return [part for report in stream.drain(spark, recording) for part in report.entry.lost[Shard(stream.name)]]
+
+    def in_table() -> int:
+        return spark.read.format("delta").load(str(stream.table)).count()
+
+    assert len(lose(8)) == 1
+    assert in_table() == 5
+
+    stream.add(4)
+    with stream.source.open() as source:
+        rewind(spark, source, latest, Bound.parse("latest"))
+    assert len(lose(7)) == 1
+    assert in_table() == 5 + 4
+
+    (version,) = DeltaLog(str(stream.table)).newest_versions()[:1]
+    stream.add(10)
+    stream.drain(spark, latest)
+    assert in_table() == 9 + 10
+    spark.sql(f"RESTORE TABLE delta.`{stream.table}` TO VERSION AS OF {version}")
+    stream.client.xtrim(stream.name, maxlen=6, approximate=False)
+    with pytest.raises(DataLossError):
+        stream.drain(spark, latest)
+    reports = stream.drain(spark, recording)
+    assert [(report.rows, len(report.entry.lost)) for report in reports] == [(6, 1)]
+
+
 def test_what_is_trimmed_between_plan_and_read_is_told(spark: SparkSession, stream: Stream) -> None:
     stream.add(20)
 
-    def trim(step: Step, batch: Batch | None) -> None:
-        if step is Step.PLANNED:
-            for key in stream.keys:
-                stream.client.xtrim(key, maxlen=1, approximate=False)
+    def trim() -> None:
+        for key in stream.keys:
+            stream.client.xtrim(key, maxlen=1, approximate=False)
 
     with pytest.raises(DataLossError):
-        stream.drain(spark, observer=trim)
+        stream.drain(spark, observer=Once(Step.PLANNED, trim))
     assert stream.rows() == set()
 
 

@@ -27,9 +27,10 @@ from spark_jobs.verify import verify
 from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import StreamNotFoundError
-from stream_consumers.options import Limits, OnBadRows, SchemaChanges
+from stream_consumers.options import ErrorPolicy, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.decoders_of_runs import in_registry, order_in_avro
+from tests.support.kafka_topics import Once
 from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.polling import until
 from tests.support.schema_registry import schema_registry
@@ -215,15 +216,12 @@ def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
     monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     lake.send(range(60, 80))
-    steps = []
 
-    def others_first(step: Step, batch: Batch | None) -> None:
-        steps.append(step)
-        if steps.count(Step.WRITING) == 1 and step is Step.WRITING:
-            lake.ingest(lake.today)
-            lake.redrive(Redrive(limit=3))
+    def others_first() -> None:
+        lake.ingest(lake.today)
+        lake.redrive(Redrive(limit=3))
 
-    found = lake.redrive(observer=others_first)
+    found = lake.redrive(observer=Once(Step.WRITING, others_first))
     assert found.decoded == len(FIXED) - 3, "those that the other one has left"
     lake.assert_each_once(dead=HOPELESS, count=80)
 
@@ -239,15 +237,7 @@ def test_a_restore_takes_a_redrive_back_and_one_in_its_middle_is_repaired(spark:
     lake.redrive()
     lake.assert_each_once(dead=HOPELESS)
     lake.restore(before)
-
-    steps = []
-
-    def restore(step: Step, batch: Batch | None) -> None:
-        steps.append(step)
-        if step is Step.WRITING and steps.count(step) == 1:
-            lake.restore(before - 1)
-
-    lake.redrive(observer=restore)
+    lake.redrive(observer=Once(Step.WRITING, lambda: lake.restore(before - 1)))
     state = lake.strict.ledger().read()
     assert any(shard.redo or len(shard.covered.ranges) > 1 for shard in state.shards.values()), "it landed late"
     lake.ingest(lake.today)
@@ -260,7 +250,9 @@ def test_a_preview_knows_the_columns_that_were_made_of_new_fields(spark: SparkSe
     lake = Lake(
         spark,
         f"file://{folder}/orders.ss/orders",
-        Ingestion("lakehouse", str(folder / "t"), decoder, schema_changes=SchemaChanges.ADD_COLUMNS, retry_seconds=0.0),
+        Ingestion(
+            "lakehouse", str(folder / "t"), decoder, errors=ErrorPolicy(schema_changes="add_columns"), retry_seconds=0.0
+        ),
     )
     for payload in (b'{"id": 1, "size": 1}', b'{"id": 2, "size": "L"}'):
         with create_producer(lake.url) as producer:
@@ -277,7 +269,8 @@ def test_what_a_transform_rejects_for_a_new_field_is_a_dead_letter_once(spark: S
     def no_red(rows: DataFrame) -> DataFrame:
         return reject(rows, rows["color"] == "red", "it is red") if "color" in rows.columns else rows
 
-    today = {"schema_changes": SchemaChanges.ADD_COLUMNS, "transform": no_red, "on_bad_rows": OnBadRows.DEAD_LETTER}
+    policy = ErrorPolicy(schema_changes="add_columns", on_bad_rows="dead_letter")
+    today = {"errors": policy, "transform": no_red}
     expected = lake.job(**today).preview()
     assert expected.decoded == sum(number % 2 for number in FIXED)
     assert lake.redrive(**today) == expected

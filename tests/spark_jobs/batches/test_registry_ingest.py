@@ -22,11 +22,14 @@ from spark_jobs.batches.linger import Linger
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.schema_registry import SchemaRegistry
-from spark_jobs.run_ingestion import drain
+from spark_jobs.run_ingestion import run_events
 from stream_consumers.client_config import EnvironmentVariable
 from stream_consumers.errors import AccessDeniedError, SchemaMismatchError, SchemaRegistryError
+from stream_consumers.options import ErrorPolicy
+from tests.support.ingesting import run_batch
 from tests.support.kafka_topics import Broker, Pipeline
 from tests.support.schema_registry import Registry, schema_registry
+from tests.support.scripted_jobs import reports_when_waiting
 
 pytestmark = pytest.mark.spark
 QUICK = {"max.retries": 0, "timeout": 5}
@@ -143,15 +146,17 @@ def test_a_field_that_is_new_in_the_registry_is_a_column_from_the_next_batch_on(
 ) -> None:
     """Also of a run that stays; and where columns may not come in, the run says so before it reads anything."""
     writer.send((None, writer.encoded(FIRST, row(0)), []))
-    pipe = pipeline(spark, writer, folder, stored(registry, writer._topic), schema_changes="add_columns")
-    strict = pipe.having(table=str(folder / "strict"), schema_changes="fail")
+    pipe = pipeline(
+        spark, writer, folder, stored(registry, writer._topic), errors=ErrorPolicy(schema_changes="add_columns")
+    )
+    strict = pipe.having(table=str(folder / "strict"), errors=ErrorPolicy())
     strict.drain()
     with pipe.source.open() as source:
         job = IngestJob(spark, source, pipe.ingestion, linger=Linger(3600.0))
         for message in (row(1), row(2)):
             batch = job.plan()
             assert batch is not None
-            assert job.run(batch) is not None
+            assert run_batch(job, batch) is not None
             assert job.plan() is None
             writer.send((None, writer.encoded(SECOND, {**message, "user": "ada"}), []))
     pipe.drain()
@@ -178,13 +183,13 @@ def test_a_run_goes_on_when_the_registry_is_back(
         said.append(why)
         registry.failing = 0
 
-    (report,) = drain(spark, pipe.source, pipe.ingestion, observer=fail, on_wait=mend)
+    (report,) = reports_when_waiting(run_events(spark, pipe.source, pipe.ingestion, observer=fail), mend)
     assert (report.rows, report.dead) == (3, 0)
     assert len(said) == 1
     assert "cannot answer for subject" in said[0]
     writer.send((None, writer.encoded(FIRST, row(3)), []))
     registry.failing = 503
-    (report,) = drain(spark, pipe.source, pipe.ingestion, on_wait=mend)
+    (report,) = reports_when_waiting(run_events(spark, pipe.source, pipe.ingestion), mend)
     assert report.rows == 1
     assert "cannot answer for subject" in said[1]
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from sensors.lag import measure
 from stream_consumers.errors import SourceTruncatedError
-from stream_consumers.options import DataLoss
+from stream_consumers.options import ErrorPolicy
 from tests.support.kafka_broker import broker_in
 from tests.support.kafka_topics import Broker, Pipeline, assert_each_once, orders, pipeline
 
@@ -45,7 +45,7 @@ def test_a_broker_that_was_restored_and_grew_past_the_position(
             with pytest.raises(SourceTruncatedError) as error:
                 read()
             assert (error.value.facts["position"], error.value.facts["end"]) == (100, 150)
-        what.having(on_data_loss=DataLoss.RECORD).drain()
+        what.having(errors=ErrorPolicy(on_data_loss="record")).drain()
         kept, new = {(topic, 0, number) for number in range(100)}, {(f"{topic}#2", 0, n) for n in range(50, 150)}
         assert_each_once(what.rows(), kept | new)
         assert all(verdict.is_right and not verdict.lag for verdict in what.verify())

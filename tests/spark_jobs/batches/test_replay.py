@@ -23,8 +23,9 @@ from stream_consumers.create import StreamSource, create_producer, open_batch_so
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamNotFoundError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss, Limits
+from stream_consumers.options import DataLoss, ErrorPolicy, Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.kafka_topics import CrashError, Once, crash
 from tests.support.streams import shard, write_stream
 
 pytestmark = pytest.mark.spark
@@ -166,13 +167,8 @@ def test_a_replay_that_was_stopped_goes_on_behind_its_last_batch(spark: SparkSes
     url, what = write_stream(folder / "orders.ss", 1000), ingestion(folder / "t")
     ingest(spark, url, what)
     wanted = between("101", "401")
-
-    def stop(step: Step, batch: Batch | None) -> None:
-        if step is Step.WRITING and batch is not None and batch.number == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_replay(spark, url, what, wanted, stop)
+    with pytest.raises(CrashError):
+        run_replay(spark, url, what, wanted, Once(Step.WRITING, crash, number=3))
     with create_producer(url) as producer:
         producer.send(b'{"id": 1000, "user": "late"}', shard=0)
     assert len(run_replay(spark, url, what, wanted)) == 4
@@ -200,14 +196,8 @@ def test_a_replay_next_to_ingestion_is_written_again_not_read_again(spark: Spark
 def test_f16_a_replay_over_a_restore_loses_nothing(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 100), ingestion(folder / "t", records=20)
     ingest(spark, url, what)
-    done: list[int] = []
-
-    def restore(step: Step, batch: Batch | None) -> None:
-        if step is Step.WRITING and not done:
-            done.append(1)
-            spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 1")
-
-    run_replay(spark, url, what, between("1", "41"), restore)
+    restore = f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 1"
+    run_replay(spark, url, what, between("1", "41"), Once(Step.WRITING, lambda: spark.sql(restore)))
     ingest(spark, url, what)
     assert_each_once_filtered(folder, 100)
     with open_batch_source(url) as source:
@@ -301,7 +291,7 @@ def test_rows_whose_messages_are_gone_are_never_replaced(spark: SparkSession, fo
     with pytest.raises(DataLossError, match=r"2 rows of .* between sequences 3 and 5 would be replaced"):
         run_replay(spark, url, what, between("1", "11"))
     assert rows_of(folder / "t") == expected(40, first=0)
-    run_replay(spark, url, replace(what, on_data_loss=DataLoss.RECORD), between("1", "11"))
+    run_replay(spark, url, replace(what, errors=ErrorPolicy(on_data_loss="record")), between("1", "11"))
     gone = {(0, 3), (0, 5)}
     is_new = expected(40, lambda *place: 1 <= place[1] < 11 and place not in gone, first=0)
     assert rows_of(folder / "t") == is_new
@@ -311,3 +301,48 @@ def test_rows_whose_messages_are_gone_are_never_replaced(spark: SparkSession, fo
         run_replay(spark, url, what, Replay(start=Bound.parse("2026-01-01T00:00:00Z")))
     assert rows_of(folder / "t") == is_new
     forget_memory_broker(StreamUrl.parse(url))
+
+
+@pytest.mark.parametrize("way", ["replay", "rewind"])
+def test_dead_letters_whose_messages_are_gone_are_never_dropped(spark: SparkSession, folder: Path, way: str) -> None:
+    url, what = f"memory://letters-gone-{way}/orders", ingestion(folder / "t")
+    with create_producer(url) as producer:
+        for index in range(40):
+            bad = index in (6, 10, 12)
+            producer.send(b"garbage %d" % index if bad else b'{"id": %d, "user": "u"}' % index, shard=index % 2)
+    ingest(spark, url, what)
+    written = letters_of(spark, what)
+    assert [place for place, _ in written] == [(0, 3), (0, 5), (0, 6)]
+    log = memory_broker(StreamUrl.parse(url)).messages[shard(0)]
+    log[:] = [message for message in log if message.sequence not in (3, 5)]
+    if way == "rewind":
+        with open_batch_source(url) as source:
+            rewind(spark, source, what, Bound.parse("1"))
+
+    def read_again(loss: DataLoss, start: str = "1") -> list[BatchReport]:
+        asked = replace(what, errors=ErrorPolicy(on_data_loss=loss))
+        return ingest(spark, url, asked) if way == "rewind" else run_replay(spark, url, asked, between(start, "20"))
+
+    with pytest.raises(DataLossError, match=r"2 dead letters of .* between sequences 3 and 5"):
+        read_again(DataLoss.ERROR)
+    assert letters_of(spark, what) == written
+    assert sum(report.dead for report in read_again(DataLoss.RECORD)) == 3
+    assert letters_of(spark, what) == written
+    if way == "replay":
+        # What was kept is kept again.
+        read_again(DataLoss.RECORD, start="5")
+        assert letters_of(spark, what) == written
+    with open_batch_source(url) as source:
+        (verdict, _) = verify(source, what)
+        assert (verdict.missing, verdict.duplicated, verdict.unknown, verdict.other) == (0, 0, 2, 0)
+        spark.sql(f"DELETE FROM delta.`{what.dead_letters().path}` WHERE _sequence = 5")
+        missing = [count for verdict in verify(source, what) for count in verdict.missing_dead.values()]
+    assert missing == [1]
+    forget_memory_broker(StreamUrl.parse(url))
+
+
+def letters_of(spark: SparkSession, what: Ingestion) -> list[tuple[tuple[int, int], bytes]]:
+    """The places and payloads of the dead letters that count."""
+    letters = what.dead_letters().counted(spark, what.ledger())
+    assert letters is not None
+    return sorted(((row["_shard"], row["_sequence"]), bytes(row["payload"])) for row in letters.collect())

@@ -68,7 +68,7 @@ class Lake:
     def rerun(self, wanted: Replay, observer: Observer = ignore_steps) -> list[BatchReport]:
         """The replay, to its end."""
         with open_batch_source(self.feed.url) as source:
-            job = ReplayJob(self.spark, source, self.what, wanted, observer=observer, on_wait=lambda why: None)
+            job = ReplayJob(self.spark, source, self.what, wanted, observer=observer)
             return list(drain_batches(job))
 
     def rewind(self, number: int, *, run_id: str = "") -> int:
@@ -115,14 +115,14 @@ def nothing(rows: DataFrame) -> DataFrame:
 def test_d04_a_replay_without_rows_takes_the_rows_away_and_is_done(lake: Lake) -> None:
     emptied = lake.with_transform(nothing)
     (report,) = emptied.rerun(lake.replay)
-    assert (report.rows, report.replaced, report.batch.number) == (0, 19, 1)
+    assert (report.rows, report.replaced, report.entry.number) == (0, 19, 1)
     app = f"{lake.feed.group}/replay"
     assert DeltaTable(lake.what.table).transaction_version(app) == 1
     outside = [number for number in range(MESSAGES) if number not in MIDDLE]
     assert lake.rows() == made(lake.feed, outside)
     assert emptied.rerun(lake.replay) == [], "it is not begun again"
     (report,) = lake.with_transform(new).rerun(replace(lake.replay, id="another"))
-    assert (report.rows, report.replaced, report.batch.number) == (19, 0, 2), "its number is not used again"
+    assert (report.rows, report.replaced, report.entry.number) == (19, 0, 2), "its number is not used again"
     lake.assert_made(by_new=MIDDLE)
 
 
@@ -233,7 +233,7 @@ def test_d06_a_number_that_delta_skips_without_a_word_is_planned_again(lake: Lak
     hijack = Once(Step.WRITING, lambda: fresh.rerun(other))
     (report,) = fresh.rerun(lake.replay, hijack)
     assert hijack.is_done
-    assert (report.batch.number, report.replaced) == (2, 19)
+    assert (report.entry.number, report.replaced) == (2, 19)
     assert lake.numbers() == [1, 2]
     lake.assert_made(by_new=MIDDLE)
 
@@ -248,7 +248,7 @@ def test_d06_a_replay_that_landed_counts_whatever_its_write_raised(
     writes = ReplayWrites(monkeypatch)
     writes.after = FailOnce(error)
     (report,) = lake.with_transform(new).rerun(lake.replay)
-    assert writes.outcomes[report.batch.entry.bid] is error
+    assert writes.outcomes[report.entry.bid] is error
     assert lake.numbers() == [1]
     lake.assert_made(by_new=MIDDLE)
 
@@ -280,7 +280,7 @@ def test_d07_a_replay_that_a_restore_took_away_is_written_under_new_numbers(lake
     assert lake.rows() == made(lake.feed, range(MESSAGES))
     assert DeltaTable(lake.what.table).transaction_version(f"{lake.feed.group}/replay") == 1
     (report,) = fresh.rerun(lake.replay)
-    assert (report.batch.number, report.rows, report.replaced) == (2, 19, 19), "it is not skipped without a word"
+    assert (report.entry.number, report.rows, report.replaced) == (2, 19, 19), "it is not skipped without a word"
     lake.assert_made(by_new=MIDDLE)
 
 
@@ -304,7 +304,7 @@ def test_d07_a_restore_in_the_middle_of_what_a_rewind_left_to_do(lake: Lake) -> 
     lake.restore(first.version - 1)
     assert lake.what.ledger().read().positions == lake.feed.places(0)
     reports = fresh.drain()
-    assert [(report.batch.entry.mode, report.rows) for report in reports] == [("replace", 27), ("replace", 27)]
+    assert [(report.entry.mode, report.rows) for report in reports] == [("replace", 27), ("replace", 27)]
     lake.assert_made(by_new=range(MESSAGES))
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion
-from spark_jobs.batches.job import BatchJob, drain_batches
-from spark_jobs.batches.linger import Linger
-from spark_jobs.batches.pace import Pace
-from spark_jobs.batches.retries import Retries
-from spark_jobs.run_ingestion import _claimed_reports
+from spark_jobs.batches.job import batch_events, drain_batches
+from spark_jobs.batches.retries import Retries, result_of
 from spark_jobs.writing.failures import raised_on_executor
-from stream_assets.cli.main import main
+from stream_assets import RunLimits
 from stream_assets.config import StreamConfig
 from stream_consumers.errors import (
     BrokerUnavailableError,
@@ -30,8 +26,8 @@ from stream_consumers.errors import (
     Transient,
     WriteError,
 )
-from stream_consumers.options import Limits
 from tests.support.dagster_runs import declare
+from tests.support.scripted_jobs import ScriptedJob, values_of
 
 DOWN = BrokerUnavailableError("kafka://a does not answer", remedy="Check it.", partition=3)
 
@@ -49,17 +45,27 @@ class Time:
         self.now += seconds
 
     def retries(self, seconds: float) -> Retries:
-        return Retries(seconds, on_wait=self.told.append, sleep=self.sleep, clock=lambda: self.now)
+        return Retries(seconds, sleep=self.sleep, clock=lambda: self.now)
+
+    def call(self, retries: Retries, step: Callable[[], None]) -> None:
+        result_of(retries.call(step), self.told.append)
 
 
 def fail(error: StreamAssetsError = DOWN) -> None:
     raise error
 
 
+def test_a_pause_is_as_long_as_a_server_asks_for_within_the_budget() -> None:
+    time = Time()
+    with pytest.raises(BrokerUnavailableError):
+        time.call(time.retries(100), lambda: fail(BrokerUnavailableError("busy", remedy="Wait.", retry_after=70)))
+    assert time.pauses == [70, 30]
+
+
 def test_pauses_grow_and_the_last_try_is_at_the_end_of_the_budget() -> None:
     time = Time()
     with pytest.raises(BrokerUnavailableError) as caught:
-        time.retries(300).call(fail)
+        time.call(time.retries(300), fail)
     assert time.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 57]
     assert sum(time.pauses) == 300
     assert str(caught.value) == (
@@ -76,7 +82,7 @@ def test_what_does_not_go_by_itself_is_not_tried_again() -> None:
     time = Time()
     wrong = InvalidOptionError("no such thing", remedy="Correct it.")
     with pytest.raises(InvalidOptionError) as caught:
-        time.retries(300).call(lambda: fail(wrong))
+        time.call(time.retries(300), lambda: fail(wrong))
     assert caught.value is wrong
     assert time.pauses == []
 
@@ -84,7 +90,7 @@ def test_what_does_not_go_by_itself_is_not_tried_again() -> None:
 def test_without_a_budget_the_first_error_is_the_answer() -> None:
     time = Time()
     with pytest.raises(BrokerUnavailableError) as caught:
-        time.retries(0).call(fail)
+        time.call(time.retries(0), fail)
     assert caught.value is DOWN
     assert time.pauses == []
 
@@ -101,42 +107,22 @@ def test_a_success_gives_the_budget_back_but_a_step_alone_does_not() -> None:
 
     def plan_in_vain() -> None:
         for _ in range(50):
-            retries.call(step)
+            time.call(retries, step)
 
     with pytest.raises(BrokerUnavailableError, match="in 10 s"):
         plan_in_vain()
     retries.reset()
     failures = iter([DOWN, DOWN, None])
-    retries.call(step)
+    time.call(retries, step)
     assert time.pauses[-2:] == [1, 2]
 
 
-def test_an_attempt_that_yields_begins_anew_behind_what_it_yielded() -> None:
-    time = Time()
-    begun: list[int] = []
-
-    def attempt(count: int) -> Iterator[int]:
-        begun.append(count)
-        for number in range(count, 6):
-            if number in (2, 4) and len(begun) <= number // 2:
-                raise DOWN
-            yield number
-
-    assert list(time.retries(300).iterate(attempt)) == [0, 1, 2, 3, 4, 5]
-    assert begun == [0, 2, 4]
-    assert time.pauses == [1, 1], "an item gives the budget back"
-
-
-class Scripted(BatchJob):
-    """A job whose steps fail as they are told; no Spark."""
+class Scripted(ScriptedJob):
+    """A job whose steps fail as often as a test says."""
 
     def __init__(self, time: Time, **failures: int) -> None:
-        self._retries = time.retries(300)
-        self._ingestion: Any = SimpleNamespace(table="t")
+        super().__init__(time.retries(300))
         self._failures = Counter(failures)
-        self._pace = Pace(Limits())
-        self._telemetry: Any = SimpleNamespace(planning=lambda: None, written=lambda report: None)
-        self._ledger = SimpleNamespace(log=SimpleNamespace(deleted_rows=lambda commit: 0))
         self.steps: list[str] = []
 
     def _step(self, name: str) -> None:
@@ -145,16 +131,15 @@ class Scripted(BatchJob):
             self._failures[name] -= 1
             raise DOWN
 
-    def _next_batch(self) -> Any:
+    def next(self) -> str | None:
         self._step("plan")
-        return None if "finish" in self.steps else SimpleNamespace(plan=SimpleNamespace(records=5))
+        return None if "finish" in self.steps else "a batch"
 
-    def _write(self, batch: object) -> Any:
+    def put(self, value: str) -> str:
         self._step("write")
-        commit = SimpleNamespace(version=1, output_rows=5, output_bytes=50)
-        return SimpleNamespace(entry=SimpleNamespace(dead=0), commit=commit, messages={})
+        return value
 
-    def _finish(self, batch: object) -> dict[Any, int]:
+    def finish(self, batch: object) -> dict[Any, int]:
         self._step("finish")
         return {}
 
@@ -162,7 +147,7 @@ class Scripted(BatchJob):
 def test_a_job_plans_anew_after_a_write_that_failed_and_reports_a_batch_once() -> None:
     time = Time()
     job = Scripted(time, plan=1, write=1, finish=2)
-    assert [report.rows for report in drain_batches(job)] == [5]
+    assert values_of(batch_events(job)) == ["a batch"]
     assert job.steps == ["plan", "plan", "write", "plan", "write", "finish", "finish", "finish", "plan"]
     assert time.pauses == [1, 2, 4, 8]
 
@@ -172,13 +157,13 @@ def test_a_job_plans_anew_after_a_write_that_failed_and_reports_a_batch_once() -
 def test_a_signal_during_a_pause_ends_a_run_that_has_nothing_in_hand(step: str) -> None:
     time = Time()
     time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[method-assign]
-    claims: Any = Scripted(time, **{step: 2})
+    claims = Scripted(time, **{step: 2})
     # Where entries are claimed, signals are held while a batch is planned, too.
-    reports = _claimed_reports(claims, Ingestion("lakehouse", "t"), None, Linger(), lambda: None)
+    claims.claims_while_planning = True
     with pytest.raises(KeyboardInterrupt) as caught:
-        next(reports)
+        next(drain_batches(claims))
     assert claims.steps == ["plan", "write"][: 1 + (step == "write")]
-    assert "_wait" in [frame.name for frame in caught.traceback], "it came in the pause, not behind it"
+    assert "pause" in [frame.name for frame in caught.traceback], "it came in the pause, not behind it"
 
 
 @pytest.mark.usefixtures("default_handlers")
@@ -186,7 +171,7 @@ def test_a_signal_while_the_broker_is_told_of_a_batch_waits_for_its_report() -> 
     time = Time()
     time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[method-assign]
     reports = drain_batches(Scripted(time, finish=1))
-    assert next(reports).rows == 5
+    assert next(reports).entry == "a batch"
     with pytest.raises(KeyboardInterrupt):
         next(reports)
 
@@ -209,23 +194,14 @@ def test_a_spark_that_has_ended_is_not_waited_for() -> None:
     error = SparkEndedError("the server has ended", remedy="Run again.")
     assert isinstance(error, Transient)
     with pytest.raises(SparkEndedError, match=r"the server has ended\. Run again\.\Z"):
-        Retries(300, on_wait=pytest.fail).wait(error)
+        next(iter(Retries(300).pause(error)))
 
 
 def test_the_budget_is_five_minutes_unless_the_asset_or_the_run_says_otherwise() -> None:
     assert RETRY_SECONDS == 300
     assert Ingestion("lakehouse", "t").retry_seconds == 300
-    assert StreamConfig().configured(Ingestion("lakehouse", "t", retry_seconds=7)).retry_seconds == 7
-    assert StreamConfig(retry_seconds=0).configured(Ingestion("lakehouse", "t")).retry_seconds == 0
+    asset = declare(Path("t"), limits=RunLimits(retry_seconds=7.0)).declared
+    assert asset.configured(StreamConfig(), None).ingestion.retry_seconds == 7
+    assert asset.configured(StreamConfig(retry_seconds=0), None).ingestion.retry_seconds == 0
     with pytest.raises(InvalidOptionError, match="retry_seconds=-1 is out of range"):
         Ingestion("lakehouse", "t", retry_seconds=-1)
-
-
-def test_the_asset_takes_the_budget(tmp_path: Path) -> None:
-    assert declare(tmp_path, retry_seconds=12.5).ingestion.retry_seconds == 12.5
-
-
-@pytest.mark.parametrize("command", ["ingest", "replay", "rewind", "seek"])
-def test_each_command_that_writes_has_the_option(command: str) -> None:
-    (option,) = [parameter for parameter in main.commands[command].params if parameter.name == "retry_seconds"]
-    assert option.default == RETRY_SECONDS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +14,7 @@ from spark_jobs.jars import SPARK_LINE
 from spark_jobs.verify import verify
 from stream_consumers.create import open_batch_source
 from stream_consumers.urls import StreamUrl
-from tests.support.killed_runs import Run, kill_in_turn, logs, running
+from tests.support.killed_runs import Run, asleep, kill_in_turn, logs, running
 from tests.support.one_run import TABLE_VARIABLE
 from tests.support.polling import until
 from tests.support.s3_server import SECRET, ObjectStore, object_store
@@ -113,10 +111,7 @@ def test_two_drivers_at_once_write_each_message_once(pipeline: Pipeline) -> None
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_in_the_middle_wakes_up_when_another_has_done_its_work(pipeline: Pipeline) -> None:
-    with running(pipeline.url, pipeline.runs, "writing@3!group-SIGSTOP", environment=pipeline.environment) as zombie:
-        until(zombie.is_stopped, seconds=600, what="the stop")
+    with asleep(pipeline.url, pipeline.runs, "writing@3!group-SIGSTOP", environment=pipeline.environment):
         pipeline.run()
         pipeline.assert_each_once()
-        os.killpg(zombie.pid, signal.SIGCONT)
-        assert zombie.wait() == 0, logs(pipeline.runs)
     pipeline.assert_each_once()

@@ -21,13 +21,13 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_assets import StreamAsset, stream_asset, stream_definitions
-from stream_assets.replay_job import build_replay_job
+from stream_assets.jobs import build_replay_job
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import failing, run
-from tests.support.dagster_runs import execute
+from tests.support.dagster_runs import execute, source_with
 from tests.support.feeds import SHARDS, Feed, KafkaFeed, RedisFeed
 from tests.support.kafka_topics import Once
 from tests.support.killed_runs import logs, running
@@ -70,7 +70,7 @@ class Group:
         bounds = [Bound.parse(self.feed.bound(number)) for number in (numbers.start, numbers.stop)]
         with open_batch_source(self.url) as source:
             what = replace(self.what, transform=new)
-            job = ReplayJob(self.spark, source, what, Replay(*bounds), observer=observer, on_wait=lambda why: None)
+            job = ReplayJob(self.spark, source, what, Replay(*bounds), observer=observer)
             return list(drain_batches(job))
 
     def rewind(self, number: int) -> int:
@@ -106,7 +106,7 @@ def test_a_rewind_is_one_commit_on_the_line_of_each_shard(group: Group) -> None:
     assert ledger.read().positions == group.feed.places(30)
     assert group.feed.told() == group.feed.done(30)
     reports = group.drain(new)
-    assert {report.batch.entry.mode for report in reports} == {"replace"}
+    assert {report.entry.mode for report in reports} == {"replace"}
     group.assert_made(by_new=range(30, MESSAGES))
     assert group.drain() == []
 
@@ -130,7 +130,7 @@ def test_a_batch_of_a_member_that_was_planned_before_a_rewind_never_lands(group:
     assert back.is_done
     # A shard that was drained before the rewind came is for the next run.
     reports += group.drain(new)
-    assert {report.batch.entry.mode for report in reports} == {"replace", "append"}
+    assert {report.entry.mode for report in reports} == {"replace", "append"}
     group.assert_made(by_new=range(30, 120), count=120)
 
 
@@ -215,13 +215,12 @@ def test_where_entries_are_claimed_runs_say_so_and_there_is_no_replay_job(
     claiming: Group, instance: dg.DagsterInstance
 ) -> None:
     declared = stream_asset(
-        source=claiming.feed.url,
+        source=source_with(str(claiming.feed.url), QUICK_CLAIMS),
         group=claiming.feed.group,
         table=claiming.what.table,
         decode=DECODER,
         mode="load_balanced",
-        name="orders",
-        client=QUICK_CLAIMS,
+        spec=dg.AssetSpec("orders"),
     )
     asset: StreamAsset = declared(new)
     before = facts(claiming)
@@ -232,5 +231,5 @@ def test_where_entries_are_claimed_runs_say_so_and_there_is_no_replay_job(
         assert "claims entries one by one" in (event.step_failure_data.user_failure_data.description or "")
     assert facts(claiming) == before
     assert "replay_orders" not in {job.name for job in stream_definitions([asset]).jobs or []}
-    with pytest.raises(InvalidOptionError, match=r"no ranges to replay(?s:.*)resumable"):
+    with pytest.raises(InvalidOptionError, match=r"claims entries one by one(?s:.*)resumable"):
         build_replay_job(asset)

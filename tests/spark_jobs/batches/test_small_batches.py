@@ -13,11 +13,12 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion, Step
 from spark_jobs.decoding.decoders import DecodedColumns
+from spark_jobs.decoding.isolation import MOST_CRASHES
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading import small
 from stream_consumers.create import create_producer
-from stream_consumers.errors import SourceRecreatedError, WriteError
-from tests.support.ingesting import ORDERS, drain, entries, ingestion
+from stream_consumers.errors import DecoderCrashedError, SourceRecreatedError
+from tests.support.ingesting import ORDERS, drain, ingestion
 from tests.support.kafka_topics import Broker, Once, orders, pipeline
 from tests.support.killed_runs import kill_in_turn
 from tests.support.one_run import DRIVER_RECORDS_VARIABLE
@@ -46,7 +47,7 @@ class Told:
         if not len(payloads):
             return self.decoder.decode(payloads, schema)
         (self.folder / f"session {os.getsid(0)}").touch()
-        if payloads[0].as_py() == b"odd":
+        if b"odd" in payloads.to_pylist():
             raise ValueError("an odd payload")
         return self.decoder.decode(payloads, schema)
 
@@ -89,13 +90,31 @@ def test_what_is_too_large_is_left_to_executors(
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
-def test_a_decoder_that_raises_is_told_of_and_nothing_is_written(spark: SparkSession, folder: Path) -> None:
+@pytest.mark.parametrize("driver_records", [0, IN_DRIVER], ids=["executors", "driver"])
+def test_a_payload_for_which_the_decoder_raises_is_a_dead_letter(
+    spark: SparkSession, folder: Path, driver_records: int
+) -> None:
+    url = write_stream(folder / "orders.ss", 10, shards=1)
+    with create_producer(url) as producer:
+        producer.send(b"odd", shard=0)
+    write_stream(folder / "orders.ss", 10, shards=1)
+    what, _ = in_driver(folder)
+    (report,) = drain(spark, url, replace(what, driver_records=driver_records))
+    assert (report.rows, report.dead) == (20, 1)
+    letters = DeltaTable(f"{folder}/t_dead_letters").to_pyarrow_table().to_pylist()
+    assert [(one["_sequence"], one["payload"]) for one in letters] == [(11, b"odd")]
+    assert "ValueError" in letters[0]["error"]
+    assert "an odd payload" not in letters[0]["error"], "what a decoder says may hold values"
+
+
+def test_a_decoder_that_raises_for_all_is_an_error_and_nothing_is_written(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 10)
     what, _ = in_driver(folder)
     drain(spark, url, what)
     with create_producer(url) as producer:
-        producer.send(b"odd", shard=0)
-    with pytest.raises(WriteError, match="could not be read: ValueError"):
+        for _ in range(MOST_CRASHES + 1):
+            producer.send(b"odd", shard=0)
+    with pytest.raises(DecoderCrashedError):
         drain(spark, url, what)
     assert len(sequences_in_table(folder / "t")) == 10
 
@@ -113,15 +132,6 @@ def test_a_topic_recreated_behind_the_plan_is_not_written(spark: SparkSession, b
     with pytest.raises(SourceRecreatedError, match="recreated while it was read"):
         what.drain(Once(Step.PLANNED, recreate))
     assert what.rows() == {}
-
-
-def test_a_small_batch_that_lost_a_race_is_not_read_again(spark: SparkSession, folder: Path) -> None:
-    """And the one that was faster has read the same messages, so that nothing is left."""
-    url = write_stream(folder / "orders.ss", 100)
-    what, _ = in_driver(folder)
-    assert drain(spark, url, what, Once(Step.READ, lambda: drain(spark, url, what))) == []
-    assert [entry.rows for entry in entries(what) if entry.kind == "batch"] == [100]
-    assert_each_once(folder / "orders.ss", folder / "t")
 
 
 @pytest.mark.kill

@@ -18,12 +18,12 @@ from spark_jobs.batches.ingestion import Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
-from stream_consumers.create import StreamSource, open_batch_source
+from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import SourceTruncatedError
 from stream_consumers.kafka import batches as kafka_batches
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, DataLoss
+from stream_consumers.options import AutoStreamReset, DataLoss, ErrorPolicy
 from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import entries, ingestion
@@ -32,6 +32,7 @@ from tests.support.redis_tables import Stream
 from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
+RECORD = ErrorPolicy(on_data_loss="record")
 FIRST, SECOND = Shard("orders", 0), Shard("orders", 1)
 
 
@@ -67,7 +68,7 @@ class Stage:
 
     def record(self, spark: SparkSession, **changes: Any) -> None:
         """A run to the end that records what the stream has lost."""
-        self.drain(spark, on_data_loss=DataLoss.RECORD, **changes)
+        self.drain(spark, errors=RECORD, **changes)
 
     def rows(self) -> Counter[Identity]:
         return sequences_in_table(self.table)
@@ -113,7 +114,7 @@ def test_a_stream_that_was_cut_is_an_error_and_recorded_it_continues_where_it_di
         assert (facts["shard"], facts["sequence"], facts["position"]) == ("orders/0", 99, 100)
         assert (facts["end"], facts["expected_timestamp_ms"]) == (50 + grown, 1_000_100)
         assert (facts["found_sequence"] == 99) == (grown >= 50)
-    found = measure(stage.source, replace(stage.what, on_data_loss=DataLoss.RECORD))
+    found = measure(stage.source, replace(stage.what, errors=RECORD))
     assert found.total > 0, "the sensor asks for the run that records it"
     stage.record(spark)
     wanted = orders_of("orders", 0, 100) | orders_of("orders#2", 50, 50 + grown)
@@ -146,6 +147,36 @@ def test_shards_that_lost_nothing_continue_at_their_positions_and_are_still_watc
     stage.record(spark)
     # This cut goes below the origin of its epoch. No message of it is the same, so all of the shard is read again.
     assert_each_once(stage.rows(), wanted | orders_of("orders#3", 0, 28, 1))
+
+
+def test_a_shard_that_the_stream_has_lost_as_a_whole_begins_anew_when_it_comes_back(
+    spark: SparkSession, folder: Path
+) -> None:
+    path = folder / "orders.ss"
+    what = replace(ingestion(folder / "t"), driver_records=10_000, errors=RECORD)
+    source = StreamSource(StreamUrl.parse(f"file://{path}/orders"))
+
+    def send(count: int, shard: int = 0) -> None:
+        with create_producer(str(source.url)) as producer:
+            for _ in range(count):
+                producer.send(b'{"id": 1}', shard=shard)
+
+    send(2)
+    copy = path.read_bytes()
+    send(1, 1)
+    send(1, 2)
+    send(1)
+    list(drain(spark, source, what))
+    path.write_bytes(copy)
+    send(2)
+    send(2, 1)
+    list(drain(spark, source, what))
+    wanted = orders_of("orders", 1, 4) | orders_of("orders", 1, 2, 1) | orders_of("orders", 1, 2, 2)
+    wanted |= orders_of("orders#2", 3, 5) | orders_of("orders#2", 1, 3, 1)
+    assert_each_once(sequences_in_table(what.table), wanted)
+    send(2, 2)
+    list(drain(spark, source, what))
+    assert_each_once(sequences_in_table(what.table), wanted | orders_of("orders#2", 1, 3, 2))
 
 
 def test_messages_with_equal_timestamps_are_told_apart_and_none_is_lost(spark: SparkSession, stage: Stage) -> None:
@@ -196,7 +227,9 @@ def test_a_transform_that_drops_all_rows_hides_nothing(spark: SparkSession, stag
 
 @pytest.mark.parametrize("loss", [DataLoss.ERROR, DataLoss.RECORD])
 def test_a_stream_that_is_cut_between_two_batches_of_a_run(spark: SparkSession, stage: Stage, loss: DataLoss) -> None:
-    stage.what = replace(stage.what, limits=replace(stage.what.limits, max_records=10), on_data_loss=loss)
+    stage.what = replace(
+        stage.what, limits=replace(stage.what.limits, max_records=10), errors=ErrorPolicy(on_data_loss=loss)
+    )
     stage.send(20)
 
     def cut() -> None:
@@ -276,7 +309,7 @@ def test_a_topic_that_grew_past_the_position_again(
         assert (error.value.facts["position"], error.value.facts["end"]) == (8, 12)
         with pytest.raises(SourceTruncatedError):
             measure(what.source, what.ingestion)
-        what.having(on_data_loss=DataLoss.RECORD).drain()
+        what.having(errors=RECORD).drain()
         assert_each_once(what.rows(), {(topic, 0, n) for n in range(8)} | {(f"{topic}#2", 0, n) for n in range(12)})
         assert all(verdict.is_right for verdict in what.verify())
 
@@ -328,7 +361,7 @@ def test_a_redis_replica_that_was_promoted_without_the_newest_entries(
     add(*new)
     with pytest.raises(SourceTruncatedError):
         stream.drain(spark)
-    stream.drain(spark, replace(stream.ingestion(), on_data_loss=DataLoss.RECORD))
+    stream.drain(spark, replace(stream.ingestion(), errors=RECORD))
     assert_each_once(sequences_in_table(stream.table), rows(stream.name, *kept, *lost) | rows(f"{stream.name}#2", *new))
     # Entries that are deleted, or trimmed, are no such loss.
     stream.client.xdel(key, "1010-0")
@@ -338,3 +371,37 @@ def test_a_redis_replica_that_was_promoted_without_the_newest_entries(
     add("1012-0")
     stream.drain(spark)
     assert sequences_in_table(stream.table).total() == 10 + 6
+
+
+def test_a_stream_file_that_is_restored_from_a_copy_and_grows_again(spark: SparkSession, folder: Path) -> None:
+    """Messages that are dead letters are replaced by messages of the same sizes."""
+    path = folder / "orders.ss"
+    what = replace(ingestion(folder / "t"), driver_records=10_000)
+    url = f"file://{path}/orders"
+    source = StreamSource(StreamUrl.parse(url))
+
+    def send(*payloads: bytes, shard: int = 0) -> None:
+        with create_producer(url) as producer:
+            for payload in payloads:
+                producer.send(payload, shard=shard)
+
+    send(b'{"id": 1}', b'{"id": 2}')
+    copy = path.read_bytes()
+    send(b'{"id" 03}', b'{"id" 04}')
+    list(drain(spark, source, what))
+    path.write_bytes(copy)
+    send(b'{"id": 5}', b'{"id": 6}', b'{"id": 7}')
+    send(b'{"id": 8}', b'{"id": 9}', shard=1)
+    with open_batch_source(url) as opened, pytest.raises(SourceTruncatedError):
+        verify(opened, what)
+    with pytest.raises(SourceTruncatedError):
+        measure(source, what)
+    with pytest.raises(SourceTruncatedError) as error:
+        list(drain(spark, source, what))
+    assert (error.value.facts["sequence"], error.value.facts["position"], error.value.facts["end"]) == (4, 5, 6)
+    list(drain(spark, source, replace(what, errors=RECORD)))
+    wanted = orders_of("orders", 1, 3) | orders_of("orders#2", 3, 6) | orders_of("orders#2", 1, 3, 1)
+    assert_each_once(sequences_in_table(what.table), wanted)
+    assert sequences_in_table(f"{what.table}_dead_letters") == Counter(orders_of("orders", 3, 5))
+    with open_batch_source(url) as opened:
+        assert all(verdict.is_right and not verdict.lag for verdict in verify(opened, what))

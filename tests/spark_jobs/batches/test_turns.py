@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches import turns
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.turns import PATIENCE_SECONDS, Turns
+from spark_jobs.batches.turns import PATIENCE_SECONDS, TurnRequestedError, Turns
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
@@ -37,7 +37,7 @@ class Table:
         self.write("init", "g", "main", 1)
         self.write("init", "other", "main", 1)
         what = ingestion(path, group="g")
-        self.turns = Turns(NO_SPARK, what, Ledger(self.log.log(), group="g", member="main"), self.told.append)
+        self.turns = Turns(NO_SPARK, what, Ledger(self.log.log(), group="g", member="main"))
 
     def write(self, kind: str, group: str, member: str, number: int, *, age_seconds: float = 0.0) -> None:
         base = self.log.next - 1
@@ -45,7 +45,12 @@ class Table:
         self.log.ours(entry, timestamp_ms=int((time.time() - age_seconds) * 1000))
 
     def waits(self) -> bool:
-        return self.turns.wait(self.log.next - 1)
+        try:
+            self.turns.check(self.log.next - 1)
+        except TurnRequestedError as asked:
+            self.told += [waiting.why for waiting in self.turns.wait(asked.version)]
+            return True
+        return False
 
 
 @pytest.fixture
@@ -97,7 +102,7 @@ def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.1)
     url = write_stream(folder / "orders.ss", 200)
@@ -110,19 +115,19 @@ def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
             write_stream(folder / "orders.ss", 10)
             drain(spark, url, what)
 
-    told: list[str] = []
     ingesting = threading.Thread(target=ingest)
     ingesting.start()
     try:
         with open_batch_source(url) as source:
             # Its write lasts longer than a batch of the others.
             own = replace(what, transform=partial(slow, seconds=0.02))
-            reports = list(drain_batches(ReplayJob(spark, source, own, Replay(), on_wait=told.append)))
+            reports = list(drain_batches(ReplayJob(spark, source, own, Replay())))
     finally:
         is_over.set()
         ingesting.join()
-    asked = [text for text in told if "the others are asked to wait" in text]
+    asked = [record for record in caplog.records if "the others are asked to wait" in record.message]
     assert asked, "or it was no race"
+    told = [record for record in caplog.records if record.name == turns.__name__]
     assert len(told) <= 2 + 3 * len(reports), told
     drain(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")

@@ -11,14 +11,18 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import mode_switch as sharing
 from spark_jobs.batches.ingest import IngestJob
-from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.batches.ingestion import Step
 from spark_jobs.claims.job import ClaimJob
+from spark_jobs.ledger.entries import CLAIMS
 from spark_jobs.mode_switch import switch_sharing
 from stream_consumers.create import StreamSource
-from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError
-from stream_consumers.options import ConsumerMode, DataLoss
+from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError, SourceRecreatedError
+from stream_consumers.options import ConsumerMode, ErrorPolicy
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
+from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import run_batch
+from tests.support.kafka_topics import CrashError, Once, crash
 from tests.support.redis_tables import Stream
 
 pytestmark = pytest.mark.spark
@@ -49,7 +53,7 @@ def test_a_batch_by_position_that_is_on_its_way_never_lands_after_a_switch(spark
         assert batch is not None
         assert switch(spark, stream, "load_balanced")
         stream.drain(spark, max_batches=1)
-        assert job.run(batch) is None
+        assert run_batch(job, batch) is None
         opened.commit(stream.group, stream.ingestion().ledger().read().positions)
         with pytest.raises(InvalidOptionError, match="load_balanced by claims"):
             job.plan()
@@ -67,7 +71,7 @@ def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream:
         assert batch is not None
         with pytest.raises(GroupActiveError, match="20 pending entries"):
             switch(spark, stream, "resumable")
-        assert job.run(batch) is not None
+        assert run_batch(job, batch) is not None
     assert switch(spark, stream, "resumable")
     stream.add(4, first=40)
     stream.drain(spark)
@@ -126,7 +130,7 @@ def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession,
             stream.client.xtrim(key, maxlen=4, approximate=False)
         with pytest.raises(DataLossError, match="on_data_loss"):
             stream.drain(spark)
-        stream.drain(spark, stream.ingestion(on_data_loss=DataLoss.RECORD))
+        stream.drain(spark, stream.ingestion(errors=ErrorPolicy(on_data_loss="record")))
         assert stream.there() <= stream.rows()
 
 
@@ -134,13 +138,8 @@ def test_what_a_foreign_client_held_before_the_switch_is_not_written_again(spark
     for shard, key in enumerate(stream.keys):
         stream.client.xgroup_create(key, stream.group, id="0")
         stream.read_as("worker-1", 5, shard)
-
-    def stop(step: Step, batch: Batch | None) -> None:
-        if step is Step.VERIFIED:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        stream.drain(spark, observer=stop)
+    with pytest.raises(CrashError):
+        stream.drain(spark, observer=Once(Step.VERIFIED, crash))
     switch(spark, stream, "load_balanced")
     stream.drain(spark)
     stream.assert_each_once()
@@ -176,6 +175,62 @@ def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSessio
         switch(spark, stream, "resumable")
 
 
+def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_over_entries(
+    spark: SparkSession, stream: Stream
+) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    stream.add(8, first=20)
+    stream.client.xgroup_setid(stream.keys[0], stream.group, stream.entry_ids()[-1])
+    with pytest.raises(DataLossError) as error:
+        switch(spark, stream, "resumable")
+    assert error.value.facts["given"] == to_sequence(stream.entry_ids()[-5]) + 1
+
+
+def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_back(
+    spark: SparkSession, stream: Stream
+) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    end = stream.entry_ids()[-1]
+    stream.client.xgroup_setid(stream.keys[0], stream.group, stream.entry_ids()[3])
+    with pytest.raises(SourceRecreatedError):
+        switch(spark, stream, "resumable")
+    stream.client.execute_command("XGROUP", "SETID", stream.keys[0], stream.group, end, "ENTRIESREAD", 10)
+    assert switch(spark, stream, "resumable")
+    stream.add(4, first=20)
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_switch_away_from_claims_begins_only_where_the_group_is_there(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    stream.client.xgroup_destroy(stream.keys[0], stream.group)
+    with pytest.raises(SourceRecreatedError):
+        switch(spark, stream, "resumable")
+    assert stream.ingestion().ledger().read().sharing == CLAIMS
+
+
+def test_a_shard_without_a_group_is_no_obstacle_to_a_switch(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    stream.keys.append(f"{stream.name}:2")
+    stream.add(3, first=20)
+    assert switch(spark, stream, "resumable")
+    stream.drain(spark)
+    assert stream.rows() == stream.there()
+
+
+def test_a_group_that_is_moved_back_before_its_first_claim_is_an_error(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark)
+    assert switch(spark, stream, "load_balanced")
+    stream.client.xgroup_setid(stream.keys[0], stream.group, stream.entry_ids()[3])
+    with pytest.raises(SourceRecreatedError):
+        stream.drain(spark)
+    assert len(stream.rows()) == 20
+
+
 @pytest.mark.slow
 def test_a_switch_to_claims_waits_for_what_a_restore_left_to_do(spark: SparkSession, stream: Stream) -> None:
     stream.drain(spark, stream.ingestion(10))
@@ -184,7 +239,7 @@ def test_a_switch_to_claims_waits_for_what_a_restore_left_to_do(spark: SparkSess
     with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
         job = IngestJob(spark, opened, stream.ingestion(5))
         batch = job.plan()
-        assert batch is None or job.run(batch) is not None
+        assert batch is None or run_batch(job, batch) is not None
     stream.drain(spark)
     assert switch(spark, stream, "load_balanced")
     stream.drain(spark)

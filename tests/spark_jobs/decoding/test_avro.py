@@ -2,14 +2,12 @@
 
 import io
 import json
-import random
 import struct
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from uuid import UUID
 
 import fastavro
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from spark_jobs.decoding import avro_blocks
 from spark_jobs.decoding.avro import Avro
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
-from tests.support.arrow_columns import arrow_columns
+from tests.support.arrow_columns import decode
 from tests.support.avro_schemas import column, damaged, encoded, schemas, values
 from tests.support.profiles import examples
 
@@ -42,16 +40,6 @@ def logical(kind, name, size=0, **more):
     return {**(schema if size else {"type": kind}), "logicalType": name, **more}
 
 
-def decode(decoder, payloads):
-    """The rows, and the reasons of those that are none."""
-    schema = arrow_columns(decoder.ddl())
-    decoded = decoder.decode(pa.array(payloads, pa.binary()), schema)
-    rows = pa.RecordBatch.from_arrays(list(decoded.columns), schema=schema)
-    rows.validate(full=True)
-    assert len(decoded.errors) == len(payloads)
-    return rows.to_pylist(), decoded.errors.to_pylist()
-
-
 def only(decoder, *payloads):
     rows, errors = decode(decoder, payloads)
     assert errors == [None] * len(payloads)
@@ -70,6 +58,7 @@ def only(decoder, *payloads):
         ("string", "STRING", "gruß", "gruß"),
         ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "STRING", "B", "B"),
         (of_type("fixed", 3), "BINARY", b"abc", b"abc"),
+        ({"type": "fixed", "name": "F", "size": 0}, "BINARY", b"", b""),
         ({"type": "array", "items": ["null", "int"]}, "ARRAY<INT>", [1, None], [1, None]),
         ({"type": "map", "values": "long"}, "MAP<STRING, BIGINT>", {"a": 1, "b": 2}, [("a", 1), ("b", 2)]),
         (record("int", name="Inner"), "STRUCT<`f0`: INT>", {"f0": 7}, {"f0": 7}),
@@ -213,19 +202,42 @@ def test_what_is_wrong_with_a_payload_is_said(kind, payload, reason):
     assert reason in errors[0]
 
 
-def test_one_percent_of_damage_in_a_block_of_many():
-    schema = record("long", "string", ["null", "double"], {"type": "array", "items": "int"})
-    chance = random.Random(7)
-    payloads, broken = [], set()
-    for number in range(5_000):
-        payload = encoded(schema, {"f0": number, "f1": f"user {number}", "f2": number / 4, "f3": [number]})
-        if chance.random() < 0.01:
-            broken.add(number)
-            payload = payload[:-1] if number % 2 else payload + b"\0"
-        payloads.append(payload)
-    found, errors = decode(Avro(schema), payloads)
-    assert {number for number, error in enumerate(errors) if error} == broken
-    assert all(row["f0"] == (None if number in broken else number) for number, row in enumerate(found))
+TOO_LONG = [bytes([0xFF] * 9 + [0x7F]), bytes([0xFE] * 9 + [0x02]), bytes([0x80] * 9 + [0x02]), b"\x80" * 10 + b"\0"]
+
+
+@pytest.mark.parametrize("number", TOO_LONG, ids=bytes.hex)
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("int", b"", b""),
+        ("long", b"", b""),
+        ("string", b"", b""),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, b"", b""),
+        (logical("long", "timestamp-millis"), b"", b""),
+        (["null", "double", "long"], b"\x04", b""),
+        ({"type": "array", "items": "long"}, b"\x03\x04\x02\x06\x02", b"\0"),
+        ({"type": "map", "values": "boolean"}, b"\x02\x02a\x01", b""),
+        (record("bytes", "float", of_type("fixed", 2), "long", name="Inner"), b"\x02b\0\0\0\0\0\0", b""),
+    ],
+    ids=str,
+)
+def test_a_number_of_more_than_64_bits_is_refused(kind, before, after, number):
+    decoder = Avro(record("string", kind))
+    payload = b"\x06abc" + before + number + after
+    for payloads in ([payload], [payload] * 100):
+        rows, errors = decode(decoder, payloads)
+        assert rows == [{"f0": None, "f1": None}] * len(payloads)
+        assert None not in errors
+
+
+@pytest.mark.parametrize("kind", ["string", "bytes"])
+def test_bytes_that_look_like_a_number_of_more_than_64_bits_are_taken(kind):
+    text = "абвгде"
+    value = text if kind == "string" else text.encode()
+    schema = record({"type": "array", "items": kind}, {"type": "map", "values": ["null", kind, "long"]})
+    row = {"f0": [value, value], "f1": {"a": value, "b": None, text: -(2**63)}}
+    pairs = [("a", {kind: value, "long": None}), ("b", None), (text, {kind: None, "long": -(2**63)})]
+    assert decode(Avro(schema), [encoded(schema, row)]) == ([{"f0": [value, value], "f1": pairs}], [None])
 
 
 RECURSIVE = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
@@ -302,11 +314,6 @@ def test_framed_payloads_without_a_registry():
             "the first byte is 1, and not the 0 before a schema id",
         ],
     )
-
-
-def test_no_payload_at_all():
-    assert decode(Avro(record("long"), framed=True), []) == ([], [])
-    assert decode(Avro(record("long")), []) == ([], [])
 
 
 @pytest.mark.parametrize(

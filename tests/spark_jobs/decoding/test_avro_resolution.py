@@ -25,10 +25,11 @@ def read(writer, reader, *payloads):
     written, own = (StoredSchema("AVRO", json.dumps(schema)) for schema in (writer, reader))
     tree = parse_avro(own)
     schema = arrow_columns(columns_ddl(tree, None))
-    columns, errors = decode_rows(AvroReader(parse_avro(written), tree, schema, is_one=not is_record(tree)), payloads)
+    reader_of = AvroReader(parse_avro(written), tree, schema, is_one=not is_record(tree))
+    columns, errors = decode_rows(reader_of, pa.array(payloads, pa.binary()))
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
     rows.validate(full=True)
-    return rows.to_pylist(), errors
+    return rows.to_pylist(), errors.to_pylist()
 
 
 def field(kind, name="f", **more):

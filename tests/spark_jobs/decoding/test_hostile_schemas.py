@@ -1,23 +1,32 @@
 """Schemas that an attacker has written: of a message, of a subject, and what they refer to."""
 
+import gzip
 import json
 import os
 import threading
+import time
 import tracemalloc
 
-import pyarrow as pa
 import pytest
 
-from spark_jobs.decoding import protobuf_files
+from spark_jobs.decoding import avro_types, protobuf_files, schema_cache
 from spark_jobs.decoding import schema_registry as registries
 from spark_jobs.decoding.avro import Avro
-from spark_jobs.decoding.cpu_limit import cpu_limit
+from spark_jobs.decoding.avro_resolution import default_of
+from spark_jobs.decoding.avro_types import parse_avro
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema
+from spark_jobs.decoding.limits import cpu_limit
 from spark_jobs.decoding.protobuf import Protobuf
 from spark_jobs.decoding.protobuf_files import compiled, files_of_stored
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema
-from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamAssetsError
-from tests.support.arrow_columns import arrow_columns
+from stream_consumers.errors import (
+    InvalidOptionError,
+    SchemaMismatchError,
+    SchemaRegistryError,
+    StreamAssetsError,
+)
+from tests.support.arrow_columns import arrow_columns, decode
 from tests.support.schema_registry import schema_registry
 
 QUICK = {"max.retries": 0, "timeout": 5}
@@ -43,14 +52,6 @@ GOOD = {
     "PROTOBUF": (Protobuf, PROTO, b"\0\x08\x07"),
     "JSON": (JsonSchema, json.dumps(properties(id={"type": "integer"})), b'{"id":7}'),
 }
-
-
-def decode(decoder, payloads):
-    schema = arrow_columns(decoder.ddl())
-    decoded = decoder.decode(pa.array(payloads, pa.binary()), schema)
-    rows = pa.RecordBatch.from_arrays(list(decoded.columns), schema=schema)
-    rows.validate(full=True)
-    return rows.to_pylist(), decoded.errors.to_pylist()
 
 
 def decoder_of(registry, kind, subject="good-value", **more):
@@ -103,6 +104,33 @@ def messages(length, fields):
     return f'syntax = "proto3"; {" ".join(made)} message M{length} {{ int64 id = 1; }}'
 
 
+def at_each_reference(named, references):
+    """A record with many fields of one type."""
+    return json.dumps(record(field(named, "f0"), *(field("E", f"f{place}") for place in range(1, references))))
+
+
+def within(namespace, length):
+    """Records that are within each other's namespace, which is a part of the name of each."""
+    inner = [{"type": "fixed", "name": f"F{place}", "size": 1} for place in range(length)]
+    return json.dumps({**record(*(field(kind, f"f{n}") for n, kind in enumerate(inner))), "namespace": namespace})
+
+
+def alike(kind, references):
+    """Properties that all refer to one type."""
+    names = {f"p{place}": {"$ref": "#/definitions/t"} for place in range(references)}
+    return json.dumps({**properties(**names), "definitions": {"t": kind}})
+
+
+def all_of(depth, junk):
+    made = {"type": "string"}
+    for _ in range(depth):
+        made = {"allOf": [made]}
+    return {**made, **{f"x{place}": 0 for place in range(junk)}}
+
+
+SYMBOLS = [f"s{place:x}" for place in range(20_000)]
+
+
 def fixed(size):
     return json.dumps(record(field({"type": "fixed", "name": "F", "size": size})))
 
@@ -120,6 +148,32 @@ OF_ANY = {
     "AVRO: huge fixed": ("AVRO", fixed(1 << 40)),
     "AVRO: negative fixed": ("AVRO", fixed(-5)),
     "AVRO: fixed of text": ("AVRO", fixed("x")),
+    "AVRO: symbols at each reference": (
+        "AVRO",
+        at_each_reference({"type": "enum", "name": "E", "symbols": SYMBOLS}, 500),
+    ),
+    "AVRO: aliases at each reference": (
+        "AVRO",
+        at_each_reference({"type": "fixed", "name": "E", "size": 1, "aliases": SYMBOLS}, 500),
+    ),
+    "AVRO: a default at each reference": (
+        "AVRO",
+        at_each_reference(record({**field("string"), "default": "x" * 100_000}, name="E"), 500),
+    ),
+    "AVRO: names in a long namespace": ("AVRO", within("n" * 100_000, 5000)),
+    "PROTOBUF: names within a long one": (
+        "PROTOBUF",
+        PROTO.replace("Order {", f"{'M' * 100_000} {{ {''.join(f'message A{n} {{}}' for n in range(5000))}"),
+    ),
+    "PROTOBUF: methods within a long name": (
+        "PROTOBUF",
+        f"{PROTO} service {'S' * 100_000} {{ {''.join(f'rpc r{n}(Order) returns (Order);' for n in range(1000))} }}",
+    ),
+    "PROTOBUF: a long package": ("PROTOBUF", PROTO.replace("message", f"package {'p' * 2000}; message")),
+    "PROTOBUF: messages without end": (
+        "PROTOBUF",
+        f"{PROTO} {''.join(f'message M{n} {{}}' for n in range(11_000))}",
+    ),
     "PROTOBUF: nested deep": ("PROTOBUF", "message M {" * 3000 + "}" * 3000),
     "PROTOBUF: an absolute import": ("PROTOBUF", f'import "/etc/passwd"; {PROTO}'),
     "PROTOBUF: an import from above": ("PROTOBUF", f'syntax = "proto3"; import "../../a.proto"; {PROTO[19:]}'),
@@ -140,6 +194,8 @@ OF_SUBJECTS = {
     "JSON: a long name": ("JSON", json.dumps(properties(**{"x" * 2000: {"type": "integer"}}))),
     "JSON: a chain of references": ("JSON", referring(300, ["a"])),
     "JSON: references that double": ("JSON", referring(40, ["a", "b"])),
+    "JSON: values at each reference": ("JSON", alike({"enum": list(range(20_000))}, 400)),
+    "JSON: a type of one other, of another, at each reference": ("JSON", alike(all_of(100, 10_000), 40)),
 }
 
 
@@ -155,8 +211,68 @@ EVERY = {**OF_ANY, **OF_SUBJECTS}
 def test_a_subject_with_a_schema_that_cannot_be_used_is_refused(registry, kind, text):
     registry.register("good-value", text, kind)
     registry.serializes = False
-    with pytest.raises(SchemaMismatchError):
+    with pytest.raises(SchemaMismatchError), cpu_limit(10):
         decoder_of(registry, kind).resolved().ddl()
+
+
+def test_a_default_of_many_records_with_defaults_of_their_own_is_refused():
+    default = {"default": [{}] * 300}
+    inner = record({**field("string", "a"), "default": "x" * 1000}, name="A0")
+    for depth in range(1, 4):
+        inner = record({**field({"type": "array", "items": inner}, "a"), **default}, name=f"A{depth}")
+    reader = record(field("long"), {**field({"type": "array", "items": inner}, "more"), **default})
+    number = b"\0\0\0\0\1"
+    decoder = Avro(reader, framed=True)
+    assert decode(decoder, [number + b"\x0e\0"]) == ([{"id": 7, "more": []}], [None])
+    with pytest.raises(SchemaMismatchError), cpu_limit(10):
+        default_of(parse_avro(decoder.schema).fields[1], "more")
+
+
+def test_enums_of_many_fields_share_their_names():
+    symbols = " ".join(f"S{place} = {place};" for place in range(20_000))
+    fields = " ".join(f"E f{place} = {place};" for place in range(1, 1000))
+    text = f'syntax = "proto3"; enum E {{ {symbols} }} message M {{ {fields} }}'
+    with cpu_limit(10):
+        assert decode(Protobuf(text), [b"\x08\x05"])[0][0]["f1"] == "S5"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [OF_ANY["PROTOBUF: nested deep"], OF_ANY["AVRO: symbols at each reference"]],
+    ids=["compiled", "parsed"],
+)
+def test_a_schema_that_was_refused_is_not_tried_again(registry, kind, text, monkeypatch):
+    tried = []
+    for module, name in ((protobuf_files, "compiled"), (avro_types, "_document")):
+        tried_now = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *given, make=tried_now, **more: (tried.append(given), make(*given, **more))[1]
+        )
+    first = read_next_to_a_good_one(registry, kind, f"{text} ")
+    tried.clear()
+    assert read_next_to_a_good_one(registry, kind, f"{text} ") == first
+    assert tried == []
+
+
+def test_what_is_made_of_schemas_is_kept_up_to_a_size(monkeypatch):
+    monkeypatch.setattr(schema_cache, "MOST_KEPT", 3 * schema_cache.ENTRY_CHARACTERS + 100)
+    made = []
+
+    @schema_cache.kept_by_size(len)
+    def spelled(stored):
+        made.append(stored.text)
+        return stored.text
+
+    def used(*texts):
+        made.clear()
+        for text in texts:
+            spelled(StoredSchema("AVRO", text))
+        return made
+
+    assert used("a", "b", "c", "a") == ["a", "b", "c"]
+    # The one that was used least lately makes room, and a large one counts for more.
+    assert used("d", "a", "c", "b") == ["d", "b"]
+    assert used("x" * 2000, "b") == ["x" * 2000, "b"]
 
 
 # Text of Protobuf behind // is a comment, and Python continues a line behind \.
@@ -325,6 +441,58 @@ def test_a_json_schema_fetches_nothing(registry, keyword, tmp_path):
         assert other.asked == []
 
 
+def test_a_schema_that_is_empty_is_that_of_a_message_only(registry):
+    number = registry.register("good-value", GOOD["AVRO"][1])
+    registry.parts = lambda: [b'{"schema": ""}']
+    with pytest.raises(SchemaMismatchError):
+        SchemaRegistry(registry.url, options=QUICK).schema(number)
+
+
+@pytest.mark.parametrize(
+    "name", ["A/" * 300 + "B", "A" * 1_000_000, "../zoneinfo/UTC", "posix/UTC", "__init__.py", "\0"]
+)
+def test_no_zone_that_a_message_names_is_looked_up_as_a_file_or_a_module(name):
+    payload = json.dumps({"id": 2, "at": f"2024-01-01T00:00:00 {name}"}).encode()
+    rows, errors = decode(Json("id BIGINT, at TIMESTAMP"), [b'{"id":1}', payload, b'{"id":3}'])
+    assert (rows[0], rows[2]) == ({"id": 1, "at": None}, {"id": 3, "at": None})
+    assert [error is None for error in errors] == [True, False, True]
+
+
+def endless(seconds=0.0):
+    while True:
+        yield b" " * 1024
+        time.sleep(seconds)
+
+
+def test_an_answer_without_end_is_read_up_to_a_size(registry, monkeypatch):
+    number = registry.register("good-value", GOOD["AVRO"][1])
+    monkeypatch.setattr(registries, "LONGEST_ANSWER", 1 << 20)
+    registry.parts = endless
+    tracemalloc.start()
+    try:
+        with pytest.raises(SchemaMismatchError):
+            SchemaRegistry(registry.url, options=QUICK).schema(number)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_answer_whose_parts_arrive_for_ever_is_read_for_a_while(registry, monkeypatch):
+    number = registry.register("good-value", GOOD["AVRO"][1])
+    monkeypatch.setattr(registries, "LONGEST_ANSWER_SECONDS", 0.2)
+    registry.parts = lambda: endless(0.01)
+    with pytest.raises(SchemaRegistryError):
+        SchemaRegistry(registry.url, options=QUICK).schema(number)
+
+
+def test_an_answer_that_may_unpack_to_anything_is_refused(registry):
+    number = registry.register("good-value", GOOD["AVRO"][1])
+    registry.headers = {"Content-Encoding": "gzip"}
+    registry.parts = lambda: [gzip.compress(b" " * (1 << 20))]
+    with pytest.raises(SchemaMismatchError):
+        SchemaRegistry(registry.url, options=QUICK).schema(number)
+
+
 def test_names_in_a_schema_are_names_of_columns(registry):
     names = ["a`b", "x\n--;", "y` STRING, `z", "DROP TABLE t"]
     registry.register("good-value", json.dumps(properties(**{name: {"type": "integer"} for name in names})), "JSON")
@@ -434,3 +602,24 @@ def test_a_payload_that_the_validator_cannot_parse_is_not_let_through():
     digits = b'{"id":7,"n":' + b"9" * 5000 + b"}"
     assert decode(JsonSchema(properties(id={"type": "integer"})), [digits])[1] == [None]
     assert decode(JsonSchema(properties(id={"type": "integer"}), validate=True), [digits])[1] != [None]
+
+
+def test_a_key_of_a_map_that_is_there_twice_is_an_error():
+    schema = record(field({"type": "map", "values": "int"}))
+    rows, errors = decode(
+        Avro(schema), [b"\x02\x02a\x02\x00", b"\x04\x02a\x02\x02a\x04\x00", b"\x02\x02a\x02\x02\x02a\x04\x00"]
+    )
+    assert (rows[0], [error is None for error in errors]) == ({"id": [("a", 1)]}, [True, False, False])
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"schema": 5}', b"[]", b"\xff", b"[" * 200_000, b'{"schema": "null", "references": "abc"}']
+)
+def test_an_odd_answer_of_a_registry_is_about_the_schema_that_a_message_names(registry, answer):
+    _, text, payload = GOOD["AVRO"]
+    good = framed(registry.register("good-value", text), payload)
+    decoder = decoder_of(registry, "AVRO").resolved()
+    registry.parts, registry.odd_path = lambda: [answer], "/77"
+    rows, errors = decode(decoder, [good, framed(77, payload), good])
+    assert (rows[0], rows[2]) == ({"id": 7}, {"id": 7})
+    assert [error is None for error in errors] == [True, False, True]

@@ -7,16 +7,22 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_jobs.decoding import isolation, memory
-from spark_jobs.decoding.isolation import decode_isolated
+from spark_jobs.decoding import isolation, limits
+from spark_jobs.decoding.isolation import decode_here, decode_isolated
+from spark_jobs.decoding.protobuf import Protobuf
+from spark_jobs.decoding.rows import Texts, decode_rows
+from spark_jobs.decoding.schema_decoder import schema_use
 from stream_consumers.errors import DecoderCrashedError, SchemaNotFoundError
+from tests.support.arrow_columns import arrow_columns
 from tests.support.crashing_numbers import (
     EXIT,
     HUNGRY,
@@ -48,7 +54,7 @@ def test_messages_that_crash_the_decoder_are_found_and_the_others_keep_their_ord
     block[3], block[20], block[21] = SEGFAULT, EXIT, HUNGRY
     found = decoded(block, [100], [SEGFAULT])
     reasons = {place: text for place, text in enumerate(found) if not text.lstrip("-").isdigit()}
-    needed = memory.allowance(8)
+    needed = limits.allowance(8)
     assert reasons == {
         3: "-1: decoding this message ended the process with SIGSEGV",
         20: "-2: decoding this message ended the process with exit code 3",
@@ -71,9 +77,14 @@ def test_what_a_decoder_raises_is_raised() -> None:
     with pytest.raises(SchemaNotFoundError) as raised:
         decoded([1, SCHEMA])
     assert raised.value.facts == {"id": 7}
-    with pytest.raises(ValueError, match="an odd payload"):
-        decoded([1, ODD])
     assert decoded([5]) == ["-5"]
+
+
+@pytest.mark.parametrize("decode", [decode_isolated, decode_here])
+def test_a_message_for_which_a_decoder_raises_is_refused(decode: Any) -> None:
+    blocks = [pa.record_batch({"number": pa.array([1, ODD, 2, 3], pa.int64())})]
+    found = [text for rows in decode(blocks, negated, refused) for text in rows.column("found").to_pylist()]
+    assert found == ["-1", f"{ODD}: decoding this message raised ValueError", "-2", "-3"]
 
 
 def test_signals_that_ask_a_run_to_end_do_not_end_the_process_in_the_middle_of_a_batch() -> None:
@@ -92,14 +103,56 @@ def test_a_decoder_that_cannot_be_loaded_is_an_error_and_no_fault_of_a_message()
 
 
 def test_the_limit_counts_what_is_taken_within_it_and_is_gone_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST_BYTES", 1 << 28)
+    monkeypatch.setattr(limits, "MOST_BYTES", 1 << 28)
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(MemoryError), memory.limited_memory(0):
+    with pytest.raises(MemoryError), limits.limited_memory(0):
         np.zeros(1 << 29, np.uint8)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with memory.limited_memory(1 << 24):
+    with limits.limited_memory(1 << 24):
         np.zeros(1 << 29, np.uint8)
     np.zeros(1 << 29, np.uint8)
+
+
+class Hungry(Texts):
+    """Has no memory for one payload, or for many rows."""
+
+    def read(self, payload: bytes) -> str:
+        if payload == b"large":
+            raise MemoryError
+        return super().read(payload)
+
+    def columns(self, values: Sequence[Any]) -> list[Any]:
+        if len(values) > 2:
+            raise MemoryError
+        return super().columns(values)
+
+
+@pytest.mark.parametrize("payloads", [[b"1", b"large"], [b"1", b"2", b"3"]])
+def test_a_want_of_memory_is_no_fault_of_a_message(payloads: list[bytes]) -> None:
+    with pytest.raises(MemoryError):
+        decode_rows(Hungry(), pa.array(payloads, pa.binary()))
+    with pytest.raises(MemoryError), schema_use("Avro"):
+        raise MemoryError
+
+
+def test_a_library_that_has_no_memory_has_met_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protobuf raises the same error for both."""
+    monkeypatch.setattr(limits, "MOST_BYTES", 1 << 26)
+    text = (
+        "message Item { int64 a = 1; string b = 2; string c = 3; string d = 4; } message Order { repeated Item i = 1; }"
+    )
+    decoder = Protobuf(f'syntax = "proto3"; {text}', message="Order")
+    schema = arrow_columns(decoder.ddl())
+    heavy = pa.array([b"\x0a\x00" * 400_000, b"\x0a\x00", b"\xff"], pa.binary())
+    # It has taken memory before, as for the rows that it has read of a block.
+    with limits.limited_memory(0):
+        taken = np.zeros(1 << 25, np.uint8)
+        with pytest.raises(MemoryError):
+            decoder.decode(heavy, schema)
+    del taken
+    with limits.limited_memory(0):
+        errors = decoder.decode(heavy[1:], schema).errors.to_pylist()
+    assert [error is None for error in errors] == [True, False]
 
 
 def test_threads_decode_at_the_same_time() -> None:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding import json_decode
+from spark_jobs.decoding import json_decode, json_documents
 from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.errors import SchemaMismatchError
-from tests.support.payloads import BAD, GOOD, documents, payload
 from tests.support.profiles import examples
 
 MONEY = pa.decimal128(10, 2)
@@ -47,51 +46,6 @@ def is_refused(found):
     return isinstance(found, ValueError)
 
 
-ALONE = {}
-
-
-def alone(document):
-    if document not in ALONE:
-        (row,), (error,) = decode([document])
-        ALONE[document] = row, error
-    return ALONE[document]
-
-
-@settings(deadline=None, max_examples=examples(400))
-@given(documents)
-def test_a_block_is_decoded_as_its_documents_alone(choices):
-    payloads = [payload(number, choice) for number, choice in enumerate(choices)]
-    rows, errors = decode(payloads)
-    assert list(zip(rows, errors)) == [alone(document) for document in payloads]
-    for number, choice in enumerate(choices):
-        assert (errors[number] is None) == (choice >= 0), payloads[number]
-        assert choice < 0 or rows[number]["id"] == number
-
-
-@settings(deadline=None, max_examples=examples(400))
-@given(st.lists(st.text('{}[]",:\\ \n\r\t\0in1NaInf.-/*', max_size=12).map(str.encode), min_size=1, max_size=6))
-def test_garbage_stays_in_its_row(garbage):
-    payloads = [part for i, text in enumerate(garbage) for part in (b'{"id":%d}' % i, b"{" + text + b"}")]
-    rows, errors = decode(payloads)
-    assert [row["id"] for row in rows[::2]] == list(range(len(garbage)))
-    assert errors[::2] == [None] * len(garbage)
-    assert list(zip(rows, errors)) == [alone(document) for document in payloads]
-
-
-@pytest.mark.parametrize("document", BAD, ids=lambda d: repr(d)[:40])
-def test_bad(document):
-    (row,), (error,) = decode([document])
-    assert error
-    assert set(row.values()) == {None}
-
-
-@pytest.mark.parametrize("document", GOOD, ids=lambda d: repr(d)[:40])
-def test_good(document):
-    (row,), errors = decode([document % 7])
-    assert errors == [None]
-    assert row["id"] == 7
-
-
 @pytest.mark.parametrize("rows", [1, 3, 5, 100_001])
 def test_blocks_join_in_order(monkeypatch, rows):
     if rows < 10:
@@ -106,18 +60,13 @@ SCHEMA_OF_ID = pa.schema([pa.field("id", pa.int64())])
 
 def test_large_payloads_are_parsed_in_parts(monkeypatch):
     sizes = []
-    parse = json_decode._parse
+    parse = json_documents.parse_block
     monkeypatch.setattr(json_decode, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(json_decode, "_parse", lambda *block: sizes.append(block[1]) or parse(*block))
+    monkeypatch.setattr(json_documents, "parse_block", lambda *block: sizes.append(len(block[0])) or parse(*block))
     rows, errors = decode([b'{"id":%d,"text":"%s"}' % (i, b"x" * 60) for i in range(5)])
     assert [row["id"] for row in rows] == list(range(5))
     assert errors == [None] * 5
     assert sizes == [1] * 5
-
-
-def test_nothing():
-    rows, errors = decode([])
-    assert (rows, errors) == ([], [])
 
 
 def test_missing_and_null_fields():
@@ -165,22 +114,6 @@ def test_decimals_are_exact_or_refused(number, kind, is_text):
     assert errors[1:] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "expected"),
-    [
-        ("0.1000000000000000000000000000000000000000", MONEY, "0.10"),
-        ("1e-38", pa.decimal128(38, 38), "1e-38"),
-        ("1234567890123456789012345678.1234567890", pa.decimal128(38, 10), "1234567890123456789012345678.123456789"),
-        ("1.5e2", MONEY, "150.00"),
-        ("5e-2", MONEY, "0.05"),
-        ("-5.0e-2", MONEY, "-0.05"),
-        ("99999999.99", MONEY, "99999999.99"),
-    ],
-)
-def test_decimals(text, kind, expected):
-    assert value(text, kind) == Decimal(expected)
-
-
 WRAPPING = ("28751.175757626", "99999999.995", "1e38", "1e60", "1e76", "1e999", "9" * 39, "-1e39")
 
 
@@ -205,44 +138,12 @@ def test_decimals_within_arrays_and_structs():
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2024-02-29T12:00:00", (2024, 2, 29, 12)),
-        ("2024-02-29 12:00:00.123456", (2024, 2, 29, 12, 0, 0, 123456)),
-        ("2024-02-29T12:00:00Z", (2024, 2, 29, 12)),
-        ("2024-02-29T12:00:00+02:00", (2024, 2, 29, 10)),
-        ("2024-02-29", (2024, 2, 29)),
-        ("1969-12-31T23:59:59.999", (1969, 12, 31, 23, 59, 59, 999000)),
-    ],
-)
-def test_timestamps(text, expected):
-    assert value(f'"{text}"', pa.timestamp("us", "UTC")) == datetime(*expected, tzinfo=timezone.utc)
-
-
-@pytest.mark.parametrize("text", ["", "2024-02-30", "2024-02-29T25:00:00", "12:00", "2024-02-29T12:00:00.1234567"])
-def test_no_timestamps(text):
-    assert is_refused(value(f'"{text}"', pa.timestamp("us", "UTC")))
-
-
-def test_dates():
-    assert value('"2024-02-29"', pa.date32()) == date(2024, 2, 29)
-    assert all(is_refused(value(text, pa.date32())) for text in ('"2024-02-29T00:00:00"', '"29.2.2024"', '""', "7"))
-
-
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 def test_whole_numbers_have_their_range(bits):
     kind = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     assert (value(str(low), kind), value(str(high), kind), value("-0", kind)) == (low, high, 0)
     assert all(is_refused(value(text, kind)) for text in (str(low - 1), str(high + 1), "1.0", "1e0", '"1"', "true"))
-
-
-def test_floats_and_booleans():
-    assert (value("1", pa.float64()), value("0.1", pa.float64()), value("-1e3", pa.float64())) == (1.0, 0.1, -1000.0)
-    assert (value("true", pa.bool_()), value("false", pa.bool_())) == (True, False)
-    assert all(is_refused(value(text, pa.float64())) for text in ('"1"', "NaN", "Infinity", "-Infinity", "Inf", "true"))
-    assert all(is_refused(value(text, pa.bool_())) for text in ("1", '"true"', "True"))
 
 
 @pytest.mark.parametrize(
@@ -268,52 +169,11 @@ def test_no_number_becomes_infinite(kind, largest, beyond, sign, wrap):
     assert rows[0] == rows[2] == {"v": value(wrap.format(sign + largest), wrapped)}
 
 
-def test_a_number_that_is_too_large_is_told_with_the_type_that_is_too_small():
-    assert "field 'v' is not a number that FLOAT can hold" in str(value("1e39", pa.float32()))
-    assert "field 'v[]' is not a number that FLOAT can hold" in str(value("[1e39]", pa.list_(pa.float32())))
-    assert (value("1e39", pa.float64()), value("1e-50", pa.float32())) == (1e39, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (pa.date32(), "0000-12-31"),
-        (pa.timestamp("us", "UTC"), "0000-12-31"),
-        (pa.timestamp("us", "UTC"), "0001-01-01T00:00:00+01:00"),
-        (pa.timestamp("us", "UTC"), "9999-12-31T23:59:59-01:00"),
-    ],
-)
-def test_times_outside_of_the_years_that_spark_has(kind, text):
-    assert "field 'v' is not in the years 1 to 9999" in str(value(f'"{text}"', kind))
-
-
 def test_the_first_and_the_last_time():
     for day in (date.min, date.max):
         assert value(f'"{day}"', pa.date32()) == day
     for moment in (datetime.min.replace(tzinfo=timezone.utc), datetime.max.replace(tzinfo=timezone.utc)):
         assert value(f'"{moment.isoformat()}"', pa.timestamp("us", "UTC")) == moment
-
-
-@pytest.mark.parametrize(
-    ("kind", "good", "bad"),
-    [
-        (pa.float64(), "0.5", '"x"'),
-        (pa.float32(), "1e3", "true"),
-        (pa.bool_(), "true", "1"),
-        (pa.int8(), "-128", "128"),
-        (pa.string(), '"x"', "1"),
-        (pa.date32(), '"2024-01-01"', "1"),
-        (pa.timestamp("us", "UTC"), '"2024-01-01"', "1"),
-        (pa.decimal128(3, 1), "99.9", "100"),
-        (pa.list_(pa.int64()), "[1]", "{}"),
-        (pa.struct([("a", pa.int64())]), '{"a":1}', "[]"),
-    ],
-)
-def test_a_bad_neighbour_spoils_nothing(kind, good, bad):
-    schema = pa.schema([pa.field("v", kind)])
-    rows, errors = decode([b'{"v":%s}' % text.encode() for text in (good, bad, good)], schema)
-    assert [error is None for error in errors] == [True, False, True]
-    assert rows[0] == rows[2] == {"v": value(good, kind)}
 
 
 @pytest.mark.parametrize(

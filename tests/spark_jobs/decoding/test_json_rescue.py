@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_decoder import Json, Watching
 from spark_jobs.decoding.json_rescue import rescued
 from tests.support.profiles import examples
 
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
 )
 def test_what_is_kept(document: bytes | None, kept: str | None) -> None:
     payloads = pa.array([document, b'{"id": 2}'], pa.binary())
-    assert rescued(payloads, SCHEMA).to_pylist() == [kept, None]
+    assert rescued(payloads, SCHEMA).fields.to_pylist() == [kept, None]
 
 
 values = st.recursive(
@@ -64,8 +64,8 @@ objects = st.dictionaries(
 @given(st.lists(objects, max_size=20))
 def test_what_is_kept_of_a_document_does_not_depend_on_its_neighbours(documents: list[dict[str, Any]]) -> None:
     payloads = [json.dumps(document).encode() for document in documents]
-    together = rescued(pa.array(payloads, pa.binary()), SCHEMA).to_pylist()
-    assert together == [rescued(pa.array([payload], pa.binary()), SCHEMA)[0].as_py() for payload in payloads]
+    together = rescued(pa.array(payloads, pa.binary()), SCHEMA).fields.to_pylist()
+    assert together == [rescued(pa.array([payload], pa.binary()), SCHEMA).fields[0].as_py() for payload in payloads]
     for document, kept in zip(documents, together):
         found = json.loads(kept or "{}")
         assert {name: found.get(name) for name in document if name not in SCHEMA.names} == {
@@ -82,3 +82,31 @@ def test_a_decoder_has_one_column_more() -> None:
     assert [column.to_pylist() for column in decoded.columns] == [[1, None], ['{"x": 2}', '{"x": 2}']]
     assert decoded.errors.to_pylist()[0] is None
     assert decoded.errors.to_pylist()[1] is not None
+
+
+TWICE = [
+    b'{"id":1,"tax":1,"tax":2}',
+    b'{"id":1,"shop":{"zip":1,"zip":2}}',
+    b'{"id":1,"x":{"a":1,"a":2}}',
+    b'{"id":1,"x":[{"a":1,"a":2}]}',
+]
+
+
+@pytest.mark.parametrize("document", TWICE)
+def test_a_field_without_a_column_that_is_there_twice_is_an_error(document: bytes) -> None:
+    schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
+    payloads = pa.array([b'{"id":1,"tax":1}', document], pa.binary())
+    rescuing = Json("id BIGINT, shop STRUCT<name: STRING>", rescue=True)
+    found = rescuing.decode(payloads, schema.append(pa.field("_rescued", pa.string())))
+    assert [error is None for error in found.errors.to_pylist()] == [True, False]
+    watching = Watching(Json("id BIGINT, shop STRUCT<name: STRING>"))
+    assert watching.decode(payloads, schema).errors[1].as_py() is not None
+
+
+def test_a_name_that_is_too_long_for_a_column_is_found_by_none() -> None:
+    schema = pa.schema([("id", pa.int64())])
+    documents = pa.array([b'{"id":1,"%s":1}' % (b"x" * length) for length in (1000, 1001, 1 << 20)], pa.binary())
+    found = Watching(Json("id BIGINT")).decode(documents, schema)
+    assert found.errors.is_null().to_pylist() == [False, True, True]
+    kept = Json("id BIGINT", rescue=True).decode(documents, schema.append(pa.field("_rescued", pa.string())))
+    assert kept.columns[1].null_count == 0

@@ -1,15 +1,12 @@
 """Json: a block that is parsed as a whole gives what its documents give one by one, and good blocks are."""
 
-from functools import partial
-from unittest.mock import Mock
-
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decode import decode_json
-from spark_jobs.decoding.json_documents import decode_block, decode_documents
+from spark_jobs.decoding.json_decode import parse_block
+from spark_jobs.decoding.json_documents import decode_documents, decode_json
 from tests.support.payloads import BAD, GOOD, NUMBERS, STRINGS
 from tests.support.profiles import examples
 
@@ -92,38 +89,24 @@ ODD_DOCUMENTS = (
 )
 
 
-BOTH = (partial(decode_block, is_lenient=False), partial(decode_block, is_lenient=True))
-
-
 def same(payloads):
-    """The errors of a block, the same in one go and one by one, strict and lenient."""
-    errors, _ = (same_alone(payloads, careful) for careful in BOTH)
-    for document in payloads.to_pylist():
-        as_python_does(document)
+    """The errors of a block, the same in one go and one by one, strict and lenient, by Arrow and by Python."""
+    errors, _ = (same_alone(payloads, is_lenient) for is_lenient in (False, True))
     return errors
 
 
-def as_python_does(document):
-    """What Arrow takes, Python takes alike: which of them it was depends on the neighbours."""
-    try:
-        taken, _ = decode_json(pa.array([document], pa.binary()), SCHEMA, Mock(side_effect=LookupError))
-    except LookupError:
-        return
-    if (document or b"").count(b"[") < 400:
-        for is_lenient in (False, True):
-            assert decode_documents([document], SCHEMA, is_lenient=is_lenient) == (taken, [None]), document
-
-
-def same_alone(payloads, careful):
-    columns, errors = decode_json(payloads, SCHEMA, careful)
+def same_alone(payloads, is_lenient):
+    columns, errors = decode_json(payloads, SCHEMA, is_lenient=is_lenient)
     for column, field in zip(columns, SCHEMA):
         column.validate(full=True)
         assert column.type == field.type
         assert len(column) == len(payloads)
     for row, document in enumerate(payloads.to_pylist()):
-        alone, (error,) = careful([document], SCHEMA)
-        assert errors[row].as_py() == error, document
-        assert [column.slice(row, 1) for column in columns] == alone, document
+        alone = pa.array([document], pa.binary())
+        own = [column.slice(row, 1) for column in (*columns, errors)]
+        for decode in (decode_json, decode_documents):
+            found, error = decode(alone, SCHEMA, is_lenient=is_lenient)
+            assert own == [*found, error], document
     return errors
 
 
@@ -144,11 +127,7 @@ def test_a_block_is_what_its_documents_are(documents, before, behind):
 @given(st.lists(GOOD_DOCUMENTS, min_size=1, max_size=20))
 def test_good_blocks_are_parsed_as_a_whole(documents):
     payloads = pa.array(documents, pa.binary())
-    careful = Mock(side_effect=AssertionError("it went document by document"))
-    columns, errors = decode_json(payloads, SCHEMA, careful)
-    assert errors.null_count == len(documents)
-    expected, _ = BOTH[0](documents, SCHEMA)
-    assert columns == expected
+    assert parse_block(payloads, SCHEMA) == decode_documents(payloads, SCHEMA, is_lenient=False)[0]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda d: repr(d)[:40])
@@ -159,6 +138,6 @@ def test_one_bad_document_in_a_good_block(bad):
 
 
 def test_nothing():
-    columns, errors = decode_json(pa.array([], pa.binary()), SCHEMA, BOTH[0])
+    columns, errors = decode_json(pa.array([], pa.binary()), SCHEMA, is_lenient=False)
     assert [column.type for column in columns] == [field.type for field in SCHEMA]
     assert [len(column) for column in (*columns, errors)] == [0] * (len(SCHEMA) + 1)

@@ -8,14 +8,14 @@ import pytest
 from spark_jobs.batches.replay import begun
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import MOST_VERSIONS, Ledger
 from spark_jobs.ledger.totals import MOST_REPLAYS, Totals
 from spark_jobs.writing.dead_letters import replacements
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
-from tests.support.written_log import WrittenLog
+from tests.support.written_log import WrittenLog, made_entry
 
 COMMITS = 2000
 SHARD = Shard("orders", 0)
@@ -25,13 +25,8 @@ FIRST_REPLACE = COMMITS - 10
 def batch(version):
     state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, version)), origin=0)}
     ranges = {SHARD: Range(version, version + 1)}
-    return LedgerEntry(
-        "batch",
-        "g",
-        "g/main",
+    return made_entry(
         version + 1,
-        "main",
-        f"b{version}",
         version - 1,
         ranges=ranges,
         state=state,
@@ -94,7 +89,7 @@ def test_a_ledger_of_many_shards_is_read_from_the_newest_full_entry(tmp_path, op
 def test_what_commits_add_up_to_is_not_searched(long_log, opened):
     ledger = Ledger(long_log.log(), group="g", member="main")
     assert begun(ledger, "id") is None
-    assert ledger.totals(ledger.read()).dead == COMMITS
+    assert ledger.read().totals.dead == COMMITS
     assert opened == {COMMITS - 1}
 
 
@@ -126,18 +121,6 @@ def test_of_many_replays_the_oldest_are_searched(tmp_path, opened):
     opened.clear()
     assert begun(ledger, str(MOST_REPLAYS + 1)).done == {SHARD: Intervals.of((MOST_REPLAYS + 2, MOST_REPLAYS + 3))}
     assert 1 not in opened, "it is remembered"
-
-
-def test_where_the_log_does_not_tell_totals_are_as_far_as_it_does(tmp_path):
-    """A restore to a time that no version fits, in a table of an older version."""
-    log = WrittenLog(tmp_path / "table")
-    for version in range(3):
-        log.ours(replace(batch(version), totals=None))
-    log.restore(timestamp="2020-01-01 00:00:00", version=None)
-    log.ours(replace(batch(4), base=3, totals=None))
-    ledger = Ledger(log.log(), group="g", member="main")
-    state = ledger.read()
-    assert ledger.entry("batch", state).totals == Totals(dead=1)
 
 
 def test_a_reader_that_stays_keeps_no_more_commits_than_it_may(long_log, monkeypatch):

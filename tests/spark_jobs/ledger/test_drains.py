@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from spark_jobs import run_ingestion
-from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.ingestion import CONTINUES, Ingestion
+from spark_jobs.batches.job import drain_batches, reports_of
 from spark_jobs.batches.linger import Linger
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -27,38 +27,40 @@ from stream_consumers.errors import DataLossError
 from stream_consumers.memory import MemoryBroker, forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import reports_with
+from tests.support.scripted_jobs import ScriptedJob
 
 pytestmark = pytest.mark.usefixtures("default_handlers")
 ZERO, ONE = Shard("orders", 0), Shard("orders", 1)
 
 
-class Jobs:
+class Jobs(ScriptedJob):
     """A replay of two batches; the messages of the third are gone."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.left: list[Any] = ["first", "second", DataLossError("gone", remedy="None.")]
 
-    def plan(self) -> Any:
+    def next(self) -> Any:
         planned = self.left.pop(0)
         if isinstance(planned, Exception):
             raise planned
         return planned
 
-    def run(self, batch: str) -> str:
-        return f"{batch} is in the table"
-
 
 def test_batches_of_a_replay_that_are_in_the_table_are_told_of_before_an_error() -> None:
     told: list[Any] = []
-    jobs: Any = Jobs()
 
     def tell() -> None:
-        for report in drain_batches(jobs):
-            told.append(report)
+        for report in drain_batches(Jobs()):
+            told.append(report.entry)
 
     with pytest.raises(DataLossError):
         tell()
-    assert told == ["first is in the table", "second is in the table"]
+    assert told == ["first", "second"]
+
+
+NO_SPARK: Any = SimpleNamespace(interruptAll=lambda: None)
 
 
 class Member:
@@ -77,28 +79,29 @@ def test_a_member_waits_for_the_shards_of_others_and_not_for_those_it_has_draine
     monkeypatch.setattr(Ledger, "read", lambda ledger: LedgerState(1, positions))
     source = StreamSource(StreamUrl.parse("memory://drains/orders"))
     member: Any = Member()
-    drain = SharedDrain(source, Ingestion("g", str(folder / "t")), member, job_of=pytest.fail)
+    drain = SharedDrain(NO_SPARK, source, Ingestion("g", str(folder / "t")), member, make_job=pytest.fail)
     drain._done = {ZERO}
     assert drain._is_reached({ZERO: 10, ONE: 10}) is is_over
 
 
-class Follower:
+class Follower(ScriptedJob):
     """The job of one shard of a memory stream, without Spark: each batch is what came since the last one."""
 
     def __init__(self, source: BatchSource, shard: Shard, began: Callable[[], object]) -> None:
+        super().__init__()
         self._source = source
         self._shard = shard
         self._began = began
         self._at = 0
 
-    def plan(self) -> Any:
+    def next(self) -> Any:
         end = self._source.extents()[self._shard].end
         return end if end > self._at else None
 
-    def run(self, batch: int) -> Any:
+    def put(self, value: int) -> Any:
         self._began()
-        before, self._at = self._at, batch
-        return str(self._shard), before, batch
+        before, self._at = self._at, value
+        return str(self._shard), before, value
 
 
 class Both(Member):
@@ -121,12 +124,10 @@ def broker() -> Iterator[MemoryBroker]:
     forget_memory_broker(url)
 
 
-def member_of(
-    folder: Path, *, linger: float, on_next: Callable[[], object], began: Callable[[], object] = lambda: None
-) -> SharedDrain:
+def member_of(folder: Path, *, linger: float, began: Callable[[], object] = lambda: None) -> SharedDrain:
     made: list[Shard] = []
 
-    def job_of(source: BatchSource, ingestion: Ingestion) -> Any:
+    def make_job(source: BatchSource, ingestion: Ingestion) -> Any:
         assert ingestion.shard is not None
         made.append(ingestion.shard)
         assert len(made) == len(set(made)), "a shard keeps its job while the member stays"
@@ -135,18 +136,22 @@ def member_of(
     member: Any = Both()
     source = StreamSource(StreamUrl.parse("memory://members/orders"))
     what = Ingestion("g", str(folder / "t"))
-    return SharedDrain(source, what, member, job_of, linger=Linger(linger), on_next=on_next, max_batches=5)
+    return SharedDrain(NO_SPARK, source, what, member, make_job, linger=Linger(linger), max_batches=5)
 
 
 def test_a_member_that_stays_follows_its_shards(folder: Path, broker: MemoryBroker) -> None:
     arrivals = [ONE, ZERO, ONE]
 
+    found: list[Any] = []
+
     def arrive() -> None:
-        if arrivals and drain._shards() <= drain._done:
+        # One after the other, since each shard is drained in a thread of its own.
+        if arrivals and len(found) + len(arrivals) == 5 and drain._shards() <= drain._done:
             broker.append(arrivals.pop(0), b"{}")
 
-    drain = member_of(folder, linger=600.0, on_next=arrive)
-    found: list[Any] = list(drain.reports())
+    drain = member_of(folder, linger=600.0)
+    for report in reports_with(drain.events(), arrive):
+        found.append(report.entry)
     assert sorted(found[:2]) == [("orders/0", 0, 1), ("orders/1", 0, 1)]
     assert found[2:] == [("orders/1", 1, 2), ("orders/0", 1, 2), ("orders/1", 2, 3)]
 
@@ -161,19 +166,19 @@ def test_a_member_that_stays_reads_again_what_a_restore_or_a_rewind_leaves_to_re
         if moves and drain._shards() <= drain._done and all(job._at for job in jobs.values()):
             jobs[moves.pop(0)]._at = 0
 
-    drain = member_of(folder, linger=600.0, on_next=move)
+    drain = member_of(folder, linger=600.0)
     jobs: Any = drain._jobs
     ledger: Any = SimpleNamespace(read=lambda: SimpleNamespace(positions={s: job._at for s, job in jobs.items()}))
     drain._ledger = ledger
-    found: list[Any] = list(drain.reports())
+    found = [report.entry for report in reports_with(drain.events(), move)]
     assert found[2:] == [("orders/1", 0, 1), ("orders/0", 0, 1), ("orders/1", 0, 1)]
 
 
 def test_a_member_ends_when_its_time_is_over(folder: Path, broker: MemoryBroker) -> None:
-    looks: list[int] = []
-    drain = member_of(folder, linger=0.3, on_next=lambda: looks.append(1))
-    assert len(list(drain.reports())) == 2
-    assert len(looks) > 3
+    drain = member_of(folder, linger=0.3)
+    events = list(drain.events())
+    assert sum(event is not CONTINUES for event in events) == 2
+    assert events.count(CONTINUES) > 2 + 3
 
 
 def test_a_member_tells_what_it_has_written_before_it_waits_for_more(
@@ -185,12 +190,12 @@ def test_a_member_tells_what_it_has_written_before_it_waits_for_more(
     monkeypatch.setattr(run_ingestion, "wait", lambda running, *_: (begin.set(), wait(running, 60))[1])
     told_at_pauses: list[int] = []
     time = itertools.count()
-    drain = member_of(folder, linger=600.0, on_next=lambda: None, began=lambda: begin.wait(60))
+    drain = member_of(folder, linger=600.0, began=lambda: begin.wait(60))
     written: Any = SimpleNamespace(read=lambda: SimpleNamespace(positions={ZERO: 1, ONE: 1}))
     drain._ledger = written
     drain._linger = Linger(5, sleep=lambda _: told_at_pauses.append(len(found)), clock=lambda: next(time))
     found: list[Any] = []
-    for report in drain.reports():
+    for report in reports_of(drain.events()):
         found.append(report)
     assert len(found) == 2
     assert set(told_at_pauses) == {2}
@@ -211,11 +216,11 @@ def test_a_member_that_is_asked_to_end_tells_what_it_finishes(folder: Path, brok
 
     thread = threading.Thread(target=end)
     thread.start()
-    drain = member_of(folder, linger=600.0, on_next=lambda: None, began=began)
+    drain = member_of(folder, linger=600.0, began=began)
 
     def follow() -> None:
-        for report in drain.reports():
-            found.append(report)
+        for report in reports_of(drain.events()):
+            found.append(report.entry)
 
     with pytest.raises(SystemExit):
         follow()
@@ -224,16 +229,16 @@ def test_a_member_that_is_asked_to_end_tells_what_it_finishes(folder: Path, brok
 
 
 def test_a_member_that_is_asked_to_end_while_it_plans_begins_no_batch(folder: Path, broker: MemoryBroker) -> None:
-    drain = member_of(folder, linger=600.0, on_next=lambda: None, began=pytest.fail)
+    drain = member_of(folder, linger=600.0, began=pytest.fail)
 
-    class Planning:
-        def plan(self) -> str:
+    class Planning(ScriptedJob):
+        def next(self) -> str:
             drain._stop.set()
             return "a batch"
 
-        def run(self, batch: str) -> None:
-            pytest.fail("nobody would interrupt it")
+        def put(self, value: str) -> None:
+            pytest.fail("nothing would interrupt it")
 
-    job: Any = Planning()
-    drain._jobs[ZERO] = job
+    jobs: Any = drain._jobs
+    jobs[ZERO] = Planning()
     assert drain._drain_shard(ZERO) is False

@@ -1,10 +1,12 @@
 """Ledger.read(), from the newest state that an entry carries, against a naive fold of the whole log."""
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,10 +17,10 @@ from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import LastMessage, Range
-from stream_consumers.errors import LedgerTruncatedError
+from stream_consumers.errors import LedgerTruncatedError, LedgerUnreadableError
 from stream_consumers.messages import Shard
 from tests.support.profiles import examples
-from tests.support.written_log import WrittenLog
+from tests.support.written_log import WrittenLog, made_entry
 
 SHARDS = (Shard("s", 0), Shard("s", 1))
 MEMBERS = ("a", "b")
@@ -114,8 +116,8 @@ def known(state):
 
 
 @st.composite
-def logs(draw, is_old=False):
-    """Kinds and details of the commits of a log that our protocol may come to see; of old ones no entry has totals."""
+def logs(draw):
+    """Kinds and details of the commits of a log that our protocol may come to see."""
     reference, numbers = Reference(), dict.fromkeys(MEMBERS, 0)
     pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
     for version in range(draw(st.integers(1, 22))):
@@ -127,13 +129,13 @@ def logs(draw, is_old=False):
             reference.commits.append((what, pick("OPTIMIZE", "DELETE", "other group", "no json", "other json")))
         else:
             base = version - 1 - pick(0, 0, 1, 2, 3)
-            entry = draw(entries(version, max(base, -1), numbers, reference, is_old))
+            entry = draw(entries(version, max(base, -1), numbers, reference))
             reference.commits.append((what, entry))
     return reference
 
 
 @st.composite
-def entries(draw, version, base, numbers, reference, is_old):
+def entries(draw, version, base, numbers, reference):
     pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
     kind = pick("init", "batch", "batch", "batch", "replay", "dismiss", "fence", "keep")
     member = pick(*MEMBERS)
@@ -153,14 +155,12 @@ def entries(draw, version, base, numbers, reference, is_old):
         if kind in ("init", "batch") and pick(True, False):
             origin[shard] = draw(st.integers(0, 4))
     is_full = pick(True, False) or not any(what == "ours" for what, _ in reference.commits)
-    return LedgerEntry(
-        kind,
-        "g",
-        f"g/{member}",
+    return made_entry(
         numbers[member],
-        member,
-        f"bid{version}",
         base,
+        member=member,
+        kind=kind,
+        bid=f"bid{version}",
         ranges=ranges,
         places=places,
         mode=mode,
@@ -172,7 +172,7 @@ def entries(draw, version, base, numbers, reference, is_old):
         replay=pick("", "one", "two") if kind == "replay" and not is_redrive else "",
         goal=dict.fromkeys(SHARDS, Range(2, 5)) if kind == "replay" and not is_redrive else {},
         state=as_state(reference.fold(base)) if is_full else None,
-        totals=reference.totals(base) if is_full and not is_old else None,
+        totals=reference.totals(base) if is_full else Totals(),
     )
 
 
@@ -183,10 +183,7 @@ def write(log, reference):
         elif what == "ours":
             log.ours(details)
         elif details == "other group":
-            other = LedgerEntry(
-                "batch", "gg", "gg/a", version + 1, "a", "x", version - 1, ranges={SHARDS[0]: Range(0, TOP)}
-            )
-            log.ours(other)
+            log.ours(made_entry(version + 1, version - 1, group="gg", member="a", ranges={SHARDS[0]: Range(0, TOP)}))
         elif details == "no json":
             log.commit(metadata="{not json")
         elif details == "other json":
@@ -204,7 +201,7 @@ def in_folder(check):
 
 
 @settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
-@given(st.booleans().flatmap(logs), st.sampled_from(MEMBERS))
+@given(logs(), st.sampled_from(MEMBERS))
 def test_reading_from_the_newest_full_entry_is_the_fold_of_the_whole_log(reference, member):
     def check(log):
         write(log, reference)
@@ -213,7 +210,7 @@ def test_reading_from_the_newest_full_entry_is_the_fold_of_the_whole_log(referen
         ours = [d for what, d in reference.commits if what == "ours"]
         assert known(found.shards) == as_state(reference.fold(len(reference.commits) - 1))
         assert found.version == len(reference.commits) - 1
-        assert ledger.totals(found) == reference.totals(len(reference.commits) - 1)
+        assert found.totals == reference.totals(len(reference.commits) - 1)
         assert found.newest == (ours[-1] if ours else None)
         assert found.last_number == max((d.number for d in ours if d.by == member), default=0)
 
@@ -243,13 +240,56 @@ def checkpoint(log):
     DeltaTable(str(log.path)).create_checkpoint()
 
 
+def restored_again(levels, restores):
+    """Each level goes back to before the state that the fold to it starts from."""
+    shard = SHARDS[0]
+    reference = Reference([("ours", made_entry(1, -1, member="a", kind="init", origin={shard: 0}))])
+    for number in range(levels):
+        base = len(reference.commits) - 1
+        state = as_state(reference.fold(base))
+        batch = made_entry(number + 2, base, member="a", ranges={shard: Range(number, number + 1)}, state=state)
+        reference.commits += [("ours", batch), *[("restore", max(base - 1, 0))] * restores]
+    return reference
+
+
+def test_levels_of_restores_are_folded_once_each(monkeypatch):
+    reference, folded = restored_again(8, 3), []
+
+    def counted(*arguments, **options):
+        folded.append(arguments)
+        return fold(*arguments, **options)
+
+    monkeypatch.setattr("spark_jobs.ledger.ledger.fold", counted)
+
+    def check(log):
+        write(log, reference)
+        found = Ledger(log.log(), group="g", member="a").read()
+        assert known(found.shards) == as_state(reference.fold(len(reference.commits) - 1))
+        assert len(folded) <= len(reference.commits)
+
+    in_folder(check)
+
+
+def test_more_levels_of_restores_than_ingestion_makes_are_refused(monkeypatch):
+    monkeypatch.setattr("spark_jobs.ledger.ledger.MOST_LEVELS", 3)
+
+    def check(log):
+        write(log, restored_again(8, 3))
+        with pytest.raises(LedgerUnreadableError):
+            Ledger(log.log(), group="g", member="a").read()
+        log.restore(version=0)
+        assert Ledger(log.log(), group="g", member="a").read().positions == {SHARDS[0]: 0}
+
+    in_folder(check)
+
+
 def test_restore_back_and_forth():
     reference = Reference()
 
     def add(kind, base, **details):
         number = sum(what == "ours" for what, _ in reference.commits) + 1
         state = as_state(reference.fold(base))
-        entry = LedgerEntry(kind, "g", "g/a", number, "a", f"b{number}", base, state=state, **details)
+        entry = made_entry(number, base, member="a", kind=kind, state=state, **details)
         reference.commits.append(("ours", entry))
 
     add("init", -1, origin={SHARDS[0]: 0})
@@ -276,11 +316,9 @@ def test_a_batch_that_lands_behind_a_restore_to_before_the_claim_does_not_hide_w
     ):
         state = as_state(reference.fold(number - 1))
         reference.commits.append(
-            ("ours", LedgerEntry(kind, "g", "g/a", number, "a", kind, number - 1, state=state, **details))
+            ("ours", made_entry(number, number - 1, member="a", kind=kind, state=state, **details))
         )
-    late = LedgerEntry(
-        "batch", "g", "g/a", 3, "a", "late", 2, ranges={shard: Range(5, 9)}, state=as_state(reference.fold(2))
-    )
+    late = made_entry(3, 2, member="a", ranges={shard: Range(5, 9)}, state=as_state(reference.fold(2)))
     reference.commits += [("restore", 0), ("ours", late)]
 
     def check(log):
@@ -307,9 +345,7 @@ def test_a_replace_that_lands_behind_a_restore_may_have_removed_nothing():
             reference.commits.append((kind, base))
         else:
             state = as_state(reference.fold(base))
-            reference.commits.append(
-                ("ours", LedgerEntry(kind, "g", "g/a", number, "a", kind, base, state=state, **details))
-            )
+            reference.commits.append(("ours", made_entry(number, base, member="a", kind=kind, state=state, **details)))
 
     def check(log):
         write(log, reference)
@@ -323,12 +359,12 @@ def test_a_commit_is_late_also_where_the_restore_lies_before_the_state_that_the_
     state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0)}
 
     def check(log):
-        log.ours(LedgerEntry("init", "g", "g/a", 1, "a", "init", -1, origin={shard: 0}))
-        log.ours(LedgerEntry("batch", "g", "g/a", 2, "a", "batch", 0, ranges={shard: Range(0, 5)}, state=None))
+        log.ours(made_entry(1, -1, member="a", kind="init", origin={shard: 0}))
+        log.ours(made_entry(2, 0, member="a", ranges={shard: Range(0, 5)}, state=None))
         log.restore(version=1)
-        log.ours(LedgerEntry("fence", "g", "g/a", 3, "a", "fence", 2, state=state))
-        replay = {"ranges": {shard: Range(1, 3)}, "mode": "replace", "state": None}
-        log.ours(LedgerEntry("replay", "g", "g/b", 1, "b", "late", 1, **replay))
+        log.ours(made_entry(3, 2, member="a", kind="fence", state=state))
+        late = {"kind": "replay", "ranges": {shard: Range(1, 3)}, "mode": "replace", "state": None}
+        log.ours(made_entry(1, 1, member="b", **late))
         assert str(Ledger(log.log(), group="g", member="a").read().shards[shard].redo) == "[1,3)"
 
     in_folder(check)
@@ -337,9 +373,7 @@ def test_a_commit_is_late_also_where_the_restore_lies_before_the_state_that_the_
 def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
     shard, ten = SHARDS[0], Intervals.of((MIN_SEQUENCE, 10))
     state = {shard: ShardState(ten, Intervals.of((2, 8)), origin=0)}
-    dismissal = LedgerEntry(
-        "dismiss", "g", "g/a", 1, "a", "b", 0, places={shard: Intervals.of((3, 4))}, mode="replace", dead=1
-    )
+    dismissal = made_entry(1, 0, kind="dismiss", places={shard: Intervals.of((3, 4))}, mode="replace", dead=1)
     assert fold(state, dismissal, late=False)[shard] == state[shard]
     gone = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 1)), origin=0)}
     assert fold(gone, dismissal, late=True)[shard].covered == Intervals.of((MIN_SEQUENCE, 1), (3, 4))
@@ -352,18 +386,16 @@ def test_the_last_message_grows_with_appends_goes_back_with_a_restore_and_surviv
 
     def entry(number, end, *, mode="append"):
         last = {orders: LastMessage(end - 1, 1000 + end, 7 * end, epoch=end)} if mode == "append" else {}
-        return LedgerEntry(
-            "batch", "g", "g/main", number, "main", "b", 0, {orders: Range(end - 5, end)}, mode, last_messages=last
-        )
+        return made_entry(number, 0, ranges={orders: Range(end - 5, end)}, mode=mode, last_messages=last)
 
     states = [{orders: ShardState(origin=0, covered=Intervals.of((MIN_SEQUENCE, 0)))}]
     for one in (entry(1, 5), entry(2, 15), entry(3, 10), entry(4, 5, mode="replace")):
-        assert LedgerEntry.from_json(one.to_json()) == one
+        assert LedgerEntry.from_json(json.loads(one.to_json())) == one
         states.append(fold(states[-1], one, late=False))
     assert [state[orders].last and state[orders].last.sequence for state in states] == [None, 4, 14, 14, 14]
     assert restore(states[4], states[1])[orders].last == LastMessage(4, 1005, 35, epoch=5)
     assert restore(states[4], states[0])[orders].last is None
     for state in states:
         assert ShardState.from_json(state[orders].to_json()) == state[orders]
-    full = LedgerEntry("batch", "g", "g/main", 5, "main", "b", 4, state=states[4])
-    assert LedgerEntry.from_json(full.to_json()) == full
+    full = made_entry(5, 4, state=states[4])
+    assert LedgerEntry.from_json(json.loads(full.to_json())) == full

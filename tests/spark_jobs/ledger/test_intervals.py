@@ -65,9 +65,3 @@ def test_first_gap_is_the_lowest_hole_behind_the_first_interval(pairs, origin, e
         run = next((n for n in range(holes[0], end) if n not in holes), end)
         assert gap == Range(holes[0], run)
     assert covered.position == next(n for n in range(origin, 40) if n not in numbers(pairs))
-
-
-def test_of_nothing():
-    assert Intervals().position is None
-    assert Intervals().first_gap(5) is None
-    assert str(Intervals.of((MIN_SEQUENCE, 3), (5, 6))) == "[…,3) [5,6)"

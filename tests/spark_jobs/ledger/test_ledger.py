@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import BATCH_ID, KINDS, ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import BATCH_ID, KEEPER, KINDS, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.ledger import NEAR, Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.errors import (
     ForeignCommitError,
+    FormatError,
     InvalidOptionError,
     LedgerTruncatedError,
     LedgerUnreadableError,
@@ -28,11 +29,13 @@ from stream_consumers.errors import (
     Terminal,
     Transient,
 )
-from stream_consumers.messages import Shard
+from stream_consumers.messages import MAX_SHARD, Shard
 from tests.support.profiles import examples
-from tests.support.written_log import FIRST_MS, STEP_MS, WrittenLog
+from tests.support.written_log import FIRST_MS, WrittenLog
+from tests.support.written_log import made_entry as entry
 
 SHARD = Shard("orders", 0)
+QUIET = Shard("quiet", 0)
 HOUR_MS = 3_600_000
 
 
@@ -45,10 +48,6 @@ def ledger(log, member="main", group="g"):
     return Ledger(log.log(), group=group, member=member)
 
 
-def entry(number, base, *, member="main", kind="batch", **details):
-    return LedgerEntry(kind, "g", f"g/{member}", number, member, f"{member}{number}", base, **details)
-
-
 def known(position):
     return {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, position)), origin=0)}
 
@@ -58,6 +57,50 @@ def two_batches(log):
     log.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
     log.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
     log.ours(entry(3, 1, ranges={SHARD: Range(5, 9)}, state=known(5)))
+
+
+def test_of_groups_that_began_at_once_the_first_claim_wins(log):
+    """Both looked before either had claimed; a second member of the first one claims last."""
+    log.ours(entry(1, -1, group="other"))
+    for group, member in (("a", "main"), ("b", "main"), ("a", "second")):
+        log.ours(entry(1, 0, group=group, member=member, kind="init", origin={SHARD: 0}, state={}))
+    ledgers = {group: Ledger(log.log(), group=group, member="main") for group in "ab"}
+    streams = frozenset((SHARD.stream,))
+    assert {group: one.earlier_claim(streams) for group, one in ledgers.items()} == {"a": None, "b": "a"}
+    assert [one.earlier_claim(frozenset(("users",))) for one in ledgers.values()] == [None, None]
+
+
+def test_only_a_state_that_was_made_anew_settles_a_claim(log):
+    """Maintenance writes down what a group knows, also that of one that was refused."""
+    for group in "ab":
+        log.ours(entry(1, -1, group=group, kind="init", origin={SHARD: 0}, state={}))
+    ours, streams = Ledger(log.log(), group="b", member="main"), frozenset((SHARD.stream,))
+    log.ours(entry(1, 1, group="b", member=KEEPER, kind="keep", state=known(0)))
+    assert ours.earlier_claim(streams) == "a"
+    log.ours(entry(2, 2, group="b", kind="keep", state=known(0)))
+    assert ours.earlier_claim(streams) is None
+
+
+def test_a_claim_that_was_cleaned_from_the_log_is_none_of_another_group(log):
+    """The claimed stream has no messages yet; the group goes on with another one."""
+    log.ours(entry(1, -1, kind="init", origin={SHARD: 0, QUIET: 0}, state={}))
+    for number in range(2, 12):
+        state = {**known(number), QUIET: ShardState(Intervals.of((MIN_SEQUENCE, 0)), origin=0)}
+        log.ours(entry(number, number - 2, ranges={SHARD: Range(number, number + 1)}, state=state))
+    DeltaTable(str(log.path)).create_checkpoint()
+    log.clean_before(4)
+    assert ledger(log).earlier_claim(frozenset((QUIET.stream,))) is None
+
+
+def test_a_claim_without_rows_yields_to_one_that_could_not_see_it(log):
+    log.ours(entry(1, -1, group="old", kind="init", origin={SHARD: 0}, state={}))
+    for number in range(1, NEAR + 2):
+        log.ours(entry(number, number - 1, group="other"))
+    new = Ledger(log.log(), group="new", member="main")
+    assert new.other_group(frozenset((SHARD.stream,)), base=NEAR + 1) is None
+    log.ours(entry(1, NEAR + 1, group="new", kind="init", origin={SHARD: 0}, state={}))
+    assert Ledger(log.log(), group="old", member="main").earlier_claim(frozenset((SHARD.stream,))) == "new"
+    assert Ledger(log.log(), group="new", member="main").earlier_claim(frozenset((SHARD.stream,))) is None
 
 
 def three_batches(log, hours=(0, 5, 11, 13)):
@@ -134,9 +177,10 @@ class TestTruncation:
 
 class TestForeign:
     @pytest.mark.parametrize("metadata", [None, "{broken", "[1]", '"text"', "null", "5", '{"v":1,"kind":"batch"}'])
-    def test_under_our_app_id(self, log, metadata):
+    @pytest.mark.parametrize("app", ["g/main", "g/other"])
+    def test_under_our_app_id(self, log, metadata, app):
         two_batches(log)
-        log.commit(metadata=metadata, transactions={"g/main": 4})
+        log.commit(metadata=metadata, transactions={app: 4})
         with pytest.raises(ForeignCommitError, match="version 3"):
             ledger(log).read()
 
@@ -202,21 +246,11 @@ class TestWritten:
         log.ours(replace(entry(4, 2, kind="fence"), by="b", bid="fence"))
         assert ledger(log).written(3, after=1).entry.bid == "main3"
 
-    def test_with_the_bid_of_another_run(self, log):
-        two_batches(log)
-        log.ours(replace(entry(4, 2), bid="other"))
-        assert ledger(log).written(4, after=2).entry.bid == "other"
-
     def test_none(self, log):
         two_batches(log)
         assert ledger(log).written(4, after=2) is None
         assert ledger(log).written(3, after=2) is None
         assert ledger(log, "b").written(3, after=0) is None
-
-    def test_of_another_member(self, log):
-        two_batches(log)
-        log.ours(entry(1, 2, member="b"))
-        assert ledger(log, "b").written(1, after=2).version == 3
 
     def test_a_missing_commit_file_is_an_error(self, log):
         two_batches(log)
@@ -242,11 +276,6 @@ class TestRestore:
     def test_to_a_version(self, log, target):
         two_batches(log)
         log.restore(**target)
-        assert ledger(log).read().positions == {SHARD: 5}
-
-    def test_by_delta_rs(self, log):
-        two_batches(log)
-        DeltaTable(str(log.path)).restore(1)
         assert ledger(log).read().positions == {SHARD: 5}
 
     def test_the_remedy_works(self, log):
@@ -282,17 +311,6 @@ class TestRestoreToATime:
         log.restore(timestamp=spark_time(FIRST_MS + 8 * HOUR_MS, zone), version=None, back_to=1)
         assert self.positions(log) == 5
 
-    @pytest.mark.parametrize("off", [-999, -1, 0, 1, 999])
-    def test_close_to_a_version(self, log, off):
-        three_batches(log)
-        log.restore(timestamp=spark_time(FIRST_MS + 5 * HOUR_MS + off), back_to=1)
-        assert self.positions(log) == 5
-
-    def test_a_time_that_is_none_says_nothing_and_the_files_do(self, log):
-        two_batches(log)
-        log.restore(timestamp="soon", back_to=1)
-        assert self.positions(log) == 5
-
     def test_by_delta_rs(self, log):
         three_batches(log)
         for version, hour in enumerate((0, 5, 11, 13)):
@@ -314,19 +332,13 @@ class TestRestoreToATime:
             ledger(log).read()
         assert "TO VERSION AS OF" in raised.value.remedy
 
-    @pytest.mark.parametrize(("hour", "position"), [(12, 9), (14, 12)])
-    def test_unless_the_time_has_a_zone(self, log, hour, position):
+    def test_a_version_long_before_with_the_same_files_is_not_left_out(self, log):
         three_batches(log)
-        log.restore(timestamp=spark_time(FIRST_MS + hour * HOUR_MS) + "+00:00", back_to=2)
-        assert self.positions(log) == position
-
-    @pytest.mark.parametrize(("minute", "position"), [(3, 9), (8, 12)])
-    def test_or_means_one_of_them_in_no_zone(self, log, minute, position):
-        three_batches(log, hours=(0, 5, 11, 11.1))
-        batch = entry(5, 3, ranges={SHARD: Range(12, 15)}, state=known(12))
-        log.ours(batch, timestamp_ms=FIRST_MS + 11 * HOUR_MS + 10 * STEP_MS)
-        log.restore(timestamp=spark_time(FIRST_MS + 11 * HOUR_MS + minute * STEP_MS, "Asia/Kolkata"), back_to=2)
-        assert self.positions(log) == position
+        log.commit("DELETE", files=frozenset({"part-1.parquet"}))
+        log.ours(entry(5, 4, ranges={SHARD: Range(12, 15)}))
+        log.restore(timestamp="soon", back_to=1)
+        with pytest.raises(LedgerUnreadableError, match="version 1 or 4"):
+            ledger(log).read()
 
     def test_commits_of_others_in_between_change_nothing(self, log):
         two_batches(log)
@@ -368,18 +380,6 @@ class TestRestoreToATime:
         with pytest.raises(LedgerUnreadableError, match="no version"):
             ledger(log).read()
 
-    def test_a_time_at_which_no_version_had_these_files(self, log):
-        three_batches(log)
-        log.restore(timestamp="2000-01-01 00:00:00.0", back_to=1)
-        with pytest.raises(LedgerUnreadableError, match="no version"):
-            ledger(log).read()
-
-    @pytest.mark.parametrize(("version", "position"), [(1, 5), (2, 9)])
-    def test_clocks_that_run_backwards(self, log, version, position):
-        three_batches(log, hours=(0, 11, 10.5, 13))
-        log.restore(timestamp=spark_time(FIRST_MS + 11 * HOUR_MS) + "Z", back_to=version)
-        assert self.positions(log) == position
-
     def test_a_cleaned_log(self, log):
         three_batches(log)
         DeltaTable(str(log.path)).create_checkpoint()
@@ -389,11 +389,13 @@ class TestRestoreToATime:
             ledger(log).read()
 
     def test_what_was_cleaned_long_before_it_does_not_matter(self, log):
-        three_batches(log, hours=(0, 100, 200, 300))
+        three_batches(log)
+        log.ours(entry(5, 3, ranges={SHARD: Range(12, 15)}, state=known(12)))
         DeltaTable(str(log.path)).create_checkpoint()
-        log.clean_before(1)
-        log.restore(timestamp=spark_time(FIRST_MS + 250 * HOUR_MS), back_to=2)
-        assert self.positions(log) == 9
+        log.clean_before(2)
+        log.restore(timestamp="soon", back_to=4)
+        log.restore(timestamp="later", back_to=4)
+        assert self.positions(log) == 15
 
 
 def test_a_table_that_was_dropped_and_created_again(log):
@@ -440,19 +442,54 @@ class TestUnreadableTable:
             ledger(log).read()
 
 
-def test_commits_newest_first(log):
+ODD_COMMITS = [
+    {"userMetadata": "[" * 100_000},
+    {"userMetadata": '{"a":' * 100_000 + "1" + "}" * 100_000},
+    {"userMetadata": 7},
+    {"userMetadata": "\0"},
+    {"userMetadata": "9" * 5000},
+    {"userMetadata": '{"a": ' + "9" * 5000 + "}"},
+    {"operationParameters": 7, "operationMetrics": [], "userName": 7, "operation": None},
+    {"operationMetrics": {"numOutputRows": "1e400", "numCopiedRows": [], "numOutputBytes": -1, "numDeletedRows": "x"}},
+    {"operationMetrics": {"numOutputRows": "9" * 5000}},
+    {"timestamp": 10**30, "inCommitTimestamp": "soon"},
+    {"timestamp": -1},
+]
+
+
+@pytest.mark.parametrize("info", ODD_COMMITS, ids=range(len(ODD_COMMITS)))
+def test_what_a_stranger_says_of_a_commit_is_not_torn(log, info):
     two_batches(log)
-    log.commit("OPTIMIZE")
-    log.ours(entry(1, 3, member="b", state=known(9)))
-    found = [(commit.entry.bid, commit.version) for commit in ledger(log).newest_first()]
-    assert found == [("b1", 4), ("main3", 2), ("main2", 1), ("main1", 0)]
-    DeltaTable(str(log.path)).create_checkpoint()
-    log.clean_before(2)
-    assert [commit.entry.bid for commit in ledger(log).newest_first()] == ["b1", "main3"]
+    before = ledger(log).read()
+    action = json.dumps({"commitInfo": {"timestamp": FIRST_MS, "operation": "WRITE", **info}})
+    log.write(3, action + "\n")
+    found = ledger(log).read()
+    assert (found.version, found.positions, found.last_number) == (3, before.positions, before.last_number)
+    assert log.log().commit(3).output_rows is None
+    log.write(3, action[:-1] + "\n")
+    with pytest.raises(LedgerUnreadableError, match="version 3"):
+        ledger(log).read()
+
+
+def test_what_python_does_not_read_is_not_torn(log):
+    two_batches(log)
+    digits, nested = "9" * 5000, '{"a":' * 100_000 + "1" + "}" * 100_000
+    for version, value in enumerate((digits, nested), 3):
+        log.write(version, f'{{"commitInfo":{{"operation":"WRITE","more":{value}}}}}\n')
+    assert log.log().commit(3).operation == "WRITE"
+    assert log.log().commit(4).entry is None
+
+
+@pytest.mark.parametrize("target", ["9" * 5000, -5, "-5", 4, True, [1], {"a": 1}])
+def test_a_restore_to_no_version_is_understood_by_its_files(log, target):
+    two_batches(log)
+    position = ledger(log).read().positions
+    log.restore(version=target, timestamp="x" * 10_000)
+    assert ledger(log).read().positions == position, "it left the files of the version before it"
 
 
 NUMBERS = st.integers(-(2**62), 2**62)
-SHARD_NAMES = st.builds(Shard, st.text("abcXYZ019._-", max_size=9), st.integers(0, 2**63))
+SHARD_NAMES = st.builds(Shard, st.text("abcXYZ019._-", max_size=9), st.integers(0, MAX_SHARD))
 TEXTS = st.text(max_size=9)
 SETS = st.lists(st.tuples(NUMBERS | st.just(MIN_SEQUENCE), NUMBERS), max_size=3).map(lambda pairs: Intervals.of(*pairs))
 STATES = st.builds(ShardState, SETS, SETS, st.none() | NUMBERS, st.none() | NUMBERS)
@@ -485,42 +522,54 @@ def by_shard(values):
     )
 )
 def test_entries_survive_json(entry):
-    assert LedgerEntry.from_json(entry.to_json()) == entry
+    assert LedgerEntry.from_json(json.loads(entry.to_json())) == entry
 
 
-def test_an_entry_of_an_older_version_is_read():
-    """It calls the first commit a claim, knows owners of shards, and nothing of replays."""
-    state = '{"s/0":{"cov":[[null,5]],"redo":[[2,3]],"owner":"g/a","origin":1,"claimed":null}}'
-    text = (
-        '{"v":1,"kind":"claim","group":"g","app":"g/main","n":1,"by":"main","bid":"b","base":-1,"ranges":{},'
-        '"mode":"append","until":{},"take":{"s/0":{"from":null,"to":"g/a"}},"origin":{"s/0":1},"state":' + state + ","
-        '"rows":0,"dead":0,"identities":{"s":"x"},"hint":null,"letters":4,"sharing":"","switch":"resumable",'
-        '"lost":{},"claims":{"s/0":[3,9,2]}}'
-    )
-    shard = Shard("s", 0)
-    assert LedgerEntry.from_json(text) == LedgerEntry(
-        "init",
-        "g",
-        "g/main",
-        1,
-        "main",
-        "b",
-        -1,
-        origin={shard: 1},
-        state={shard: ShardState(Intervals.of((MIN_SEQUENCE, 5)), Intervals.of((2, 3)), 1)},
-        identities={"s": "x"},
-        settled=4,
-        switch="resumable",
-        claims={shard: ClaimedRange(3, 9, 2)},
-    )
+@pytest.mark.parametrize(
+    "fields",
+    [{"hint": [1]}, {"hint": "x"}, {"hint": {"a": {"b": [1e400]}}}, {"identities": []}, {"identities": {"orders": 5}}],
+    ids=repr,
+)
+def test_metadata_of_another_form_is_refused(log, fields):
+    log.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
+    document = json.loads(entry(2, 0, ranges={SHARD: Range(0, 5)}).to_json())
+    log.commit(metadata=json.dumps({**document, **fields}), transactions={"g/main": 2})
+    with pytest.raises(FormatError):
+        ledger(log).read()
+
+
+def test_an_error_without_a_name_of_its_own_is_that_of_the_log(log, monkeypatch):
+    two_batches(log)
+
+    def fail(*arguments):
+        raise OverflowError
+
+    monkeypatch.setattr(Ledger, "_fold_to", fail)
+    with pytest.raises(LedgerUnreadableError):
+        ledger(log).read()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ranges": {SHARD: Range(5, 2**63)}},
+        {"lost": {SHARD: Intervals.of((0, 2**63))}},
+        {"state": {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, 2**63)), origin=0)}},
+        {"ranges": {Shard("orders", MAX_SHARD + 1): Range(0, 5)}},
+        {"bid": "no id"},
+        {"ranges": {Shard(f"s{n}"): Range(0, 2**62 + n) for n in range(3000)} | {SHARD: Range(5, 2**63)}},
+    ],
+    ids=["range", "lost", "state", "shard", "bid", "packed"],
+)
+def test_an_entry_that_could_not_be_read_back_is_not_written(fields):
+    with pytest.raises(FormatError):
+        replace(entry(1, 0), **fields).to_json()
 
 
 @settings(deadline=None, max_examples=examples(150))
-@given(
-    st.text() | st.recursive(st.none() | NUMBERS | TEXTS, lambda x: st.lists(x) | st.dictionaries(TEXTS, x)).map(repr)
-)
-def test_any_other_text_is_foreign(text):
-    assert LedgerEntry.from_json(text) is None
+@given(st.recursive(st.none() | NUMBERS | TEXTS, lambda x: st.lists(x) | st.dictionaries(TEXTS, x)))
+def test_any_other_document_is_foreign(document):
+    assert LedgerEntry.from_json(document) is None
 
 
 def spark_time(milliseconds, zone="UTC"):

@@ -25,7 +25,7 @@ from stream_consumers.messages import Shard
 from tests.support.command_line import run
 from tests.support.letter_tables import ORDERS, Tables
 from tests.support.streams import write_stream
-from tests.support.written_log import WrittenLog
+from tests.support.written_log import WrittenLog, made_entry
 
 COMMITS = 5_000
 CHECKPOINT_EVERY = 10
@@ -38,18 +38,7 @@ def batch(version: int, group: str = "g", *, stream: str = "orders") -> LedgerEn
     shard = Shard(stream, 0)
     state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, version)), origin=0)}
     ranges = {shard: Range(version, version + 1)}
-    return LedgerEntry(
-        "batch",
-        group,
-        f"{group}/main",
-        version + 1,
-        "main",
-        f"b{version}",
-        version - 1,
-        ranges=ranges,
-        state=state,
-        sharing="resumable",
-    )
+    return made_entry(version + 1, version - 1, group=group, ranges=ranges, state=state, sharing="resumable")
 
 
 @pytest.fixture(scope="module")

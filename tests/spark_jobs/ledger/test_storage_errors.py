@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.storage_errors import unreadable
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+from spark_jobs.ledger.delta_log import DeltaLog, unreadable
+from spark_jobs.ledger.table_rows import scan
+from spark_jobs.table_location import check_location
+from stream_consumers.errors import InvalidOptionError, LedgerUnreadableError, TableUnreadableError
+from tests.support.kept_errors import kept
+from tests.support.repeating_storage import repeating_storage
 from tests.support.s3_server import ObjectStore, object_store
 
 
@@ -51,6 +54,102 @@ def test_a_server_that_does_not_answer_may_do_so_later(store: ObjectStore) -> No
 
 
 def test_what_stays_wrong_is_said_in_one_line() -> None:
-    error = unreadable("t", ValueError("no such\n feature"), what="it cannot be read", remedy="Correct it.")
+    error = unreadable(DeltaLog("t"), ValueError("no such\n feature"), what="it cannot be read", remedy="Correct it.")
     assert isinstance(error, TableUnreadableError)
     assert str(error) == "it cannot be read (no such feature). Correct it."
+
+
+@pytest.fixture
+def repeating() -> Iterator[str]:
+    with repeating_storage() as address:
+        yield address
+
+
+QUICK = {"max_retries": "0", "retry_timeout": "1s", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+
+
+def read_rows(table: str, options: dict[str, str]) -> None:
+    for _ in scan(DeltaLog(table, storage_options=options)):
+        pass
+
+
+def snapshot(table: str, options: dict[str, str]) -> None:
+    DeltaLog(table, storage_options=options).snapshot()
+
+
+@pytest.mark.parametrize("read", [snapshot, read_rows])
+@pytest.mark.parametrize("is_of_environment", [False, True])
+def test_no_error_repeats_a_token(
+    read: Callable[[str, dict[str, str]], None],
+    is_of_environment: bool,
+    repeating: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secrets = {"AWS_SESSION_TOKEN": "hunter2", "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret"}
+    options = {**QUICK, "AWS_ENDPOINT_URL": repeating}
+    if is_of_environment:
+        for name, value in secrets.items():
+            monkeypatch.setenv(name, value)
+    else:
+        options |= secrets
+    with pytest.raises((TableUnreadableError, LedgerUnreadableError), match=r"ExpiredToken.*\[hidden\]") as raised:
+        read("s3://lake/orders", options)
+    assert "hunter2" not in kept(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ("gs://lake/orders", {"GOOGLE_SERVICE_ACCOUNT": '{"private_key": "hunter2"}'}),
+        ("gs://lake/orders", {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key": "hunter2", "x"'}),
+    ],
+)
+def test_no_error_repeats_a_storage_option(table: str, options: dict[str, str]) -> None:
+    with pytest.raises((TableUnreadableError, LedgerUnreadableError)) as raised:
+        DeltaLog(table, storage_options=options).snapshot()
+    assert "hunter2" not in kept(raised.value)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "s3a://me:hunter2@bucket/orders",
+        "s3a://me:x/hunter2@bucket/orders",
+        "abfss://lake@account.dfs.core.windows.net/orders?sig=hunter2",
+        "abfss://me:hunter2@account.dfs.core.windows.net/orders",
+        "hdfs://name;token=hunter2/orders",
+        "s3a:/me:hunter2@bucket/orders",
+    ],
+)
+def test_no_address_with_credentials_is_taken(table: str) -> None:
+    with pytest.raises(InvalidOptionError) as refused:
+        check_location(table)
+    assert "hunter2" not in kept(refused.value)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "s3a://lake/me@home/day=1/orders",
+        "abfss://lake@account.dfs.core.windows.net/orders",
+        "hdfs:///orders",
+        "hdfs://name:8020/orders",
+        "gs://lake_1.a/orders",
+    ],
+)
+def test_an_address_of_a_table_is_taken_as_it_is(table: str) -> None:
+    assert check_location(table) == table
+
+
+@pytest.mark.parametrize("endpoint", ["http://me:hunter2@127.0.0.1:1", "http://127.0.0.1:1?key=hunter2"])
+def test_no_endpoint_with_credentials_is_taken(endpoint: str) -> None:
+    with pytest.raises(InvalidOptionError) as refused:
+        DeltaLog("s3://lake/orders", storage_options={"AWS_ENDPOINT_URL": endpoint})
+    assert "hunter2" not in kept(refused.value)
+
+
+def test_no_error_repeats_a_password_in_an_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@127.0.0.1:1")
+    with pytest.raises(LedgerUnreadableError) as raised:
+        DeltaLog("s3://lake/orders", storage_options={**QUICK, "skip_signature": "true"}).snapshot()
+    assert "hunter2" not in kept(raised.value)

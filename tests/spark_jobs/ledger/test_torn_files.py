@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from deltalake import DeltaTable
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import count_where, scan
+from spark_jobs.ledger.table_rows import PLACE, count_where, open_files, scan
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from tests.support.ledger_tables import write_batch
 
@@ -91,3 +93,66 @@ def test_a_torn_data_file_is_named_with_its_size(table: Path, size: int) -> None
     data.write_bytes(data.read_bytes()[:size])
     with pytest.raises(TableUnreadableError, match=rf"1 data files.*{data} has {size} of {whole:,} bytes"):
         list(scan(DeltaLog(str(table))))
+
+
+def rename_file(table: Path, path: str) -> None:
+    """Let the newest commit name another data file."""
+    commit = table / NEWEST
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    for action in lines:
+        if "add" in action:
+            action["add"]["path"] = path
+    commit.write_text("".join(f"{json.dumps(action)}\n" for action in lines))
+
+
+@pytest.mark.parametrize(
+    "path", ["../t/own", "..%2Ft/own", "fifo", "/dev/null", "x" * 5000, "a%00b"], ids=lambda path: path[:9]
+)
+def test_what_is_no_data_file_of_the_table_is_not_opened(table: Path, path: str) -> None:
+    next(table.glob("*.parquet")).rename(table / "own")
+    os.mkfifo(table / "fifo")
+    rename_file(table, path)
+    log = DeltaLog(str(table))
+    for look in (
+        lambda: list(scan(log)),
+        lambda: log.missing_files(VERSIONS - 1),
+        log.torn_files,
+        lambda: open_files(log, log.added_files(VERSIONS - 1), PLACE),
+    ):
+        with pytest.raises(LedgerUnreadableError):
+            look()
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}"])
+def test_the_files_of_a_shallow_clone_are_read_where_they_are(table: Path, tmp_path: Path, form: str) -> None:
+    log = DeltaLog(str(table))
+    (file,) = log.added_files(VERSIONS - 1)
+    moved = (table / file.path).rename(tmp_path / "elsewhere.parquet")
+    rename_file(table, form.format(moved))
+    assert count_where(log, "TRUE") == VERSIONS
+    assert log.torn_files() == []
+
+
+def test_a_file_of_the_folder_is_not_taken_for_that_of_a_clone(table: Path) -> None:
+    os.mkfifo(table / "fifo")
+    rename_file(table, "/fifo")
+    log = DeltaLog(str(table))
+    with pytest.raises(FileNotFoundError):
+        open_files(log, log.added_files(VERSIONS - 1), PLACE)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        *('{"version":1e400,"size":1}', '{"version":-1e400}', '{"version":1,"size":1,"parts":1e400}'),
+        *("[" * 100_000, "[1]", '{"version":NaN}', '{"version":"x"}'),
+    ],
+    ids=lambda hint: hint[:30],
+)
+def test_a_pointer_to_no_checkpoint_is_passed_over(table: Path, hint: str) -> None:
+    (table / POINTER).write_text(hint)
+    log = DeltaLog(str(table))
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert log.transactions(snapshot) is None
+    assert ledger(table).read().version == VERSIONS - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -56,15 +57,13 @@ def test_the_newest_replays_are_remembered() -> None:
 
 def test_an_entry_says_them_in_the_same_order() -> None:
     totals = of(entry(dead=2, lost={ONE: Intervals.of((3, 5))}), *(replayed(name, 0, 4) for name in ("b", "a", "c")))
-    told = LedgerEntry.from_json(entry(totals=totals, judged=2, state={}).to_json())
+    told = LedgerEntry.from_json(json.loads(entry(totals=totals, judged=2, state={}).to_json()))
     assert told is not None
-    assert told.totals is not None
     assert (told.totals, list(told.totals.replays), told.judged) == (totals, ["replay/b", "replay/a", "replay/c"], 2)
 
 
 def test_nothing_takes_no_place() -> None:
-    assert '"totals":{}' in entry(totals=Totals()).to_json()
-    assert "totals" not in entry(totals=None).to_json()
+    assert "totals" not in entry(totals=Totals()).to_json()
 
 
 def test_a_replay_that_was_forgotten_meanwhile_is_known_in_part_only() -> None:

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sensors.dead_letter_sensor import _Cursor
+from sensors.cursors import read_cursor, write_cursor
 from sensors.lag_sensor import LagCursor
-from spark_jobs.ledger.entries import FORMAT, LedgerEntry, ShardState
-from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.entries import FORMAT
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.totals import Totals
 from spark_jobs.writing.dead_letters import FORMATS
 from stream_consumers.batches import Range
 from stream_consumers.errors import UnsupportedVersionError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.batches import added_before
+from stream_consumers.redis.batches import known_places
 from tests.support.command_line import SCHEMA, run
 from tests.support.letter_tables import ORDERS, Tables
 from tests.support.older_release import OlderRelease
@@ -117,13 +116,6 @@ def test_what_a_newer_release_wrote_is_refused(
         ledger(log, "other").other_group(frozenset({"payments"}))
 
 
-def test_every_field_that_is_written_is_known() -> None:
-    shard = ShardState(Intervals.of((MIN_SEQUENCE, 5), (7, 9)), Intervals.of((2, 3)), 0, 4, 12)
-    entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, state={SHARD: shard}, totals=Totals(1, {}, 2))
-    assert LedgerEntry.from_json(entry.to_json()) == entry
-    assert json.loads(entry.to_json())["v"] == FORMAT
-
-
 def test_release_0_1_refuses_what_this_one_wrote(log: WrittenLog, tmp_path: Path) -> None:
     (tmp_path / "older").mkdir()
     older = OlderRelease(tmp_path / "older")
@@ -144,18 +136,16 @@ def test_dead_letters_of_a_newer_release_are_not_judged(tmp_path: Path, change: 
 
 def test_a_cursor_of_another_release_counts_as_none() -> None:
     known = LagCursor(waiting_since=5.0, number=3)
-    assert LagCursor.parse(known.to_json()) == known
-    assert _Cursor.parse(_Cursor(dead=3).to_json()) == _Cursor(dead=3)
+    assert read_cursor(write_cursor(known), LagCursor) == known
     for change in ({"v": 2}, {"asked": 1}):
-        assert LagCursor.parse(json.dumps({**json.loads(known.to_json()), **change})) == LagCursor()
-        assert _Cursor.parse(json.dumps({"v": 1, "dead": 3, **change})) == _Cursor()
+        assert read_cursor(json.dumps({**json.loads(write_cursor(known)), **change}), LagCursor) == LagCursor()
 
 
 @pytest.mark.parametrize(
     "hint", [None, [], {"added_before": 3}, {"added_before": {"orders/0": {"at": 5}, "?": [1, 2]}}]
 )
 def test_a_hint_of_another_form_is_ignored(hint: object) -> None:
-    assert added_before(hint) == {}
+    assert known_places(hint) == {}
 
 
 @pytest.mark.spark

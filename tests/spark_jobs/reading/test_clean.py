@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from spark_jobs.batches.caution import Caution
-from spark_jobs.batches.ingestion import Batch
+from spark_jobs.batches.ingestion import Batch, Ingestion
+from spark_jobs.batches.writer import one_pass_counts
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.reading.clean import CleanRead, UncleanError
-from spark_jobs.reading.whole import plan_reads_everything
 from stream_consumers.batches import BatchPlan, Range, Split, clean_counts
 from stream_consumers.epochs import EpochSplit
 from stream_consumers.messages import Shard
@@ -110,83 +110,41 @@ def entry(**fields: object) -> LedgerEntry:
     return LedgerEntry("batch", "g", "g/main", 2, "main", "bid", 1, **{**known, **fields})  # type: ignore[arg-type]
 
 
-def batch(previous: LedgerEntry | None = None, splits: tuple[Split, ...] = (SPLIT,), **fields: object) -> Batch:
-    made = entry(**fields)
-    return Batch(made, BatchPlan(made.ranges, splits, 4), previous=previous)
+def planned(
+    previous: LedgerEntry | None = None,
+    *,
+    splits: tuple[Split, ...] = (SPLIT,),
+    ranges: dict[Shard, Range] | None = None,
+    doubtful: dict[Shard, Range] | None = None,
+    **fields: object,
+) -> Batch:
+    plan = BatchPlan(ranges or {ONE: Range(0, 3), TWO: Range(0, 1)}, splits, 4)
+    return Batch("batch", LedgerState(1, newest=previous), plan, fields=fields, doubtful=doubtful or {})
+
+
+def counts(batch: Batch, **options: object) -> Mapping[Shard, int] | None:
+    return one_pass_counts(batch, Ingestion("g", "t", driver_records=0, **options))  # type: ignore[arg-type]
 
 
 def test_only_plain_batches_are_tried_in_one_pass() -> None:
-    assert Caution().counts(batch()) == {ONE: 3, TWO: 1}
-    assert Caution().counts(batch(mode="replace")) is None
-    assert Caution().counts(batch(lost={ONE: Intervals.of((0, 1))})) is None
-    assert Caution().counts(batch(claims={ONE: ClaimedRange(0, 3, 3)})) is None
-    assert Caution().counts(batch(splits=())) is None
-    assert Caution().counts(batch(splits=(SPLIT, Plain()))) is None
-    doubtful = batch()
-    assert Caution().counts(Batch(doubtful.entry, doubtful.plan, {ONE: Range(0, 1)})) is None
+    assert counts(planned()) == {ONE: 3, TWO: 1}
+    assert counts(planned(mode="replace")) is None
+    assert counts(planned(lost={ONE: Intervals.of((0, 1))})) is None
+    assert counts(planned(claims={ONE: ClaimedRange(0, 3, 3)})) is None
+    assert counts(planned(splits=())) is None
+    assert counts(planned(splits=(SPLIT, Plain()))) is None
+    assert counts(planned(doubtful={ONE: Range(0, 1)})) is None
+
+
+def test_rows_of_a_transform_may_take_no_read_of_all_messages_unless_it_is_said() -> None:
+    assert counts(planned(), transform=lambda rows: rows.limit(1)) is None
+    assert counts(planned(), transform=lambda rows: rows.where("id > 0"), is_row_wise=True) == {ONE: 3, TWO: 1}
 
 
 def test_after_a_batch_that_was_not_clean_none_is_tried() -> None:
-    assert Caution().counts(batch(entry())) is not None
-    assert Caution().counts(batch(entry(rows=3, dead=1))) is None
-    assert Caution().counts(batch(entry(rows=3))) is None, "a hole where sequences grow by one"
+    assert counts(planned(entry())) is not None
+    assert counts(planned(entry(rows=3, dead=1))) is None
+    assert counts(planned(entry(rows=3))) is None, "a hole where sequences grow by one"
     sparse = {ONE: Range(0, 3000), TWO: Range(0, 1000)}
-    assert Caution().counts(batch(entry(rows=3, ranges=sparse), ranges=sparse)) is not None, "ids have gaps by nature"
-    assert Caution().counts(batch(entry(rows=3, dead=1, ranges=sparse), ranges=sparse)) is None
-
-
-def test_who_fails_again_and_again_tries_ever_less() -> None:
-    caution, tried = Caution(), []
-    for number in range(400):
-        if caution.counts(batch()) is not None:
-            tried.append(number)
-            caution.failed()
-    assert tried == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264, 329, 394]
-    for _ in range(70):
-        if caution.counts(batch()) is not None:
-            caution.succeeded()
-            caution.failed()
-            break
-    assert [caution.counts(batch()) is not None for _ in range(2)] == [False, True]
-
-
-def explained(optimized: str, analyzed: str = "Filter (id#1L > 3)") -> str:
-    sections = ("Parsed", "Project [*]"), ("Analyzed", analyzed), ("Optimized", optimized)
-    return "\n\n".join(f"== {name} Logical Plan ==\n{text}" for name, text in sections) + "\n\n== Physical Plan ==\n…"
-
-
-SCAN = "MapInArrow stream_assets_splits(id#0L)#9, [id#1L, _stream#2], false\n+- Range (0, 2, step=1, splits=Some(2))"
-READ_WHOLE = [SCAN, f"Filter (id#1L > 3)\n+- {SCAN}", f"Project [id#1L]\n+- ArrowEvalPython [f(id#1L)]\n   +- {SCAN}"]
-NOT_READ_WHOLE = [
-    "LocalRelation <empty>, [id#1L]",
-    f"GlobalLimit 1\n+- LocalLimit 1\n   +- {SCAN}",
-    f"Join Inner\n:- {SCAN}\n+- LocalRelation <empty>, [id#1L]",
-    f"Union\n:- {SCAN}\n+- {SCAN}",
-    f"Filter (id#1L > scalar-subquery#3 [])\n:  +- Aggregate [max(id#1L)]\n:     +- {SCAN}\n+- {SCAN}",
-    f"MapInPandas f(id#1L)\n+- {SCAN}",
-    f"MapInArrow f(id#1L)\n+- {SCAN}",
-    "MapInArrow f(id#0L)#9, [id#1L, _stream#2], false\n+- Range (0, 2, step=1, splits=Some(2))",
-    "Range (0, 2, step=1, splits=Some(2))",
-    "Project [id#1L]\n+- RelationV2[id#1L] another_source",
-    f"Filter NOT (user#2 = \n== Physical Plan ==\n)\n+- LocalRelation\n{SCAN}",
-    f"Filter NOT (user#2 = \n{SCAN}\n)\n+- LocalRelation <empty>, [id#1L]",
-    f"Filter NOT (user#2 = \n{SCAN}\n\n== Physical Plan ==\n)\n+- LocalRelation <empty>, [id#1L]",
-    "",
-]
-
-
-@pytest.mark.parametrize("optimized", READ_WHOLE)
-def test_plans_of_one_row_after_the_other_read_every_split_to_its_end(optimized: str) -> None:
-    assert plan_reads_everything(explained(optimized))
-
-
-@pytest.mark.parametrize("optimized", NOT_READ_WHOLE)
-def test_other_plans_may_not(optimized: str) -> None:
-    assert not plan_reads_everything(explained(optimized))
-
-
-@pytest.mark.parametrize("what", ["current_timestamp()", "now()", "cast(today as date)", "current_date(Some(UTC))"])
-def test_a_condition_on_the_time_may_come_out_otherwise_at_the_write(what: str) -> None:
-    assert not plan_reads_everything(explained(SCAN, f"Filter (id#1L > {what})"))
-    assert not plan_reads_everything(explained(SCAN, f"Filter (d#3 > 5)\n+- Project [{what} AS d#3]"))
-    assert plan_reads_everything(explained(SCAN, f"Project [{what} AS d#3]"))
+    assert counts(planned(entry(rows=3, ranges=sparse), ranges=sparse)) is not None, "ids have gaps by nature"
+    assert counts(planned(entry(rows=3, dead=1, ranges=sparse), ranges=sparse)) is None

@@ -24,6 +24,7 @@ STREAM = [
     pa.field("_error", pa.string()),
     pa.field("_offset", pa.int64()),
     pa.field("_is_message", pa.bool_()),
+    pa.field("_undeclared", pa.string()),
 ]
 WANTED = pa.schema(
     [

@@ -7,9 +7,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Raw, Text, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.reading import kept_columns
+from spark_jobs.reading import source
 from spark_jobs.reading.blocks import decode_kept
-from spark_jobs.reading.kept_columns import kept_fields
+from spark_jobs.reading.source import kept_fields
 from spark_jobs.reading.spark_types import arrow_schema
 from stream_consumers.batches import MESSAGE_SCHEMA
 from stream_consumers.errors import InvalidOptionError
@@ -23,7 +23,7 @@ ORDER = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "lon
 def _without_spark(monkeypatch):
     """The parser of DDL is that of a session."""
     for name in ("declared_columns", "struct_type"):
-        monkeypatch.setattr(kept_columns, name, spark_columns)
+        monkeypatch.setattr(source, name, spark_columns)
 
 
 def messages(*rows):
@@ -81,7 +81,7 @@ def test_a_key_that_is_decoded():
 
 def test_a_message_without_a_key_lacks_no_field_of_it(monkeypatch):
     columns = StructType([StructField("id", LongType(), nullable=False)])
-    monkeypatch.setattr(kept_columns, "declared_columns", lambda ddl: columns)
+    monkeypatch.setattr(source, "declared_columns", lambda ddl: columns)
     found, errors = kept(Text(key=Json("id BIGINT NOT NULL")), (b'{"id":7}', None), (None, None))
     assert (found, errors) == ([{"key": {"id": 7}}, {"key": None}], [None, None])
 

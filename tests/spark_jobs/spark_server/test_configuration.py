@@ -57,11 +57,6 @@ def test_jars_by_other_names_count(tmp_path: Path, name: str) -> None:
     assert configuration_key(settings) != before
 
 
-@pytest.mark.parametrize("name", ["KITTY_WINDOW_ID", "ITERM_SESSION_ID", "WEZTERM_PANE", "SUDO_COMMAND", "ZELLIJ"])
-def test_what_a_terminal_says_of_itself_does_not_count(name: str) -> None:
-    assert configuration_key(SETTINGS, {"TZ": "UTC", name: "1"}) == configuration_key(SETTINGS, {"TZ": "UTC"})
-
-
 def test_a_working_directory_that_was_made_again_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -16,6 +14,7 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing.dead_letters import DeadLetterTable, Settlement
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
+from tests.support.letter_tables import write_letters
 from tests.support.written_log import WrittenLog
 
 SHARD = Shard("orders", 0)
@@ -52,24 +51,7 @@ class Tables:
         bid = bid or f"b{number}"
         if dead:
             places = [WIDTH * (index + 1) - 1 - i for i in range(dead)]
-            rows = {
-                "_stream": ["orders"] * dead,
-                "_shard": pa.array([0] * dead, pa.int64()),
-                "_sequence": pa.array(places, pa.int64()),
-                "_batch": [bid] * dead,
-                "_group": [self.group] * dead,
-            }
-            own = self._own_number() + 1
-            metadata = {"v": 1, "bid": bid, "app": self.app, "n": own, "number": number}
-            write_deltalake(
-                self.letters.path,
-                pa.table(rows),
-                mode="append",
-                commit_properties=CommitProperties(
-                    custom_metadata={"userMetadata": json.dumps(metadata)},
-                    app_transactions=[Transaction(self.app, own)],
-                ),
-            )
+            write_letters(self.letters, SHARD, *places, group=self.group, batch=bid, number=number)
         if lands:
             fields = {
                 "ranges": {SHARD: Range(WIDTH * index, WIDTH * (index + 1))},
@@ -79,14 +61,10 @@ class Tables:
             }
             if self.has_totals:
                 ledger = self.ledger()
-                fields |= {"judged": self.settlement.judged, "totals": ledger.totals(ledger.read())}
+                fields |= {"judged": self.settlement.judged, "totals": ledger.read().totals}
             base = self.main.next - 1 if base is None else base
             entry = LedgerEntry("batch", self.group, self.app, number, "main", bid, base, **{**fields, **details})
             self.main.ours(entry)
-
-    def _own_number(self) -> int:
-        snapshot = self.letters.log().snapshot()
-        return snapshot.last_number(self.app) if snapshot else 0
 
     def ledger(self) -> Ledger:
         return Ledger(self.main.log(), group=self.group, member="main")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from pyspark.sql.types import StructType
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.writing.schema_changes import WIDENING, check_columns
 from stream_consumers.errors import SchemaMismatchError
-from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.memory import memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import SchemaChanges
+from stream_consumers.options import ErrorPolicy, SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 
@@ -138,15 +137,8 @@ def test_fewer_columns_and_fields_fit(spark: SparkSession) -> None:
     assert problem("st STRUCT<in: STRUCT<x: INT>>", TABLE, schema_changes=FAIL) == ""
 
 
-@pytest.fixture
-def url() -> Iterator[StreamUrl]:
-    made = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/orders")
-    yield made
-    forget_memory_broker(made)
-
-
 def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
-    what = ingestion(folder / "t", schema_changes=ADD)
+    what = ingestion(folder / "t", errors=ErrorPolicy(schema_changes=ADD))
     for schema, document in {
         "id BIGINT, st STRUCT<a: INT>": b'{"id": 1, "st": {"a": 1}}',
         "id BIGINT, st STRUCT<a: INT, b: INT>": b'{"id": 1, "st": {"a": 1, "b": 2}}',
@@ -183,7 +175,7 @@ def test_times_of_all_years_are_what_other_readers_read(spark: SparkSession, fol
 
 def test_a_column_of_ours_that_is_gone_is_not_made_anew(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     """Its rows would have no place any more, and be written a second time by a replay."""
-    what = ingestion(folder / "t", decoder=Json("id BIGINT"), schema_changes=ADD)
+    what = ingestion(folder / "t", decoder=Json("id BIGINT"), errors=ErrorPolicy(schema_changes=ADD))
     memory_broker(url).append(Shard("orders"), b'{"id": 1}')
     drain(spark, str(url), what)
     spark.sql(f"ALTER TABLE delta.`{what.table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")

@@ -16,12 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from sensors.lag import measure
+from spark_jobs.batches import job
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.caution import Caution
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.batches.ledger_recovery import keep, read_or_recover
 from spark_jobs.batches.rewind import rewind
-from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.writing.sink import is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
@@ -73,42 +72,44 @@ def stream() -> Iterator[Stream]:
     forget_memory_broker(made.url)
 
 
-def read_first(caution: Caution, batch: Batch) -> None:
-    """No batch is tried in one pass."""
-
-
 def pipeline(spark: SparkSession, stream: Stream, folder: Path, **options: Any) -> Pipeline:
     return Pipeline.of(spark, str(stream.url), folder / "t", **options)
 
 
+@pytest.fixture
+def what(spark: SparkSession, stream: Stream, folder: Path) -> Pipeline:
+    return pipeline(spark, stream, folder)
+
+
+def lose_ledger(stream: Stream, what: Pipeline) -> None:
+    """Write four messages, clean the log of the table, and send three more."""
+    stream.send(*orders(4))
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+
+
 def test_d01_a_number_that_delta_skips_without_a_word_is_planned_again(
-    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, what: Pipeline
 ) -> None:
     stream.send(*orders(6))
-    what = pipeline(spark, stream, folder)
     other = what.having(limits=Limits(max_records=2))
     writes = Writes(monkeypatch)
-    planned: list[LedgerEntry] = []
+    planned: list[Batch] = []
     # Before our write of [0, 6) another run writes [0, 2) under the number that ours has.
     hijack = Once(Step.WRITING, lambda: other.drain(max_batches=1))
-    (report,) = what.drain(lambda step, batch: (batch and planned.append(batch.entry), hijack(step, batch)))
+    (report,) = what.drain(lambda step, batch: (batch and planned.append(batch), hijack(step, batch)))
     assert hijack.is_done
-    assert (planned[0].number, planned[0].ranges) == (2, {SHARD: Range(0, 6)})
+    assert (planned[0].number, planned[0].plan.ranges) == (2, {SHARD: Range(0, 6)})
     assert writes.outcomes[planned[0].bid] is None, "Delta says nothing"
-    assert (report.batch.number, report.batch.entry.ranges) == (3, {SHARD: Range(2, 6)})
+    assert (report.entry.number, report.entry.ranges) == (3, {SHARD: Range(2, 6)})
     assert_each_once(what.rows(), stream.messages())
     assert stream.committed(what) == 6
 
 
-def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
-    spark: SparkSession, stream: Stream, folder: Path
-) -> None:
-    stream.send(*orders(4))
-    what = pipeline(spark, stream, folder)
-    what.drain()
+def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(stream: Stream, what: Pipeline) -> None:
+    lose_ledger(stream, what)
     before = what.rows()
-    clean_log(what.table)
-    stream.send(*orders(3))
     with what.source.open() as opened:
         # Moved by hand, so that the broker does not say with which batch it got there.
         opened.commit(what.ingestion.group, {SHARD: 4})
@@ -121,14 +122,8 @@ def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
 
 
 @pytest.mark.slow
-def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
-    spark: SparkSession, stream: Stream, folder: Path
-) -> None:
-    stream.send(*orders(4))
-    what = pipeline(spark, stream, folder)
-    what.drain()
-    clean_log(what.table)
-    stream.send(*orders(3))
+def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(stream: Stream, what: Pipeline) -> None:
+    lose_ledger(stream, what)
     assert measure(what.source, what.ingestion).total == 3
     what.drain()
     assert_each_once(what.rows(), stream.messages())
@@ -140,13 +135,9 @@ def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
 
 @pytest.mark.slow
 def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
-    spark: SparkSession, stream: Stream, folder: Path
+    spark: SparkSession, stream: Stream, what: Pipeline
 ) -> None:
-    stream.send(*orders(4))
-    what = pipeline(spark, stream, folder)
-    what.drain()
-    clean_log(what.table)
-    stream.send(*orders(3))
+    lose_ledger(stream, what)
     with what.source.open() as opened:
         state, is_recovered = read_or_recover(opened, what.ingestion, what.ingestion.ledger())
         assert is_recovered
@@ -156,6 +147,30 @@ def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
     assert DeltaTable(what.table).version() == version
     what.drain()
     assert_each_once(what.rows(), stream.messages())
+
+
+@pytest.mark.parametrize("is_told", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_rows_that_a_restore_removed_before_the_log_was_cleaned_are_not_lost(
+    spark: SparkSession, stream: Stream, folder: Path, is_told: bool
+) -> None:
+    # The last message is a dead letter, which the RESTORE does not remove.
+    stream.send(*orders(5), b"garbage")
+    what = pipeline(spark, stream, folder, limits=Limits(max_records=2))
+    what.drain()
+    spark.sql(f"RESTORE TABLE delta.`{what.table}` TO VERSION AS OF 1")
+    if not is_told:
+        clean_log(what.table)
+    DeltaTable(what.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 2 days"})
+    restore = DeltaTable(what.table).version() - 1
+    DeltaTable(what.table).create_checkpoint()
+    for version in range(restore):
+        Path(what.table, "_delta_log", f"{version:020d}.json").unlink(missing_ok=True)
+    with pytest.raises(LedgerTruncatedError, match="stream-assets rewind --to"):
+        what.drain()
+    with what.source.open() as opened:
+        rewind(spark, opened, what.ingestion, Bound(sequence=0))
+    what.drain()
+    assert_each_once(what.rows(), {(SHARD.stream, SHARD.id, sequence) for sequence in range(5)})
 
 
 @pytest.mark.parametrize(
@@ -178,9 +193,8 @@ def test_a_lost_ledger_goes_on_anywhere_without_doubling(
     assert_each_once(what.rows(), stream.messages())
 
 
-def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, stream: Stream, folder: Path) -> None:
+def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, stream: Stream, what: Pipeline) -> None:
     stream.send(*orders(6))
-    what = pipeline(spark, stream, folder)
     what.drain()
     with what.source.open() as opened:
         rewind(spark, opened, what.ingestion, Bound(sequence=2))
@@ -195,10 +209,9 @@ def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, 
 
 
 def test_d02_a_new_group_does_not_write_again_what_a_lost_ledger_no_longer_tells_of(
-    spark: SparkSession, stream: Stream, folder: Path
+    stream: Stream, what: Pipeline
 ) -> None:
     stream.send(*orders(4))
-    what = pipeline(spark, stream, folder)
     what.drain()
     clean_log(what.table)
     with pytest.raises(StreamAssetsError):
@@ -207,11 +220,10 @@ def test_d02_a_new_group_does_not_write_again_what_a_lost_ledger_no_longer_tells
 
 
 def test_d03_dead_letters_that_are_written_before_a_failure_count_once_after_the_replay(
-    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, what: Pipeline
 ) -> None:
     stream.send(MALFORMED, *orders(3))
-    what = pipeline(spark, stream, folder)
-    monkeypatch.setattr(Caution, "counts", read_first)
+    monkeypatch.setattr(job, "one_pass_counts", lambda batch, ingestion: None)
     writes = Writes(monkeypatch)
     writes.before = FailOnce(RuntimeError("the disk is full"))
     with pytest.raises(WriteError):
@@ -228,24 +240,24 @@ def test_d03_dead_letters_that_are_written_before_a_failure_count_once_after_the
     assert DeltaTable(letters).to_pyarrow_table().num_rows == 1, "the stray is deleted"
 
 
-def test_d04_a_batch_without_rows_moves_position_and_number(spark: SparkSession, stream: Stream, folder: Path) -> None:
+def test_d04_a_batch_without_rows_moves_position_and_number(stream: Stream, what: Pipeline) -> None:
     stream.send(*orders(4))
-    what = pipeline(spark, stream, folder)
     app = what.ingestion.ledger().app
     (report,) = what.having(transform=lambda rows: rows.where("id < 0")).drain()
-    assert (report.rows, report.batch.number) == (0, 2)
+    assert (report.rows, report.entry.number) == (0, 2)
     assert DeltaTable(what.table).transaction_version(app) == 2
     assert what.positions() == {0: 4}
     assert stream.committed(what) == 4
     stream.send(*orders(2))
     (report,) = what.drain()
-    assert (report.rows, report.batch.number) == (2, 3)
+    assert (report.rows, report.entry.number) == (2, 3)
     assert_each_once(what.rows(), [("orders", 0, 4), ("orders", 0, 5)])
 
 
-def test_d05_no_transaction_of_ours_leaks_into_the_session(spark: SparkSession, stream: Stream, folder: Path) -> None:
+def test_d05_no_transaction_of_ours_leaks_into_the_session(
+    spark: SparkSession, stream: Stream, folder: Path, what: Pipeline
+) -> None:
     stream.send(MALFORMED, *orders(3))
-    what = pipeline(spark, stream, folder)
     with suppress(CrashError):
         what.drain(Once(Step.WRITING, crash))
     what.drain()
@@ -257,11 +269,10 @@ def test_d05_no_transaction_of_ours_leaks_into_the_session(spark: SparkSession, 
 
 
 def test_d05_a_transaction_that_leaked_into_the_session_hides_nothing_of_ours(
-    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, what: Pipeline
 ) -> None:
-    monkeypatch.setattr(Caution, "counts", read_first)
+    monkeypatch.setattr(job, "one_pass_counts", lambda batch, ingestion: None)
     stream.send(MALFORMED, *orders(2))
-    what = pipeline(spark, stream, folder)
     with suppress(CrashError):
         what.drain(Once(Step.WRITING, crash))
     letters = f"{what.table}_dead_letters"
@@ -283,7 +294,7 @@ def test_d05_a_transaction_that_leaked_into_the_session_hides_nothing_of_ours(
 
 
 def test_d06_a_conflict_over_our_number_drops_the_batch_if_the_other_commit_has_it(
-    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch, what: Pipeline
 ) -> None:
     stream.send(*orders(1))
     started, landed = folder / "started", folder / "landed"
@@ -294,14 +305,13 @@ def test_d06_a_conflict_over_our_number_drops_the_batch_if_the_other_commit_has_
         return number
 
     slow_id = f.udf(wait, "bigint")
-    what = pipeline(spark, stream, folder)
     slow = what.having(transform=lambda rows: rows.withColumn("id", slow_id("id")))
     writes = Writes(monkeypatch)
     bids: list[str] = []
 
     def overtake() -> None:
         until(started.exists)
-        bids.extend(report.batch.entry.bid for report in what.drain())
+        bids.extend(report.entry.bid for report in what.drain())
         landed.touch()
 
     thread = threading.Thread(target=overtake)
@@ -315,10 +325,9 @@ def test_d06_a_conflict_over_our_number_drops_the_batch_if_the_other_commit_has_
 
 
 def test_d06_a_conflict_is_not_taken_for_written_before_the_log_says_so(
-    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, what: Pipeline
 ) -> None:
     stream.send(*orders(3))
-    what = pipeline(spark, stream, folder)
     writes = Writes(monkeypatch)
     writes.before = FailOnce(ConcurrentTransactionException("txn"))
     (report,) = what.drain()
@@ -332,14 +341,13 @@ def test_d06_a_conflict_is_not_taken_for_written_before_the_log_says_so(
     [ConcurrentTransactionException("txn"), pytest.param(RuntimeError("the answer was lost"), marks=pytest.mark.slow)],
 )
 def test_d06_a_write_that_landed_counts_whatever_it_raised(
-    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, error: Exception, what: Pipeline
 ) -> None:
     stream.send(*orders(3))
-    what = pipeline(spark, stream, folder)
     writes = Writes(monkeypatch)
     writes.after = FailOnce(error)
     (report,) = what.drain()
-    assert writes.outcomes[report.batch.entry.bid] is error
+    assert writes.outcomes[report.entry.bid] is error
     assert_each_once(what.rows(), stream.messages())
     assert stream.committed(what) == 3
 
@@ -355,6 +363,6 @@ def test_d07_rows_that_a_restore_removed_are_written_under_new_numbers(
     app = what.ingestion.ledger().app
     assert DeltaTable(what.table).transaction_version(app) == 3, "a RESTORE leaves the numbers as they are"
     reports = what.drain()
-    assert [(report.batch.number, report.rows) for report in reports] == [(4, 3), (5, 3)]
+    assert [(report.entry.number, report.rows) for report in reports] == [(4, 3), (5, 3)]
     assert_each_once(what.rows(), stream.messages())
     assert stream.committed(what) == 6

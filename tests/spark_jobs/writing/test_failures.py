@@ -152,7 +152,7 @@ def test_a_full_disk_is_told_and_may_be_empty_at_the_next_run(text: str) -> None
     error = explain(Py4JError(text), table="/lake/t")
     assert isinstance(error, WriteError)
     assert isinstance(error, Transient)
-    assert error.what.endswith("/lake/t: [TASK_WRITE_FAILED]; caused by IOException: No space left on device")
+    assert error.what.endswith("/lake/t: [TASK_WRITE_FAILED]; caused by IOException")
     assert "Task failed while writing rows" in error.detail
     assert "spark.local.dir" in error.remedy
 
@@ -175,10 +175,32 @@ def test_a_full_disk_is_told_and_may_be_empty_at_the_next_run(text: str) -> None
 def test_causes_are_known_wherever_they_stand(text: str, kind: type[StreamAssetsError], depth: str) -> None:
     raised = text if depth == "first" else f"org.apache.spark.SparkException: Job aborted.\n\tat a.b\nCaused by: {text}"
     error = explain(
-        Py4JError(f"An error occurred while calling o9.save.\n: {raised}\n\tat java.lang.Thread"), table="t"
+        Py4JError(f"An error occurred while calling o9.save.\n: {raised}\n\tat java.lang.Thread"), table="/lake/t"
     )
     assert type(error) is kind
-    assert re.sub(r"^[\w.]+: ", "", text) in error.what
+    said = re.sub(r"^[\w.]+: ", "", text)
+    # A function of the transform may raise the same, with a value of a row.
+    assert (said in error.what) == ("/lake/t" in said)
+    assert said in error.detail
+
+
+REFLECTED = """[TASK_WRITE_FAILED] Task failed while writing rows to file:/lake/t. SQLSTATE: 58030
+
+JVM stacktrace:
+org.apache.spark.SparkException
+Caused by: java.lang.reflect.InvocationTargetException
+\tat org.apache.spark.sql.catalyst.expressions.CallMethodViaReflection.eval(CallMethodViaReflection.scala:1)
+Caused by: java.net.UnknownHostException: hunter2: Name or service not known
+"""
+
+
+def test_an_error_of_a_connection_that_an_expression_raised_is_one_of_the_transform() -> None:
+    error = explain(Py4JError(REFLECTED), table="/lake/t")
+    assert isinstance(error, TransformError)
+    assert not isinstance(error, Transient)
+    assert error.what.endswith("/lake/t: [TASK_WRITE_FAILED]; caused by UnknownHostException")
+    assert "hunter2" not in str(error)
+    assert "hunter2" in error.detail
 
 
 def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_as_it_is() -> None:

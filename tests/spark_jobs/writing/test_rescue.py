@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import SchemaMismatchError
-from stream_consumers.memory import forget_memory_broker, memory_broker
-from stream_consumers.messages import Shard
-from stream_consumers.options import SchemaChanges
+from stream_consumers.options import ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
+from tests.support.memory_streams import rows, send
 
 pytestmark = pytest.mark.spark
 FIRST = "id BIGINT, shop STRUCT<name: STRING>, items ARRAY<STRUCT<price: DOUBLE>>"
@@ -30,30 +25,11 @@ SECOND = "id BIGINT, shop STRUCT<name: STRING, zip: STRING>, items ARRAY<STRUCT<
 DOCUMENT = {"id": 1, "shop": {"name": "a", "zip": "07"}, "items": [{"price": 1.5}], "user": "ada", "more": 1}
 
 
-@pytest.fixture
-def url() -> Iterator[StreamUrl]:
-    made = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/orders")
-    yield made
-    forget_memory_broker(made)
-
-
-def send(url: StreamUrl, *documents: Any) -> None:
-    for document in documents:
-        memory_broker(url).append(Shard("orders"), json.dumps(document).encode())
-
-
-def rows(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in row.asDict(recursive=True).items() if not name.startswith("_s")}
-        for row in spark.read.format("delta").load(what.table).drop("_timestamp").orderBy("_sequence").collect()
-    ]
-
-
 @pytest.mark.parametrize("driver_records", [pytest.param(0, marks=pytest.mark.slow), 1000], ids=["executors", "driver"])
 def test_nothing_is_lost_and_a_replay_brings_it_back(
     spark: SparkSession, folder: Path, url: StreamUrl, driver_records: int
 ) -> None:
-    made = ingestion(folder / "t", decoder=Json(FIRST), schema_changes=SchemaChanges.RESCUE)
+    made = ingestion(folder / "t", decoder=Json(FIRST), errors=ErrorPolicy(schema_changes="rescue"))
     what = replace(made, driver_records=driver_records)
     send(url, DOCUMENT, {"id": 2})
     drain(spark, str(url), what)
@@ -69,7 +45,7 @@ def test_nothing_is_lost_and_a_replay_brings_it_back(
     newest = rows(spark, what)[-1]
     assert json.loads(newest.pop("_rescued")) == told
     assert newest == known
-    grown = replace(what, decoder=Json(SECOND), schema_changes=SchemaChanges.ADD_COLUMNS)
+    grown = replace(what, decoder=Json(SECOND), errors=ErrorPolicy(schema_changes="add_columns"))
     with open_batch_source(str(url)) as source:
         list(drain_batches(ReplayJob(spark, source, grown, Replay())))
     found = rows(spark, what)
@@ -83,7 +59,7 @@ def test_a_table_of_before_gets_one_column_and_no_more(spark: SparkSession, fold
     send(url, DOCUMENT)
     drain(spark, str(url), what)
     send(url, DOCUMENT)
-    own = replace(what, schema_changes=SchemaChanges.RESCUE, decoder=Json(SECOND))
+    own = replace(what, errors=ErrorPolicy(schema_changes="rescue"), decoder=Json(SECOND))
     drain(spark, str(url), own)
     assert [row.keys() - {"id"} for row in rows(spark, what)] == [{"_rescued"}, {"_rescued"}]
     assert json.loads(rows(spark, what)[1]["_rescued"])["user"] == "ada"
@@ -104,7 +80,7 @@ def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
     decoder = Json("id BIGINT, shop STRUCT<name: STRING, city: STRING>, at TIMESTAMP, local TIMESTAMP_NTZ", rescue=True)
     times = {"at": "2024-02-29T12:30:15.123456+02:00", "local": "2024-02-29T12:30:15.123456"}
     send(url, {"id": 2, "shop": {"name": "a", "city": "b", "zip": 1.50}, **times}, {"id": 3, "shop": {"zip": 2}})
-    drain(spark, str(url), replace(what, decoder=decoder, schema_changes=SchemaChanges.RESCUE))
+    drain(spark, str(url), replace(what, decoder=decoder, errors=ErrorPolicy(schema_changes="rescue")))
     assert [json.loads(row["_rescued"] or "null") for row in rows(spark, what)] == [
         None,
         {"shop": {"zip": 1.5, "city": "b"}, **times, "at": "2024-02-29T10:30:15.123456Z"},
@@ -113,7 +89,7 @@ def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
 
 
 def test_fields_within_arrays_do_not_fit(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
-    what = ingestion(folder / "t", decoder=Json(FIRST), schema_changes=SchemaChanges.RESCUE)
+    what = ingestion(folder / "t", decoder=Json(FIRST), errors=ErrorPolicy(schema_changes="rescue"))
     send(url, DOCUMENT)
     drain(spark, str(url), what)
     send(url, DOCUMENT)

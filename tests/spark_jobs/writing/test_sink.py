@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +39,7 @@ class Table:
         self.lands: LedgerEntry | None = None
         self.error: Exception | None = None
         self.monkeypatch = monkeypatch
-        monkeypatch.setattr(DeltaSink, "write", lambda sink, rows, entry: self.write())
+        monkeypatch.setattr(DeltaSink, "write", lambda sink, rows, entry, creates: self.write())
 
     def write(self) -> None:
         if self.lands is not None:
@@ -48,9 +47,9 @@ class Table:
         if self.error is not None:
             raise self.error
 
-    def commit(self, on_return: Callable[[], None] = lambda: None) -> int | None:
+    def commit(self) -> int | None:
         sink = DeltaSink(str(self.log.path))
-        commit = sink.commit(ROWS, self.entry, ledger=self.ledger, on_return=on_return)
+        commit = sink.commit(ROWS, self.entry, ledger=self.ledger)
         return None if commit is None else commit.version
 
     def other(self) -> LedgerEntry:
@@ -87,14 +86,10 @@ def test_a_write_that_failed_and_did_not_land_is_an_error(table: Table) -> None:
     assert caught.value.detail == str(LOST_REPLY)
 
 
-def test_the_caller_is_told_before_the_log_is_read(table: Table) -> None:
-    assert table.commit(on_return=lambda: table.log.ours(table.entry) and None) == 1
-
-
 def test_files_that_executors_wrote_on_other_machines_are_an_error(table: Table) -> None:
     there, elsewhere = table.log.path / "part 1%.parquet", "part%202.parquet"
 
-    def write(sink: DeltaSink, rows: Any, entry: LedgerEntry) -> None:
+    def write(sink: DeltaSink, rows: Any, entry: LedgerEntry, creates: bool) -> None:
         version = table.log.ours(entry)
         with table.log.file(version).open("a") as commit:
             for path in ("part%201%25.parquet", elsewhere):

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import table_location
 from spark_jobs.batches.ingestion import Ingestion, Step
-from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
+from spark_jobs.jars import LOG_STORE_CLASS
 from spark_jobs.writing import dead_letters, sink, storage
 from spark_jobs.writing.storage import check_log_store
 from stream_consumers.errors import InvalidOptionError, StorageMismatchError, Terminal, UnsafeStorageError
@@ -71,21 +71,6 @@ def test_amazon_needs_a_log_store_that_puts_a_commit_only_if_it_is_absent(scheme
 def test_which_storage_can_tell_two_commits_apart(table: str, settings: dict[str, str], refused: bool) -> None:
     assert is_refused(table, **settings) is refused
     assert not is_refused(table, single_writer=True, **settings)
-
-
-def test_the_error_names_the_log_store_the_setting_and_single_writer() -> None:
-    session: Any = Session()
-    with pytest.raises(UnsafeStorageError) as caught:
-        check_log_store(session, "s3a://lake/orders", single_writer=False)
-    assert isinstance(caught.value, Terminal)
-    for part in (
-        "s3a://lake/orders",
-        "spark.delta.logStore.s3a.impl",
-        "delta_spark_config('s3a://lake/orders')",
-        S3_LOG_STORE_CLASS,
-        "single_writer=True",
-    ):
-        assert part in str(caught.value)
 
 
 @pytest.mark.spark

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.command_line import failing, run
+from tests.support.command_line import failing, printed, run
 from tests.support.streams import sequences_in_table, write_stream
 
 pytestmark = pytest.mark.spark
@@ -23,10 +22,7 @@ def words(folder: Path, command: str, *more: str) -> list[str]:
 
 
 def rows(folder: Path, command: str, *more: str) -> list[dict[str, Any]]:
-    done = run(*words(folder, command, *more), "--json")
-    assert done.exit_code == 0, done.output
-    found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
-    return found
+    return printed(*words(folder, command, *more))
 
 
 @pytest.mark.slow

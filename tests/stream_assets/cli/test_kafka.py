@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.command_line import SCHEMA, run
+from tests.support.command_line import SCHEMA, printed, run
 from tests.support.topics import committed, ends, unique_group
 
 pytestmark = pytest.mark.spark
@@ -19,16 +19,13 @@ def test_produce_ingest_lag_verify_and_switch(spark: SparkSession, kafka: str, f
     group = unique_group()
     url = f"kafka://{kafka}/orders-of-{group}"
     topic = f"orders-of-{group}"
-    sent = run("produce", url, "--count", "1000", "--shards", "4", "--json")
-    assert sent.exit_code == 0, sent.output
-    assert [(row["first"], row["last"]) for row in json.loads(sent.stdout)["rows"]] == [(0, 249)] * 4
+    sent = printed("produce", url, "--count", "1000", "--shards", "4")
+    assert [(row["first"], row["last"]) for row in sent] == [(0, 249)] * 4
     place = ["--table", folder / "t", "--group", group]
-    before = run("lag", url, "--group", group, "--json")
-    assert [(row["committed"], row["lag"]) for row in json.loads(before.stdout)["rows"]] == [(None, 250)] * 4
-    done = run("ingest", "--source", url, *place, "--decode", "json", "--schema", SCHEMA, "--json")
-    assert done.exit_code == 0, done.output
-    after = json.loads(run("lag", url, *place, "--json").stdout)["rows"]
-    for number, row in enumerate(after):
+    before = printed("lag", url, "--group", group)
+    assert [(row["committed"], row["lag"]) for row in before] == [(None, 250)] * 4
+    printed("ingest", "--source", url, *place, "--decode", "json", "--schema", SCHEMA)
+    for number, row in enumerate(printed("lag", url, *place)):
         assert row == {
             "shard": f"{topic}/{number}",
             "start": 0,
@@ -37,6 +34,7 @@ def test_produce_ingest_lag_verify_and_switch(spark: SparkSession, kafka: str, f
             "end": ends(kafka, topic)[number],
             "lag": 0,
             "blocked": 0,
+            "lost": None,
         }
     assert committed(kafka, group, topic) == dict.fromkeys(range(4), 250)
     assert run("verify", "--source", url, *place).exit_code == 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.command_line import failing, run
+from tests.support.command_line import failing, printed, run
 from tests.support.streams import sequences_in_table, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -22,10 +21,7 @@ def test_redrive_says_what_it_would_do_then_does_it(spark: SparkSession, folder:
     place = ("--source", write_stream(folder / "orders.ss", 20, malformed=BROKEN), "--table", folder / "t")
 
     def rows(command: str, *more: str) -> list[dict[str, Any]]:
-        done = run(*command.split(), *place, "--group", "g", *more, "--json")
-        assert done.exit_code == 0, done.output
-        found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
-        return found
+        return printed(*command.split(), *place, "--group", "g", *more)
 
     def listed(*more: str) -> dict[str, tuple[int, ...]]:
         found = rows("dead-letters list", *more)

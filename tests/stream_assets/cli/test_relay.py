@@ -19,8 +19,8 @@ from stream_assets.cli import relay as cli_relay
 from stream_assets.cli.main import main
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerError, SizeLimitError
-from stream_consumers.memory import MemoryConsumer, MemoryProducer, forget_memory_broker
-from stream_consumers.messages import Message
+from stream_consumers.memory import MemoryProducer, forget_memory_broker
+from stream_consumers.messages import Message, Shard
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_server import redis_server
@@ -94,37 +94,6 @@ def test_a_pipe_into_redis_and_back(server: str) -> None:
     assert back.returncode == 0
     back.stdout.decode()
     assert read_all(back.stdout) == [("orders", 0, n, payload) for n, payload in enumerate(PAYLOADS)]
-
-
-PRODUCER = """
-import sys
-for n in range(2000):
-    stream = ("orders", "clicks")[n % 2]
-    print(f"[{stream} | {n} | {n % 3}] {n}", flush=n % 500 == 0)
-"""
-
-
-def test_a_producer_into_redis_each_line_once_in_its_stream_and_shard(server: str) -> None:
-    producer = f"{shlex.quote(sys.executable)} -c {shlex.quote(PRODUCER)}"
-    done = shell(f"{producer} | {RELAY} --shards 3 stdio:///orders,clicks {server}orders,clicks")
-    assert (done.returncode, done.stdout) == (0, b""), done.stderr
-    found = messages(f"{server}orders,clicks")
-    assert sorted(int(message.text()) for message in found) == list(range(2000))
-    for message in found:
-        number = int(message.text())
-        assert (message.shard.stream, message.shard.id) == (("orders", "clicks")[number % 2], number % 3)
-    for shard in {message.shard for message in found}:
-        numbers = [int(message.text()) for message in found if message.shard == shard]
-        assert numbers == sorted(numbers)
-
-
-def test_shards_that_would_hide_what_is_there_are_refused(server: str) -> None:
-    """Readers of a stream with numbered keys do not look at its plain one."""
-    mixed = run("stdio:///orders", f"{server}orders", given=b"[orders | 0 | 0] zero\n[orders | 1 | 1] one\n")
-    assert mixed.exit_code == 1
-    assert "orders/1 would be the key orders:1" in mixed.stderr
-    assert "read and not known to have arrived: 1 of orders/1, sequences 1 to 1" in mixed.stderr
-    assert [m.payload for m in messages(f"{server}orders")] == [b"zero"]
 
 
 def test_a_producer_that_fails_is_told_and_what_it_said_has_arrived(server: str) -> None:
@@ -202,29 +171,6 @@ def test_following_ends_with_an_interrupt(tmp_path: Path) -> None:
         assert b"Traceback" not in told
 
 
-def test_an_interrupt_sends_what_was_read(monkeypatch: pytest.MonkeyPatch, memory: str, tmp_path: Path) -> None:
-    read: list[Message] = []
-    take = MemoryConsumer.next
-
-    def next_one(self: MemoryConsumer, timeout: float | None = None) -> Message | None:
-        if len(read) == 2:
-            raise KeyboardInterrupt
-        message = take(self, timeout)
-        assert message is not None
-        read.append(message)
-        return message
-
-    monkeypatch.setattr(MemoryConsumer, "next", next_one)
-    with create_producer(f"{memory}orders") as producer:
-        for payload in (b"1", b"2"):
-            producer.send(payload)
-    ended = run(f"{memory}orders", f"file://{tmp_path}/a.ss/orders", "--live")
-    assert ended.exit_code == 130
-    assert "2 messages arrived" in ended.stderr
-    assert "not known" not in ended.stderr
-    assert [m.payload for m in messages(f"file://{tmp_path}/a.ss/orders")] == [b"1", b"2"]
-
-
 def test_what_was_read_and_not_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stream_consumers.file.producer import FileProducer
 
@@ -263,7 +209,7 @@ def test_what_arrived_is_not_told_as_lost(monkeypatch: pytest.MonkeyPatch, memor
 
 
 def test_streams_keep_their_names_or_one_gets_another(memory: str) -> None:
-    lines = b"[orders] 1\n[clicks] 2\nall\n[else] 3\n"
+    lines = b"[orders] 1\n[clicks] 2\nall\n[2022-01-02T03:04:05 | else | 1] 3\n"
     done = run("stdio:///orders,clicks", f"{memory}clicks,orders", given=lines)
     assert done.exit_code == 0
     assert "not sent: 1 line of other streams" in done.stderr
@@ -273,7 +219,7 @@ def test_streams_keep_their_names_or_one_gets_another(memory: str) -> None:
         ("clicks", b"all"),
     ]
     assert run("stdio:///orders", f"{memory}sales", given=lines).exit_code == 0
-    assert [m.payload for m in messages(f"{memory}sales")] == [b"1", b"all"]
+    assert [m.payload for m in messages(f"{memory}sales")] == [b"1", b"[clicks] 2", b"all"]
 
 
 @pytest.mark.parametrize(
@@ -309,3 +255,15 @@ def test_what_a_message_has_besides_its_payload_goes_where_it_can(server: str, m
     lost = run(f"{server}orders", f"{memory}orders")
     assert lost.exit_code == 0
     assert "1 message with a key, headers or no payload" in lost.stderr
+
+
+@pytest.mark.parametrize("key", [b"", b"k", None])
+def test_an_empty_key_is_sent_as_one_and_not_as_none(
+    monkeypatch: pytest.MonkeyPatch, memory: str, key: bytes | None
+) -> None:
+    sent: list[dict[str, object]] = []
+    monkeypatch.setattr(cli_relay, "kept", lambda producer, message: message)
+    monkeypatch.setattr(MemoryProducer, "send", lambda producer, payload, **more: sent.append(more))
+    with create_producer(f"{memory}orders") as producer:
+        cli_relay.send_message(producer, Message(Shard("orders"), 0, 1, b"x", key=key))
+    assert [more.get("key") for more in sent] == [key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import LedgerState
 from stream_assets import Json, stream_asset
-from tests.support.command_line import failing, run
+from tests.support.command_line import failing, printed, run
 from tests.support.feeds import FILES_FIRST, SHARDS, Feed, make_feed
 from tests.support.old_and_new import made, new, rows_of
 from tests.support.polling import until
@@ -30,7 +30,11 @@ SCHEMA = ("--decode", "json", "--schema", "id BIGINT, user STRING")
 NEW = (*SCHEMA, "--transform", "tests.support.old_and_new:new")
 # An asset brings its own decoder.
 declared = stream_asset(
-    source="memory://anywhere/orders", group="g", table="t", decode=Json("id BIGINT, user STRING"), name="orders"
+    source="memory://anywhere/orders",
+    group="g",
+    table="t",
+    decode=Json("id BIGINT, user STRING"),
+    spec=dg.AssetSpec("orders"),
 )(new)
 
 
@@ -51,10 +55,7 @@ class Lake:
 
     def rows(self, command: str, *more: str) -> list[dict[str, Any]]:
         """What a command prints for machines."""
-        done = run(*self.words(command, *more), "--json")
-        assert done.exit_code == 0, done.output
-        found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
-        return found
+        return printed(*self.words(command, *more))
 
     def facts(self) -> tuple[int, Any, Any]:
         """What a dry run must not change: the table's version, the ledger, what the broker was told."""

@@ -20,8 +20,8 @@ from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
-from stream_consumers.testing.batch_plans import Identity, identities, read
-from stream_consumers.testing.harness import STREAMS, Stream, in_turn
+from stream_consumers.testing.batch_source_contract import Identity, identities, read
+from stream_consumers.testing.harness import Stream, in_turn
 
 FIRST_MS = 1_741_564_800_000
 ZERO = Shard("orders")
@@ -59,15 +59,6 @@ def test_the_same_sequence_for_every_shard(stream: Stream) -> None:
             behind(stream, Bound.parse(str(receipts[0].sequence)))
 
 
-def test_earliest_and_latest(stream: Stream) -> None:
-    receipts = stream.send(in_turn(10))
-    latest = places(stream, Bound.parse("latest"))
-    assert behind(stream, Bound.parse("earliest")) == identities(receipts)
-    assert behind(stream, Bound.parse("latest")) == set()
-    later = stream.send(in_turn(10), first_ms=2_000)
-    assert behind(stream, Bound(sequences={ZERO: latest[ZERO]})) == identities(later)
-
-
 def places(stream: Stream, bound: Bound) -> Mapping[Shard, int]:
     with open_batch_source(stream.url()) as source:
         return dict(bound.resolve(source, source.extents()))
@@ -92,29 +83,6 @@ def test_a_time_is_that_of_the_first_message_with_it_or_a_later_one(stream: Stre
     assert behind(stream, Bound.parse(at)) == from_number(receipts, first)
 
 
-def test_a_pause_between_messages_ends_a_range_of_time(stream: Stream) -> None:
-    """Six messages, a pause, three and ten more: the seek to the pause gives the last thirteen."""
-    stream.send(in_turn(7), first_ms=FIRST_MS)
-    later = stream.send(in_turn(13), first_ms=FIRST_MS + 60_000)
-    assert behind(stream, Bound.at_time("2025-03-10T00:00:30Z")) == identities(later)
-
-
-def test_shards_that_are_not_named_have_no_place(stream: Stream) -> None:
-    receipts = stream.send(in_turn(30, shards=3))
-    one = Shard("orders", 1)
-    wanted = next(r for r in receipts if r.shard == one)
-    assert set(places(stream, Bound.at_sequences({"orders/1": wanted.sequence}))) == {one}
-    assert behind(stream, Bound.at_sequences({"orders/1": wanted.sequence})) == from_number(receipts, 0, shard=one)
-
-
-def test_each_stream_has_its_own_places(stream: Stream) -> None:
-    receipts = stream.send(in_turn(12, streams=STREAMS))
-    bounds = {
-        str(shard): next(r.sequence for r in receipts if r.shard == shard) for shard in (Shard(s) for s in STREAMS)
-    }
-    assert behind(stream, Bound.at_sequences(bounds), streams=STREAMS) == identities(receipts)
-
-
 @pytest.mark.parametrize(("listed", "words"), [("clicks/0=1", "no shard clicks/0"), ("orders/99=1", "no shard orders")])
 def test_a_shard_that_is_not_there_is_named(stream: Stream, listed: str, words: str) -> None:
     stream.send(in_turn(3, shards=3))
@@ -130,14 +98,6 @@ def test_a_sequence_outside_the_stream_is_told_with_what_it_holds(stream: Stream
         if wrong >= 0:
             with pytest.raises(InvalidOptionError, match=rf"{wrong}(?s:.*)It holds {first} to {end - 1}"):
                 places(stream, Bound.parse(f"orders/0={wrong}"))
-
-
-def test_a_bound_that_is_written_out_is_the_same_bound(stream: Stream) -> None:
-    stream.send(in_turn(6, shards=3))
-    found = places(stream, Bound.parse("earliest"))
-    text = ",".join(f"{shard}={sequence}" for shard, sequence in sorted(found.items()))
-    assert str(Bound(sequences=found)) == text
-    assert places(stream, Bound.parse(text)) == found
 
 
 def goal(stream: Stream, wanted: Replay, covered: Mapping[Shard, Intervals]) -> Mapping[Shard, Range]:

@@ -8,14 +8,12 @@ from stream_consumers.consumer import Consumer
 from stream_consumers.errors import OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import from_milliseconds
 from stream_consumers.streamer.streamer import connect, rewind_after, seek_after
+from stream_consumers.testing.consumer_contract import take
 from stream_consumers.testing.harness import Stream
 
-PATIENCE = 60.0
 
-
-def take(consumer: Consumer, count: int) -> list[int]:
-    found = [consumer.next(PATIENCE) for _ in range(count)]
-    return [message.sequence for message in found if message]
+def numbers(consumer: Consumer, count: int) -> list[int]:
+    return [message.sequence for message in take(consumer, count)]
 
 
 def test_what_is_sent_is_read_and_moved_behind(stream: Stream) -> None:
@@ -25,11 +23,11 @@ def test_what_is_sent_is_read_and_moved_behind(stream: Stream) -> None:
             producer.flush()
             sequences = [receipt.sequence for receipt in receipts]
         consumer = streamer.create_consumer(["orders", "clicks"])
-        assert take(consumer, 5) == sequences
+        assert numbers(consumer, 5) == sequences
         rewind_after(consumer, sequences[2])
-        assert take(consumer, 2) == sequences[3:]
+        assert numbers(consumer, 2) == sequences[3:]
         seek_after(consumer, from_milliseconds(1_001))
-        assert take(consumer, 3) == sequences[2:]
+        assert numbers(consumer, 3) == sequences[2:]
         for move in (
             lambda: rewind_after(consumer, sequences[-1]),
             lambda: seek_after(consumer, from_milliseconds(1_004)),

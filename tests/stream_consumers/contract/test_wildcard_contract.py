@@ -7,7 +7,7 @@ import redis
 from click.testing import CliRunner
 
 from stream_assets.cli.main import main
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Edge
 from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import (
     InvalidStreamKeyError,
@@ -18,10 +18,11 @@ from stream_consumers.errors import (
 )
 from stream_consumers.kafka import consumer as kafka_consumer
 from stream_consumers.messages import WILDCARD, Message, Shard, from_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.options import ConsumerMode
 from stream_consumers.redis import consumer as redis_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
 from stream_consumers.streamer.streamer import connect
+from stream_consumers.testing.consumer_contract import places, replay, take
 from stream_consumers.testing.harness import STREAMS, Stream, in_turn
 from stream_consumers.urls import StreamUrl
 from tests.support.contract_backends import BACKENDS
@@ -31,7 +32,6 @@ from tests.support.polling import until
 pytestmark = pytest.mark.xdist_group("own_kafka")
 PATIENCE = 60.0
 BOTH = in_turn(12, shards=3, streams=STREAMS)
-Place = tuple[Shard, int]
 
 
 @pytest.fixture
@@ -49,50 +49,33 @@ def redis_address(redis_address: str) -> str:
     return redis_address
 
 
-def places(found: list[Message]) -> set[Place]:
-    return {(message.shard, message.sequence) for message in found}
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    while len(found) < count:
-        message = consumer.next(PATIENCE)
-        assert message is not None, f"only {len(found)} of {count} messages came"
-        found.append(message)
-    return found
-
-
-def replay(stream: Stream) -> Consumer:
-    return create_consumer(stream.url("*"), live=False)
-
-
 def test_all_streams_are_read_each_message_once(stream: Stream) -> None:
     receipts = stream.send(BOTH)
-    with replay(stream) as consumer:
+    with replay(stream, "*") as consumer:
         found = list(consumer)
     assert len(found) == len(receipts)
-    assert places(found) == {(receipt.shard, receipt.sequence) for receipt in receipts}
+    assert set(places(found)) == {(receipt.shard, receipt.sequence) for receipt in receipts}
     with create_consumer(stream.url(WILDCARD, "orders"), live=False) as consumer:
         assert len(list(consumer)) == len(receipts), "a stream that is named, too, is not read twice"
 
 
 def test_nothing_there_is_an_end_and_no_wait(stream: Stream) -> None:
-    with replay(stream) as consumer, pytest.raises(StreamEndedError):
+    with replay(stream, "*") as consumer, pytest.raises(StreamEndedError):
         consumer.next(PATIENCE)
 
 
 def test_seek_and_rewind_are_about_all_streams(stream: Stream) -> None:
     receipts = stream.send(BOTH)
-    with replay(stream) as consumer:
+    with replay(stream, "*") as consumer:
         consumer.seek(from_milliseconds(1_000 + 10 * 7))
-        assert places(list(consumer)) == {(r.shard, r.sequence) for r in receipts[7:]}
+        assert set(places(consumer)) == {(r.shard, r.sequence) for r in receipts[7:]}
         consumer.rewind(Edge.BEGINNING)
         assert len(list(consumer)) == len(receipts)
         consumer.rewind(Edge.END)
         assert list(consumer) == []
         second = max(receipt.sequence for receipt in receipts)
         consumer.rewind(second)
-        assert places(list(consumer)) == {(r.shard, r.sequence) for r in receipts if r.sequence >= second}
+        assert set(places(consumer)) == {(r.shard, r.sequence) for r in receipts if r.sequence >= second}
         with pytest.raises(OutOfBoundsError):
             consumer.rewind(second + 1)
 
@@ -100,24 +83,16 @@ def test_seek_and_rewind_are_about_all_streams(stream: Stream) -> None:
 def test_shards_of_any_stream_are_assigned(stream: Stream) -> None:
     receipts = stream.send(BOTH)
     chosen = {Shard("clicks", 1), Shard("orders", 2)}
-    with replay(stream) as consumer:
+    with replay(stream, "*") as consumer:
         for shard in chosen:
             consumer.assign(shard)
         consumer.rewind(Edge.BEGINNING)
-        assert places(list(consumer)) == {(r.shard, r.sequence) for r in receipts if r.shard in chosen}
+        assert set(places(consumer)) == {(r.shard, r.sequence) for r in receipts if r.shard in chosen}
         consumer.unassign(Shard("clicks", 1))
         with pytest.raises(NotSubscribedError):
             consumer.unassign(Shard("clicks", 0))
         consumer.rewind(Edge.BEGINNING)
         assert {message.shard for message in consumer} == {Shard("orders", 2)}
-
-
-def test_the_latest_of_all_streams(stream: Stream) -> None:
-    stream.send(BOTH)
-    with create_consumer(stream.url("*"), reset=AutoStreamReset.LATEST) as consumer:
-        receipts = stream.send(BOTH, first_ms=5_000)
-        assert places(take(consumer, len(receipts))) == {(r.shard, r.sequence) for r in receipts}
-        assert consumer.next(0) is None
 
 
 def test_a_streamer_has_the_wildcard_too(stream: Stream) -> None:
@@ -129,7 +104,7 @@ def test_a_streamer_has_the_wildcard_too(stream: Stream) -> None:
         # The wildcard is no stream to send to; a producer has to name one.
         with streamer.create_producer() as producer:
             assert producer.stream is None
-        with pytest.raises(InvalidStreamKeyError, match="is no stream that a consumer can name"):
+        with pytest.raises(InvalidStreamKeyError):
             streamer.create_producer(WILDCARD)
 
 
@@ -144,7 +119,7 @@ def test_the_wildcard_is_for_consumers_without_a_group(stream: Stream) -> None:
     for make in (create_producer, open_batch_source, lambda url: StreamSource(StreamUrl.parse(url))):
         with pytest.raises(UnsupportedError, match=what):
             make(url)
-    with pytest.raises(NotSubscribedError), replay(stream) as consumer:
+    with pytest.raises(NotSubscribedError), replay(stream, "*") as consumer:
         consumer.assign(Shard("SEA_STREAMER_INTERNAL"))
 
 
@@ -192,21 +167,21 @@ def test_a_topic_that_comes_later_is_read(kafka: str, monkeypatch: pytest.Monkey
 
 
 def test_a_broker_without_topics_is_an_end_and_no_wait(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stream_consumers.kafka.cluster import KafkaCluster
+    from stream_consumers.kafka.cluster import KafkaBrokers
 
-    monkeypatch.setattr(KafkaCluster, "all_topics", lambda self: {})
+    monkeypatch.setattr(KafkaBrokers, "all_topics", lambda self: {})
     with create_consumer(f"kafka://{kafka}/*", live=False) as consumer, pytest.raises(StreamEndedError):
         consumer.next(0)
 
 
 def test_topics_of_the_brokers_themselves_are_left_out(kafka: str) -> None:
-    from stream_consumers.kafka.cluster import KafkaCluster
+    from stream_consumers.kafka.cluster import KafkaBrokers
     from tests.support.topics import create_topic, delete_topics
 
     create_topic(kafka, 1, name="refunds")
     try:
         url = StreamUrl.parse(f"kafka://{kafka}/refunds")
-        cluster = KafkaCluster(url)
+        cluster = KafkaBrokers(url)
         # A commit makes the brokers' own topic of offsets.
         cluster.commit("somebody", {Shard("refunds", 0): 0})
         assert "refunds" in cluster.all_topics()

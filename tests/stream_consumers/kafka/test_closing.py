@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.kafka.batches import KafkaBatchSource
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.kafka.membership import KafkaMembership
 from tests.support.topics import create_topic, unique_group
 
@@ -31,7 +31,7 @@ def asked_source(url: str) -> ClosesOnExit:
 
 
 def asked_cluster(url: str) -> ClosesOnExit:
-    cluster = KafkaCluster(url)
+    cluster = KafkaBrokers(url)
     cluster.check()
     return cluster
 

@@ -12,7 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 
 from stream_consumers.errors import BrokerError, GroupActiveError, InvalidOptionError
 from stream_consumers.kafka import cluster as kafka_cluster
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.kafka.transactions import KafkaTransactions
 from stream_consumers.messages import Shard
@@ -73,28 +73,28 @@ class Coordinator:
         self.places()
 
 
-def commit(cluster: KafkaCluster) -> object:
+def commit(cluster: KafkaBrokers) -> object:
     return cluster.commit("billing", POSITIONS)
 
 
-def commit_as_member(cluster: KafkaCluster) -> object:
+def commit_as_member(cluster: KafkaBrokers) -> object:
     return cluster.commit_as_member(cluster._position_client("billing"), "billing", POSITIONS)
 
 
-def committed(cluster: KafkaCluster) -> object:
+def committed(cluster: KafkaBrokers) -> object:
     return cluster.committed("billing", POSITIONS)
 
 
-def committed_metadata(cluster: KafkaCluster) -> object:
+def committed_metadata(cluster: KafkaBrokers) -> object:
     return cluster.committed_metadata("billing", POSITIONS)
 
 
-def members(cluster: KafkaCluster) -> object:
+def members(cluster: KafkaBrokers) -> object:
     return cluster.members("billing")
 
 
-def opened(coordinator: Coordinator) -> KafkaCluster:
-    cluster = KafkaCluster(URL)
+def opened(coordinator: Coordinator) -> KafkaBrokers:
+    cluster = KafkaBrokers(URL)
     vars(cluster)["_admin"] = coordinator
     cluster._position_clients["billing"] = coordinator  # type: ignore[assignment]
     return cluster
@@ -112,7 +112,7 @@ def opened(coordinator: Coordinator) -> KafkaCluster:
     ],
 )
 def test_positions_are_asked_for_and_set_again(
-    request_: Callable[[KafkaCluster], object],
+    request_: Callable[[KafkaBrokers], object],
     answer: object,
     per_partition: bool,
     code: int,
@@ -133,14 +133,14 @@ def test_members_are_asked_for_again(code: int, monkeypatch: pytest.MonkeyPatch)
 def test_a_transaction_is_begun_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stream_consumers.kafka.errors.RETRY_SECONDS", 0.001)
     coordinator = Coordinator(code)
-    monkeypatch.setattr(KafkaCluster, "producer", lambda self, **_: coordinator)
+    monkeypatch.setattr(KafkaBrokers, "producer", lambda self, **_: coordinator)
     KafkaTransactions(URL, "pricing-1", None)  # type: ignore[arg-type]
     assert coordinator.requests == 3
 
 
 @pytest.mark.parametrize("request_", [commit, committed, commit_as_member])
 def test_a_coordinator_that_is_never_found_is_an_error(
-    request_: Callable[[KafkaCluster], object], monkeypatch: pytest.MonkeyPatch
+    request_: Callable[[KafkaBrokers], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 0.0)
     with pytest.raises((BrokerError, GroupActiveError), match="billing"):

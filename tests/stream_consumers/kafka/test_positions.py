@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.topics import admin, create_topic
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -21,7 +21,7 @@ brokers = admin(address)
 topic = create_topic(address, 1)
 
 def ask(number):
-    cluster = KafkaCluster(StreamUrl.parse(f"kafka://{address}/{topic}"))
+    cluster = KafkaBrokers(StreamUrl.parse(f"kafka://{address}/{topic}"))
     shard = Shard(topic)
     def turn(position):
         cluster.commit(f"group-{number}", {shard: position})

@@ -15,11 +15,11 @@ import pytest
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError, StreamAssetsError, TokenProviderError
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.options import Limits
 from tests.support import tokens
-from tests.support.command_line import run
 from tests.support.kafka_broker import Listeners
+from tests.support.kept_errors import kept
 from tests.support.polling import until
 from tests.support.settings import ROOT
 from tests.support.topics import create_topic, fill
@@ -72,12 +72,6 @@ def test_consumers_producers_groups_and_splits_in_another_process_have_tokens(
     assert len(calling_processes(tmp_path / "calls")) == 2
 
 
-def test_the_command_line_takes_a_provider(url: str) -> None:
-    words = [word for name, value in client().items() for word in ("-X", f"{name}={value}")]
-    done = run("lag", url, *words)
-    assert (done.exit_code, "5" in done.stdout.split()) == (0, True), done.output
-
-
 def test_the_command_line_finds_a_module_in_its_folder(url: str, tmp_path: Path) -> None:
     (tmp_path / "shop_tokens.py").write_text("from tests.support.tokens import token\n")
     words = [word for name, value in client().items() for word in ("-X", f"{name}={value}")]
@@ -106,7 +100,7 @@ def uses(url: str, provider: str) -> list[Callable[[], object]]:
             producer.send(b"{}")
 
     return [
-        lambda: KafkaCluster(url, client(provider)).check(),
+        lambda: KafkaBrokers(url, client(provider)).check(),
         lambda: create_consumer(url, client=client(provider)).next(PATIENCE),
         produce,
     ]
@@ -136,7 +130,7 @@ def test_what_is_wrong_with_a_provider_is_typed_and_shows_no_token(
 
 
 def test_a_token_that_the_broker_refuses_is_no_access(url: str) -> None:
-    with KafkaCluster(url, client("refused_token")) as cluster, pytest.raises(AccessDeniedError):
+    with KafkaBrokers(url, client("refused_token")) as cluster, pytest.raises(AccessDeniedError):
         cluster.check()
 
 
@@ -156,7 +150,7 @@ def test_a_function_itself_is_refused_and_the_error_names_the_option() -> None:
 def test_a_provider_that_fails_later_is_named_where_the_broker_cannot_be_reached(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with KafkaCluster(url, client("short_token")) as cluster:
+    with KafkaBrokers(url, client("short_token")) as cluster:
         cluster.check()
         made = cluster._reasons.tokens
         assert made is not None
@@ -165,3 +159,14 @@ def test_a_provider_that_fails_later_is_named_where_the_broker_cannot_be_reached
         assert isinstance(made.error, TokenProviderError)
         assert "tests.support.tokens:short_token" in str(cluster._reasons)
         assert tokens.SECRET not in str(cluster._reasons)
+
+
+@pytest.mark.parametrize("name", ["sasl.oauthbearer.config", "ssl.key.pem"])
+def test_no_error_repeats_an_option(name: str) -> None:
+    unsecured = {"sasl.mechanism": "OAUTHBEARER", "enable.sasl.oauthbearer.unsecure.jwt": True}
+    client = {"security.protocol": "SASL_SSL", **unsecured, name: "hunter2-of-the-broker"}
+    brokers = KafkaBrokers("kafka://127.0.0.1:1/orders", client)
+    brokers.answer_seconds = 2
+    with pytest.raises(StreamAssetsError) as raised:
+        brokers.check()
+    assert "hunter2" not in kept(raised.value)

@@ -9,11 +9,10 @@ import pytest
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.kafka.consumer import KafkaConsumer
-from stream_consumers.messages import Message, Shard, from_milliseconds
+from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.urls import StreamUrl
-from tests.support.polling import until
-from tests.support.topics import committed, create_topic, fill, unique_group
+from tests.support.topics import committed, create_topic, unique_group
 
 PATIENCE = 60.0
 START_MS = 1_700_000_000_000
@@ -65,40 +64,3 @@ def test_the_default_group(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with KafkaConsumer(StreamUrl.parse(f"kafka://{kafka}/{topic}"), mode=ConsumerMode.RESUMABLE) as consumer:
         consumer.commit({Shard(topic): 0})
     assert committed(kafka, f"{host}r", topic) == {0: 0}
-
-
-@pytest.mark.parametrize(("partitions", "shares"), [(2, [1, 1]), (3, [1, 2]), (1, [0, 1])])
-def test_two_members_share_partitions_and_one_without_stands_by(kafka: str, partitions: int, shares: list[int]) -> None:
-    topic, group = create_topic(kafka, partitions), unique_group()
-    url = StreamUrl.parse(f"kafka://{kafka}/{topic}")
-    one, other = (KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group=group, client=QUICK) for _ in range(2))
-    with one, other:
-
-        def poll(*members: KafkaConsumer) -> list[Message]:
-            return [message for member in members if (message := member.next(0.05)) is not None]
-
-        def is_shared() -> bool:
-            poll(one, other)
-            together = one.assigned() | other.assigned()
-            found = sorted(len(member.assigned()) for member in (one, other))
-            return len(together) == partitions and found == shares
-
-        until(is_shared, what="the partitions being shared")
-        fill(kafka, topic, 6 * partitions, partitions=partitions)
-        read: dict[KafkaConsumer, list[Message]] = {one: [], other: []}
-
-        def has_all() -> bool:
-            for member, messages in read.items():
-                messages.extend(poll(member))
-            return sum(map(len, read.values())) == 6 * partitions
-
-        until(has_all, what="every message being read")
-        for member, messages in read.items():
-            assert {message.shard for message in messages} == member.assigned()
-        busy, idle = sorted((one, other), key=lambda member: -len(member.assigned()))
-        busy.commit(dict.fromkeys(busy.assigned(), 6))
-        busy.close()
-        until(lambda: (poll(idle), len(idle.assigned()) == partitions)[1], what="the one that stood by having it all")
-        fill(kafka, topic, partitions, partitions=partitions)
-        later: list[Message] = []
-        until(lambda: (later.extend(poll(idle)), {m.shard for m in later if m.sequence == 6} == idle.assigned())[1])

@@ -14,20 +14,16 @@ from hypothesis import strategies as st
 from spark_jobs.batches.bounds import Bound
 from stream_consumers.batches import Range
 from stream_consumers.create import create_consumer, create_producer, open_batch_source
-from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, NotSubscribedError
-from stream_consumers.messages import Message, Shard, check_encoded_key, decode_key, encode_key
-from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, Limits, RedisGroupOptions
-from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
+from stream_consumers.errors import InvalidStreamKeyError
+from stream_consumers.messages import MAX_SHARD, Message, Shard, check_encoded_key, decode_key, encode_key
+from stream_consumers.options import AutoCommit, ConsumerMode, Limits, RedisGroupOptions
 from stream_consumers.redis.entry_consumer import create_entry_consumer
 from stream_consumers.redis.ids import to_sequence
 from stream_consumers.streamer.streamer import connect
-from stream_consumers.subscription.messages import EventMessage
-from stream_consumers.subscription.redis_backend import RedisBackend
-from stream_consumers.testing.batch_plans import read
+from stream_consumers.testing.batch_source_contract import read
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import run
-from tests.support.redis_server import redis_cluster, redis_server
+from tests.support.redis_server import redis_server
 
 KEYS = {
     b"user:events": "user:events",
@@ -45,6 +41,8 @@ KEYS = {
     b"\xff\x00:\xfe": "%FF%00:%FE",
     b"it's [a] \\ pattern?*": "it%27s%20[a]%20%5C%20pattern%3F%2A",
     b":7": ":7",
+    b"orders:%d" % MAX_SHARD: "orders%3A9223372036854775807",
+    b"orders:%d" % (MAX_SHARD + 1): "orders:9223372036854775808",
     b"tenants/7, new": "tenants%2F7%2C%20new",
     b"\xff": "%FF",
     b"x" * 1000: "x" * 1000,
@@ -111,9 +109,9 @@ def test_any_text_is_the_name_of_one_key_or_refused(text: str) -> None:
     [
         ("user:42", "Write user for that stream with all its shards, or user%3A42 for the key"),
         ("a b", "Write it as %20"),
-        ("user:*", "Write it as %2A. Keys are no patterns"),
-        ("100%", "Write it as %25"),
-        ("50%off", "Write it as %25"),
+        ("user:*", "as %2A"),
+        ("100%", "as %25"),
+        ("50%off", "as %25"),
         ("orders\n", "Write it as %0A"),
         ("orders?group=g", "as %3F"),
     ],
@@ -122,17 +120,6 @@ def test_what_may_be_read_in_two_ways_is_refused(text: str, remedy: str) -> None
     with pytest.raises(InvalidStreamKeyError) as refused:
         StreamUrl.parse(f"redis://localhost/{text}")
     assert remedy in str(refused.value)
-
-
-def test_an_encoded_character_that_needs_it_not_is_the_same_key() -> None:
-    assert StreamUrl.parse("rediss://h/user%3aevents,%61").streams == ("user:events", "a")
-
-
-@pytest.mark.parametrize("protocol", ["kafka", "file", "stdio", "memory"])
-def test_elsewhere_stream_keys_are_seastreamers(protocol: str) -> None:
-    for text in ("user:events", "user%3Aevents", "a%2Fb"):
-        with pytest.raises(InvalidStreamKeyError):
-            StreamUrl.parse(f"{protocol}://h/{text}")
 
 
 # reading and writing
@@ -158,7 +145,10 @@ def test_the_wildcard_reads_every_key(address: str, client: Any) -> None:
     with create_consumer(f"redis://{address}/*", live=False) as consumer:
         found = {message.payload: message.shard for message in consumer}
     # user:42 is shard 42 of user, as where that stream is named.
-    expected = {key: Shard(stream) for key, stream in KEYS.items()} | {b"user:42": Shard("user", 42)}
+    expected = {key: Shard(stream) for key, stream in KEYS.items()} | {
+        b"user:42": Shard("user", 42),
+        b"orders:%d" % MAX_SHARD: Shard("orders", MAX_SHARD),
+    }
     assert found == expected
 
 
@@ -168,27 +158,6 @@ def test_a_name_that_looks_like_a_pattern_is_none(address: str, client: Any) -> 
     for stream, expected in (("a%2A", [b"a*:0", b"a*:1"]), ("[ab]", [b"[ab]:0"]), ("a", [b"a:0"])):
         with create_consumer(f"redis://{address}/{stream}", live=False) as consumer:
             assert payloads(list(consumer)) == expected
-
-
-def test_several_streams_in_one_url(address: str, client: Any) -> None:
-    for key in KEYS:
-        client.xadd(key, {"msg": key})
-    with create_consumer(f"redis://{address}/{','.join(KEYS.values())}", live=False) as consumer:
-        assert {message.payload: message.shard.stream for message in consumer} == KEYS
-
-
-def test_latest_seek_and_assign(address: str, client: Any, key: bytes) -> None:
-    client.xadd(key, {"msg": "0"})
-    with create_consumer(f"redis://{address}/{KEYS[key]}", reset=AutoStreamReset.LATEST) as consumer:
-        assert consumer.next(0) is None
-        client.xadd(key, {"msg": "1"})
-        message = consumer.next(PATIENCE)
-        assert message is not None
-        consumer.assign(Shard(KEYS[key]))
-        consumer.rewind(message.sequence)
-        assert consumer.next(PATIENCE) == message
-        with pytest.raises(NotSubscribedError):
-            consumer.assign(Shard("other"))
 
 
 # groups
@@ -232,42 +201,19 @@ def test_entry_consumers_call_a_stream_by_its_key(address: str, client: Any, key
         assert [where for where, _ in consumer] == [name]
 
 
-def test_a_stream_backend_takes_the_key(address: str, client: Any, key: bytes) -> None:
-    name = key.decode("utf-8", "surrogateescape")
-    backend = RedisBackend(StreamUrl.parse(f"redis://{address}/"))
-    try:
-        backend.create_group(name, "g", "0-0")
-        backend.publish(name, EventMessage(b"{}"))
-        (entry,) = backend.read_new(name, "g", "me", 1, 1.0)
-        backend.touch(name, "g", "me", [entry.id])
-        assert backend.ack_many(name, "g", [entry.id]) == 1
-    finally:
-        backend.close()
-    assert client.xlen(key) == 1
-
-
 def test_a_streamer_and_its_producers(address: str, client: Any) -> None:
     with connect(f"redis://{address}/") as streamer:
         with streamer.create_producer("user:events") as producer:
             producer.send(b"0")
         with streamer.create_producer() as anybody:
             anybody.send(b"1", stream="tenants%2F7")
-            with pytest.raises(InvalidStreamKeyError, match="Write it as %2F"):
+            with pytest.raises(InvalidStreamKeyError):
                 anybody.send(b"2", stream="tenants/8")
-            with pytest.raises(InvalidStreamKeyError, match="shard 42"):
+            with pytest.raises(InvalidStreamKeyError):
                 anybody.send(b"2", stream="user:42")
         found = list(streamer.create_consumer(["user:events", "tenants%2F7"], live=False))
     assert {message.shard.stream for message in found} == {"user:events", "tenants%2F7"}
     assert set(client.keys()) == {b"user:events", b"tenants/7"}
-
-
-def test_a_producer_never_makes_both_kinds_of_keys(address: str, client: Any) -> None:
-    client.xadd("user:events", {"msg": "0"})
-    with (
-        create_producer(f"redis://{address}/user:events") as producer,
-        pytest.raises(InvalidOptionError, match="would be the key user:events:1"),
-    ):
-        producer.send(b"1", shard=1)
 
 
 # batches and claims
@@ -292,34 +238,21 @@ def test_batches(address: str, client: Any, key: bytes) -> None:
         assert list(source.identities()) == [KEYS[key]]
 
 
-def test_claims(address: str, client: Any, key: bytes) -> None:
-    for number in range(5):
-        client.xadd(key, {"msg": str(number)})
-    with RedisClaims(StreamUrl.parse(f"redis://{address}/{KEYS[key]}"), "g") as claims:
-        claims.prepare(AutoStreamReset.EARLIEST)
-        held = ClaimedEntries(ClaimName("m", 1, "0" * 32), 10, 10_000)
-        (shard,) = claims.shards
-        claims.claim_new(held, shard, 10)
-        assert shard == Shard(KEYS[key])
-        assert len(read(claims.plan(held, parallelism=1))) == 5
-
-
-def test_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
-        host, _, port = nodes[0].partition(":")
-        client = redis.RedisCluster(host=host, port=int(port))
-        options: Any = {"cluster": True}
-        for key in KEYS:
-            client.xadd(key, {"msg": key})
-        url = f"redis://{nodes[0]}/{','.join(KEYS.values())}"
-        with create_consumer(url, client=options, live=False) as consumer:
-            assert {message.payload: message.shard.stream for message in consumer} == KEYS
-        with create_consumer(url, mode=ConsumerMode.RESUMABLE, group="g", client=options, live=False) as member:
-            assert {message.payload for message in member} == set(KEYS)
-        with create_producer(f"redis://{nodes[0]}/user:events", client=options) as producer:
-            producer.send(b"1")
-        assert client.xlen("user:events") == 2
-        client.close()
+def test_a_cluster(nodes: list[str]) -> None:
+    host, _, port = nodes[0].partition(":")
+    client = redis.RedisCluster(host=host, port=int(port))
+    options: Any = {"cluster": True}
+    for key in KEYS:
+        client.xadd(key, {"msg": key})
+    url = f"redis://{nodes[0]}/{','.join(KEYS.values())}"
+    with create_consumer(url, client=options, live=False) as consumer:
+        assert {message.payload: message.shard.stream for message in consumer} == KEYS
+    with create_consumer(url, mode=ConsumerMode.RESUMABLE, group="g", client=options, live=False) as member:
+        assert {message.payload for message in member} == set(KEYS)
+    with create_producer(f"redis://{nodes[0]}/user:events", client=options) as producer:
+        producer.send(b"1")
+    assert client.xlen("user:events") == 2
+    client.close()
 
 
 # the command line

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from stream_consumers.errors import InvalidOptionError, InvalidUrlError, NotSubscribedError, StreamEndedError
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.redis.async_entry_consumer import AsyncEntryConsumer
 from stream_consumers.redis.entry_consumer import EntryReader, create_entry_consumer
 from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream
@@ -26,13 +26,6 @@ ANY_KEYS = (
     "*",
     "ключ",
 )
-
-
-@pytest.fixture
-def keys(redis_address: str) -> Iterator[Keys]:
-    found = Keys(redis_address)
-    yield found
-    found.client.close()
 
 
 def run(work: Callable[[AsyncEntryConsumer], Coroutine[Any, Any, None]], consumer: EntryReader) -> None:
@@ -114,16 +107,6 @@ def test_any_key_can_be_read(keys: Keys, kind: str) -> None:
     run(work, consumer)
 
 
-def test_streams_are_beside_those_of_the_url(keys: Keys) -> None:
-    url = f"redis://{keys.address}/{keys.a}"
-    with create_entry_consumer(url, streams=[keys.b, keys.a], identifiers={keys.b: "0-0"}) as consumer:
-        assert consumer.streams == (keys.a, keys.b)
-    with pytest.raises(InvalidUrlError, match="names no stream"):
-        create_entry_consumer(f"redis://{keys.address}/")
-    with pytest.raises(InvalidOptionError, match="several values"):
-        create_entry_consumer(url, streams="one")
-
-
 def test_waiting_holds_nothing_else_up_and_a_cancelled_task_loses_no_entry(keys: Keys) -> None:
     async def work(consumer: AsyncEntryConsumer) -> None:
         waiting = asyncio.create_task(consumer.get_entry(math.inf))
@@ -138,16 +121,6 @@ def test_waiting_holds_nothing_else_up_and_a_cancelled_task_loses_no_entry(keys:
         assert by_stream(pair for pair in found if pair is not None) == {keys.a: [0, 1]}
 
     run(work, keys.consumer())
-
-
-def test_the_timeout_of_the_consumer_is_the_default(keys: Keys) -> None:
-    async def work(consumer: AsyncEntryConsumer) -> None:
-        reading = asyncio.create_task(drain(consumer))
-        await asyncio.sleep(0.1)
-        keys.add(keys.a, [7])
-        assert by_stream(await reading) == {keys.a: [7]}
-
-    run(work, keys.consumer(timeout_seconds=3))
 
 
 def test_entering_again_starts_again_and_outside_of_it_nothing_is_read(keys: Keys) -> None:
@@ -170,3 +143,12 @@ def test_without_a_group_nothing_is_acknowledged(keys: Keys) -> None:
             await consumer.acknowledge(keys.a, "1-0")
 
     run(work, keys.consumer())
+
+
+def test_a_consumer_that_blocks_refuses_async_with(keys: Keys) -> None:
+    async def work() -> None:
+        async with keys.consumer():
+            pytest.fail("it blocks")
+
+    with pytest.raises(InvalidOptionError):
+        asyncio.run(work())

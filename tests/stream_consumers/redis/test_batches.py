@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 import pytest
 import redis
 
-from stream_consumers.batches import Range, Resume
+from stream_consumers.batches import BatchPlan, Range, Resume
+from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.redis.batches import RedisBatchSource
+from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl
 
 
@@ -30,6 +32,37 @@ class Reader:
     def add(self, count: int) -> None:
         for _ in range(count):
             self.client.xadd(self.name, {"msg": b"{}"})
+
+    def trim(self, left: int) -> None:
+        self.client.xtrim(self.name, maxlen=left, approximate=False)
+
+    def delete(self, *places: int) -> list[int]:
+        """Delete entries by their places in the stream; their sequences."""
+        ids = [entry_id for entry_id, _ in self.client.xrange(self.name)]
+        self.client.xdel(self.name, *(ids[place] for place in places))
+        return [to_sequence(ids[place]) for place in places]
+
+    def sequences(self) -> list[int]:
+        return [to_sequence(entry_id) for entry_id, _ in self.client.xrange(self.name)]
+
+    def resume(self) -> Resume:
+        return Resume({self.shard: self.position}, self.hint)
+
+    def gap(self, source: RedisBatchSource) -> dict[Shard, Range]:
+        end = source.extents(resume=self.resume())[self.shard].end
+        return {self.shard: Range(self.position, end)}
+
+    def plan(self, source: RedisBatchSource, gap: Mapping[Shard, Range], most: int = 1000) -> BatchPlan:
+        """A batch that is taken as written."""
+        plan = source.plan(gap, limits=Limits(most), parallelism=1)
+        assert plan is not None
+        self.position, self.hint = plan.ranges[self.shard].end, plan.hint
+        return plan
+
+    def lost(self) -> Mapping[Shard, Range]:
+        """What a new look finds to be lost."""
+        with RedisBatchSource(self.url) as source:
+            return source.lost(self.gap(source))
 
     def read(self, most: int = 1000) -> frozenset[Shard]:
         """Look whether it was recreated, then read a batch."""
@@ -72,3 +105,100 @@ def test_a_stream_that_was_made_again_is_another_also_where_its_ids_go_on(reader
     reader.client.delete(reader.name)
     reader.add(count)
     assert reader.read() == {reader.shard}
+
+
+def test_what_is_trimmed_after_the_look_is_lost_for_the_plan_and_for_no_later_one(reader: Reader) -> None:
+    reader.add(20)
+    with RedisBatchSource(reader.url) as source:
+        gap = reader.gap(source)
+        start = reader.position
+        reader.trim(5)
+        first = reader.plan(source, gap, most=2)
+        assert first.lost == {reader.shard: Range(start, reader.sequences()[0])}
+        assert first.records == 2
+        rest = {reader.shard: Range(reader.position, gap[reader.shard].end)}
+        assert reader.plan(source, rest).lost == {}
+    reader.add(2)
+    assert reader.lost() == {}
+
+
+def test_a_loss_between_two_batches_of_a_run_is_of_the_second(reader: Reader) -> None:
+    reader.add(20)
+    with RedisBatchSource(reader.url) as source:
+        gap = reader.gap(source)
+        assert reader.plan(source, gap, most=5).lost == {}
+        (gone,) = reader.delete(18)
+        rest = {reader.shard: Range(reader.position, gap[reader.shard].end)}
+        assert source.plan(rest, limits=Limits(3), parallelism=1).lost == {reader.shard: Range(gone, gone + 1)}  # type: ignore[union-attr]
+        again = reader.plan(source, rest, most=3)
+        assert again.lost == {reader.shard: Range(gone, gone + 1)}, "the batch before was not written"
+    assert reader.lost() == {}, "it is accounted for"
+
+
+def test_several_deleted_entries_are_within_the_range_that_is_told(reader: Reader) -> None:
+    reader.add(20)
+    start = reader.position
+    early, late = reader.delete(12, 25)
+    assert reader.lost() == {reader.shard: Range(start, late + 1)}
+    assert start <= early
+    with RedisBatchSource(reader.url) as source:
+        reader.plan(source, reader.gap(source), most=1)
+    assert reader.lost() == {}
+    start = reader.position
+    reader.delete(15)
+    assert reader.lost() == {reader.shard: Range(start, late + 1)}, "an entry below the last one that was deleted"
+
+
+@pytest.mark.parametrize("place", [0, 3, 10], ids=["earliest", "in the middle", "latest"])
+def test_losses_are_known_from_the_first_commit_on(reader: Reader, place: int) -> None:
+    with RedisBatchSource(reader.url) as source:
+        (extent,) = source.extents().values()
+        reader.position = (*reader.sequences(), extent.end)[place]
+        reader.hint = source.hint({reader.shard: reader.position})
+    reader.add(10)
+    assert reader.lost() == {}
+    reader.trim(4)
+    assert reader.lost() == {reader.shard: Range(reader.position, reader.sequences()[0])}
+
+
+def test_a_position_without_a_hint_counts_from_the_first_look_on(reader: Reader) -> None:
+    reader.add(10)
+    reader.hint = None
+    with RedisBatchSource(reader.url) as source:
+        gap = reader.gap(source)
+        assert source.lost(gap) == {}
+        reader.delete(15)
+        assert len(reader.plan(source, gap, most=2).lost) == 1
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_stream_that_is_deleted_while_it_is_planned_is_looked_at_again(reader: Reader, is_made_again: bool) -> None:
+    reader.add(10)
+    with RedisBatchSource(reader.url) as source:
+        gap = reader.gap(source)
+        reader.client.delete(reader.name)
+        if is_made_again:
+            reader.client.xadd(reader.name, {"msg": b"{}"}, id="1-0")
+        with pytest.raises(DataLossError):
+            source.plan(gap, limits=Limits(), parallelism=1)
+
+
+def test_an_entry_that_is_deleted_after_it_was_read_is_not_replaced(reader: Reader) -> None:
+    reader.read()
+    with RedisBatchSource(reader.url) as source:
+        source.extents(resume=reader.resume())
+        read = source.last_messages({reader.shard: Range(0, reader.position)})[reader.shard]
+        reader.delete(9)
+        held = source.last_messages({reader.shard: Range(0, reader.position)})[reader.shard]
+        assert held.sequence < read.sequence
+        assert not source.is_replaced(reader.shard, read, held)
+
+
+def test_names_of_fields_count_towards_the_limit(reader: Reader) -> None:
+    reader.read()
+    for _ in range(6):
+        reader.client.xadd(reader.name, {b"msg": b"", b"x" * 1000: b""})
+    with RedisBatchSource(reader.url) as source:
+        plan = source.plan(reader.gap(source), limits=Limits(max_bytes=2500), parallelism=1)
+        assert plan is not None
+        assert plan.records == 2

@@ -11,20 +11,14 @@ import pytest
 from stream_consumers.errors import GroupNotFoundError
 from tests.support.polling import until
 from tests.support.redis_entries import PATIENCE, Found, Keys, by_stream, take
-from tests.support.redis_server import redis_cluster
 from tests.support.redis_streams import unique_name
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as addresses:
-        yield addresses[0]
 
 
 @pytest.fixture(params=["single", "cluster"])
 def keys(request: pytest.FixtureRequest) -> Iterator[Keys]:
     is_cluster = request.param == "cluster"
-    found = Keys(request.getfixturevalue("cluster" if is_cluster else "redis_address"), cluster=is_cluster)
+    address = request.getfixturevalue("nodes")[0] if is_cluster else request.getfixturevalue("redis_address")
+    found = Keys(address, cluster=is_cluster)
     yield found
     found.client.close()
 
@@ -145,13 +139,6 @@ def test_10_a_stream_that_is_added_to_a_group(keys: Keys) -> None:
         assert consumer.add_stream(later)
         keys.add(later, range(3))
         assert by_stream(consumer) == {later: [0, 1, 2]}
-
-
-def test_11_a_group_and_stream_that_are_made(keys: Keys) -> None:
-    with keys.member() as consumer:
-        for name in (keys.a, keys.b):
-            keys.add(name, range(5))
-        assert by_stream(consumer) == {keys.a: list(range(5)), keys.b: list(range(5))}
 
 
 def test_12_two_members_share_everything(keys: Keys) -> None:

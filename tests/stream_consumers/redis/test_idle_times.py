@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ from tests.support.redis_streams import Place, numbers, take
 
 GROUP, GONE = "billing", "gone"
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def place(redis_address: str) -> Iterator[Place]:
-    found = Place(redis_address)
-    yield found
-    found.client.close()
 
 
 def leave_behind(place: Place, *idle_seconds: float) -> list[bytes]:
@@ -64,17 +56,9 @@ def test_claims_move_what_was_idle_for_the_time_of_the_policy(
         name = ClaimName("me", 1, "a" * 32)
         held = ClaimedEntries(name, records=10, room=10_000)
         # The idle time is looked at again when they are moved: the member may have come back.
-        assert claims.take_over(held, shard, GONE.encode(), listed[False], idle=True, error=None) == (False, [])
+        assert claims.take_over(held, shard, GONE.encode(), listed[False]) == (False, [])
         assert held.ids == {shard: [idle]}
     assert place.pending(GROUP) == {busy.decode(): GONE, idle.decode(): str(name)}
-
-
-def test_a_name_is_idle_after_the_time_of_the_policy(place: Place) -> None:
-    with claims_of(place, {"min_idle_seconds": 1.0}) as claims:
-        leave_behind(place, 0)
-        began, shard = time.monotonic(), Shard(place.stream)
-        until(lambda: GONE.encode() in claims.idle_names(shard), seconds=PATIENCE, what="an idle name")
-        assert time.monotonic() - began > 0.9
 
 
 # Members of a Redis group that are no claims
@@ -102,18 +86,6 @@ def test_a_member_takes_over_what_was_idle_for_the_time_of_its_options(
         until(lambda: consumer.next(0) is not None or len(asked) > sweeps + 2, seconds=PATIENCE, what="three sweeps")
     assert set(asked) == {limit}
     assert place.pending(GROUP) == {busy.decode(): GONE, idle.decode(): "me"}
-
-
-def test_a_peer_is_idle_after_the_time_that_is_asked_for(place: Place) -> None:
-    leave_behind(place, 0)
-    began = time.monotonic()
-    url = StreamUrl.parse(place.url)
-    settings = RedisGroupOptions(consumer="me")
-    with RedisGroupConsumer(url, mode="load_balanced", group=GROUP, options=settings) as consumer:
-        group, shard = consumer._group, Shard(place.stream)
-        assert not group.has_idle_peer(shard, 60.0)
-        until(lambda: group.has_idle_peer(shard, 1.0), seconds=PATIENCE, what="an idle peer")
-        assert time.monotonic() - began > 0.9
 
 
 def test_the_first_search_comes_after_30_seconds_by_default(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

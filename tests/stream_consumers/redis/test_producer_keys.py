@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Message
 from tests.support.redis_streams import Place
-
-
-@pytest.fixture
-def place(redis_address: str) -> Iterator[Place]:
-    found = Place(redis_address)
-    yield found
-    found.client.close()
 
 
 def read(place: Place) -> list[Message]:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from stream_consumers.committer import ProcessCommitter
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer
-from stream_consumers.errors import GroupRemovedError, OutOfBoundsError, StreamEndedError, StreamRemovedError
+from stream_consumers.errors import GroupRemovedError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.redis import removal
 from stream_consumers.redis.entry_consumer import create_entry_consumer
-from stream_consumers.tracking.consumer import TrackedConsumer
 from tests.support.polling import until
-from tests.support.redis_server import redis_cluster
 from tests.support.redis_streams import Place, numbers, take, take_until_silent
 
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def place(redis_address: str) -> Iterator[Place]:
-    made = Place(redis_address)
-    yield made
-    made.client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -77,15 +66,6 @@ def test_a_stream_that_is_deleted_is_told_before_somebody_makes_it_again(place: 
         place.client.delete(place.stream)
         told = assert_told(lambda: consumer.next(0.1), "was deleted while it was read")
         assert told.facts["last_id_now"] is None
-
-
-def test_what_is_buffered_is_read_first(place: Place) -> None:
-    place.send(range(5))
-    with create_consumer(place.url) as consumer:
-        take(consumer, 1)
-        make_again(place)
-        assert numbers(take(consumer, 4)) == [1, 2, 3, 4]
-        assert_told(lambda: consumer.next(0.1), "made again")
 
 
 def test_fewer_entries_tell_it_too_whatever_their_ids(place: Place) -> None:
@@ -158,23 +138,6 @@ def test_with_the_wildcard_a_stream_that_is_gone_is_no_longer_read(
             assert numbers(take(consumer, 1)) == [3]
 
 
-def test_a_position_that_the_stream_has_not_got_to_is_told(place: Place) -> None:
-    """A tracked consumer goes on at positions that somebody has kept."""
-    receipts = place.send(range(5))
-    make_again(place)
-    with create_consumer(place.url) as consumer, pytest.raises(OutOfBoundsError, match="made anew"):
-        consumer.go_to({Shard(place.stream): receipts[-1].sequence + 1})
-
-
-def test_a_tracked_consumer_tells_it(place: Place) -> None:
-    place.send(range(3))
-    with TrackedConsumer(create_consumer(place.url), ProcessCommitter()) as consumer:
-        for message in take(consumer, 3):
-            consumer.ack(message)
-        make_again(place)
-        assert_told(lambda: consumer.next(0.1), "made again")
-
-
 @pytest.mark.parametrize("start", ["0-0", "$"])
 def test_an_entry_consumer_tells_it_and_starts_anew_when_it_is_entered_again(place: Place, start: str) -> None:
     place.send(range(3))
@@ -197,27 +160,16 @@ def test_a_member_of_a_group_tells_it(place: Place, mode: ConsumerMode) -> None:
             until(lambda: consumer.next(0.1), seconds=PATIENCE)
 
 
-def test_a_member_that_left_the_group_tells_it(place: Place) -> None:
-    place.send(range(3))
-    with create_consumer(place.url, mode=ConsumerMode.RESUMABLE, group="g") as consumer:
-        consumer.rewind(Edge.BEGINNING)
-        take(consumer, 3)
-        make_again(place)
+def test_in_a_cluster(nodes: list[str]) -> None:
+    place = Place(nodes[0], cluster=True)
+    for number in range(4):
+        place.client.xadd(f"{place.stream}:{number}", {"msg": str(number)})
+    with create_consumer(place.url, client={"cluster": True}) as consumer:
+        assert sorted(numbers(take(consumer, 4))) == [0, 1, 2, 3]
+        assert consumer.next(0.2) is None
+        place.client.delete(f"{place.stream}:2")
+        place.client.xadd(f"{place.stream}:2", {"msg": "9"}, id="1-0")
         assert_told(lambda: consumer.next(0.1), "made again")
-
-
-def test_in_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
-        place = Place(nodes[0], cluster=True)
-        client: Any = {"cluster": True}
-        for number in range(4):
-            place.client.xadd(f"{place.stream}:{number}", {"msg": str(number)})
-        with create_consumer(place.url, client=client) as consumer:
-            assert sorted(numbers(take(consumer, 4))) == [0, 1, 2, 3]
-            assert consumer.next(0.2) is None
-            place.client.delete(f"{place.stream}:2")
-            place.client.xadd(f"{place.stream}:2", {"msg": "9"}, id="1-0")
-            assert_told(lambda: consumer.next(0.1), "made again")
 
 
 def test_many_streams_are_looked_at_in_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

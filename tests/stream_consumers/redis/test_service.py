@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,18 @@ from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
     InvalidUrlError,
+    StreamAssetsError,
 )
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import ClaimedEntries
+from stream_consumers.redis.client import new_client
+from stream_consumers.redis.server import RedisConnection
 from stream_consumers.streamer.streamer import connect
 from stream_consumers.urls import StreamUrl
+from tests.support.kept_errors import kept
 from tests.support.polling import until
-from tests.support.redis_server import SERVICE, redis_cluster, redis_server, tls_server, watched_server
+from tests.support.redis_server import SERVICE, redis_server, tls_server, watched_server
 
 BID = "b" * 32
 Place = tuple[str, int, int]
@@ -129,6 +133,14 @@ def test_a_certificate_for_another_host_is_refused_unless_the_user_says_so(
             assert len(produce(url, {**client, **trusting})) == 60
 
 
+@pytest.mark.parametrize("options", [{}, {"sentinel_service": SERVICE}])
+def test_the_client_is_told_to_check_the_host_name(options: dict[str, str]) -> None:
+    """Before redis-py 6, it checks no host name unless it is asked to."""
+    url = StreamUrl.parse("rediss://127.0.0.1:1/orders")
+    made = new_client(url, options, reply_seconds=1.0, is_cluster=False)
+    assert made.connection_pool.connection_kwargs["ssl_check_hostname"] is True
+
+
 def test_sentinels_name_the_master_and_another_one_after_a_failover(tmp_path: Path) -> None:
     with watched_server(tmp_path, password="sentinel-pw") as watched:
         url = f"redis://{watched.sentinels}/orders"
@@ -147,8 +159,9 @@ def test_sentinels_name_the_master_and_another_one_after_a_failover(tmp_path: Pa
             assert sum(promoted.xlen(f"orders:{number}") for number in range(3)) >= 61
         with pytest.raises(AccessDeniedError):
             produce(url, {**client, "sentinel_password": "wrong-one"})
-        with pytest.raises(BrokerUnavailableError):
+        with pytest.raises(BrokerUnavailableError) as unknown:
             produce(url, {**client, "sentinel_service": "another"})
+        assert "no Sentinel names a master" in str(unknown.value), "and not the client's list of Sentinels and options"
 
 
 def sends(producer: Producer) -> bool:
@@ -181,28 +194,8 @@ def test_options_of_sentinels_that_cannot_be(client: dict[str, Scalar]) -> None:
         create_consumer("redis://127.0.0.1:1,127.0.0.1:2/orders", client=client)
 
 
-def test_another_database(redis_address: str) -> None:
-    url = f"redis://{redis_address}/orders-in-7"
-    sent = produce(url, {"db": 7})
-    assert consume(url, {"db": 7}) == sent
-    assert consume(url, {}) == set()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as addresses:
-        yield addresses
-
-
-def test_a_cluster_with_a_key_a_shard(cluster: list[str]) -> None:
-    assert_everything_works(f"redis://{','.join(cluster)}/orders", {"cluster": True})
-
-
-def test_one_node_of_a_cluster_is_enough_to_find_the_others(cluster: list[str]) -> None:
-    url = f"redis://{cluster[1]}/clicks"
-    sent = produce(url, {"cluster": True}, shards=5)
-    assert {shard for _, shard, _ in sent} == {0, 1, 2, 3, 4}
-    assert consume(url, {"cluster": True}) == sent
+def test_a_cluster_with_a_key_a_shard(nodes: list[str]) -> None:
+    assert_everything_works(f"redis://{','.join(nodes)}/orders", {"cluster": True})
 
 
 def test_several_servers_that_are_no_cluster_are_refused() -> None:
@@ -225,6 +218,33 @@ def test_credentials_in_the_url_are_refused_without_repeating_them(scheme: str) 
         with pytest.raises(InvalidUrlError, match="has credentials in it") as refused:
             ask(url)
         assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{}, {"username": "mallory"}, {"protocol": 3}, {"cluster": True}, {"sentinel_service": SERVICE}],
+    ids=["password", "user", "protocol", "cluster", "sentinel"],
+)
+@pytest.mark.parametrize("command", ["HELLO", "AUTH"])
+def test_no_error_repeats_a_password(command: str, own: Mapping[str, Scalar], tmp_path: Path) -> None:
+    password = f"hunter2 {'x' * 200}"
+    client = {"password": password, **own}
+    if "sentinel_service" in own:
+        client["sentinel_password"] = password
+    # Of a command that it does not know the server repeats the words, up to 128 characters.
+    with redis_server(tmp_path, "--rename-command", command, "") as address:
+        said = [_failure(url, client) for url in (f"redis://{address}/orders", "redis://127.0.0.1:1/orders")]
+    assert said[1]
+    assert "hunter2" not in "".join(said)
+
+
+def _failure(url: str, client: Mapping[str, Scalar]) -> str:
+    try:
+        RedisConnection(url, client).check()
+    except StreamAssetsError as error:
+        return kept(error)
+    # A client of another release may not send this command.
+    return ""
 
 
 def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -30,11 +30,13 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.stdio.broker import StdioBroker
 from stream_consumers.stdio.consumer import StdioConsumer
-from stream_consumers.stdio.pipes import InputPipe
+from stream_consumers.stdio.pipes import read_lines
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
+from tests.support.raising import raises_with
 from tests.support.settings import ROOT
 from tests.support.stdio_pipes import Pipe, broker_of, open_pipe, read_all
+from tests.support.streams import take
 
 ORDERS = StreamUrl.parse("stdio:///orders")
 BOTH = StreamUrl.parse("stdio:///orders,clicks")
@@ -44,29 +46,27 @@ def member(broker: StdioBroker, group: str = "abc", url: StreamUrl = ORDERS) -> 
     return StdioConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group=group, broker=broker)
 
 
-def sequences(consumer: StdioConsumer, count: int) -> list[int]:
-    """Of the next ``count`` messages."""
-    found = [consumer.next(20) for _ in range(count)]
-    return [message.sequence for message in found if message is not None]
-
-
 def test_lines_are_messages_of_their_stream() -> None:
     data = b"[2022-01-02T03:04:05.5 | orders | 3 | 4] a\n[clicks] b\n[orders] c\n[else | 9] d\n"
+    data += b"[2022-01-02T03:04:05 | else | 9] e\n"
     assert read_all(data, "stdio:///orders,clicks") == [
         ("orders", 4, 3, b"a"),
         ("clicks", 0, 0, b"b"),
         ("orders", 0, 0, b"c"),
+        ("broadcast", 0, 0, b"[else | 9] d"),
     ]
     with StdioConsumer(ORDERS, broker=broker_of(data)) as consumer:
         first = consumer.next()
         assert first is not None
         assert first.timestamp.isoformat() == "2022-01-02T03:04:05.500000+00:00"
         before = time.time_ns() // 1_000_000
-        second = consumer.next()
+        text, second = consumer.next(), consumer.next()
+        assert text is not None
         assert second is not None
         assert before - 60_000 < second.timestamp_ms <= time.time_ns() // 1_000_000
-        assert list(consumer) == []
-        assert consumer.unclaimed == 2
+        # Text in brackets may look like a header, unless that has a time and a sequence.
+        assert [text.payload, *(message.payload for message in consumer)] == [b"[clicks] b", b"[else | 9] d"]
+        assert consumer.unclaimed == 1
 
 
 def test_every_line_counts() -> None:
@@ -119,14 +119,14 @@ def test_a_group_shares_by_sequence_in_the_order_of_joining() -> None:
     with open_pipe() as pipe:
         first = member(pipe.broker)
         pipe.write(*(b"[orders] %d" % i for i in range(4)))
-        assert sequences(first, 4) == [0, 1, 2, 3]
+        assert take(first, 4) == [0, 1, 2, 3]
         second = member(pipe.broker)
         pipe.write(*(b"[orders] %d" % i for i in range(10)))
         assert [m.payload for m in (first.next(20) for _ in range(5)) if m] == [b"0", b"2", b"4", b"6", b"8"]
         assert [m.payload for m in (second.next(20) for _ in range(5)) if m] == [b"1", b"3", b"5", b"7", b"9"]
         first.close()
         pipe.write(*(b"[orders] %d" % i for i in range(3)))
-        assert sequences(second, 3) == [14, 15, 16]
+        assert take(second, 3) == [14, 15, 16]
 
 
 def test_one_member_of_each_group_gets_a_line_for_everybody() -> None:
@@ -154,9 +154,9 @@ def test_the_end_comes_after_everything_was_given_out() -> None:
         assert consumer.next(timeout_seconds=0) is None
         pipe.write(b"[orders] 1", b"[orders] 2")
         pipe.end()
-        assert sequences(consumer, 2) == [0, 1]
+        assert take(consumer, 2) == [0, 1]
         for _ in range(2):
-            with pytest.raises(StreamEndedError, match="stdin is at its end"):
+            with pytest.raises(StreamEndedError):
                 consumer.next()
         late = StdioConsumer(ORDERS, broker=pipe.broker)
         with pytest.raises(StreamEndedError):
@@ -168,14 +168,14 @@ def test_a_full_buffer_stops_the_pipe() -> None:
         slow = StdioConsumer(ORDERS, broker=pipe.broker)
         quick = StdioConsumer(BOTH, broker=pipe.broker)
         pipe.write(*(b"[orders] %d" % i for i in range(10)))
-        assert sequences(quick, 3) == [0, 1, 2]
+        assert take(quick, 3) == [0, 1, 2]
         assert quick.next(timeout_seconds=0.05) is None
         # Three are waiting, seven lines were read from the pipe and not looked at.
         assert (slow.waiting, quick.waiting) == (10, 7)
-        assert sequences(slow, 1) == [0]
-        assert sequences(quick, 1) == [3]
+        assert take(slow, 1) == [0]
+        assert take(quick, 1) == [3]
         slow.close()
-        assert sequences(quick, 6) == [4, 5, 6, 7, 8, 9]
+        assert take(quick, 6) == [4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(("group", "first"), [(None, [0, 1, 2]), ("abc", [0, 2, 4, 6])])
@@ -184,10 +184,10 @@ def test_a_consumer_that_was_dropped_holds_nobody_up(group: str | None, first: l
         mode = ConsumerMode.LOAD_BALANCED if group else ConsumerMode.REAL_TIME
         staying, dropped = (StdioConsumer(ORDERS, mode=mode, group=group, broker=pipe.broker) for _ in range(2))
         pipe.write(*(b"[orders] %d" % i for i in range(20)))
-        assert sequences(staying, len(first)) == first
+        assert take(staying, len(first)) == first
         assert staying.next(timeout_seconds=0.05) is None
         del dropped
-        assert sequences(staying, 19 - first[-1]) == list(range(first[-1] + 1, 20))
+        assert take(staying, 19 - first[-1]) == list(range(first[-1] + 1, 20))
 
 
 def test_whoever_writes_a_pipe_that_is_not_read_waits() -> None:
@@ -224,7 +224,7 @@ def test_nothing_is_read_away_while_nobody_listens() -> None:
     with open_pipe() as pipe:
         first = StdioConsumer(ORDERS, broker=pipe.broker)
         pipe.write(b"[orders] 0")
-        assert sequences(first, 1) == [0]
+        assert take(first, 1) == [0]
         first.close()
         pipe.write(b"[orders] 1")
         until(lambda: first.waiting == 1, what="a line that was read and is kept")
@@ -238,7 +238,7 @@ def test_closing_ends_a_waiting_next() -> None:
         ended = threading.Event()
 
         def wait() -> None:
-            with pytest.raises(StreamEndedError, match="was closed"):
+            with pytest.raises(StreamEndedError):
                 consumer.next()
             ended.set()
 
@@ -255,15 +255,15 @@ def test_shards_are_chosen_at_once() -> None:
         consumer = StdioConsumer(ORDERS, broker=pipe.broker)
         consumer.assign(Shard("orders", 2))
         pipe.write(b"[orders|5|1] one", b"[orders|6|2] two", b"all")
-        assert sequences(consumer, 2) == [6, 0]
-        with pytest.raises(NotSubscribedError, match="orders/1 is not assigned"):
+        assert take(consumer, 2) == [6, 0]
+        with pytest.raises(NotSubscribedError):
             consumer.unassign(Shard("orders", 1))
-        with pytest.raises(NotSubscribedError, match="not of a subscribed stream"):
+        with pytest.raises(NotSubscribedError):
             consumer.assign(Shard("clicks"))
         consumer.assign(Shard("orders", 1))
         consumer.unassign(Shard("orders", 2))
         pipe.write(b"[orders|7|2] two", b"[orders|8|1] one")
-        assert sequences(consumer, 1) == [8]
+        assert take(consumer, 1) == [8]
 
 
 MOVES: list[Callable[[StdioConsumer], None]] = [
@@ -276,7 +276,7 @@ MOVES: list[Callable[[StdioConsumer], None]] = [
 @pytest.mark.parametrize("move", MOVES)
 def test_a_pipe_has_no_places(move: Callable[[StdioConsumer], None]) -> None:
     with StdioConsumer(ORDERS, broker=broker_of(b"x\n")) as consumer:
-        with pytest.raises(UnsupportedError, match=r"a pipe cannot (seek|rewind)\. Spool the pipe"):
+        with pytest.raises(UnsupportedError):
             move(consumer)
         assert [m.payload for m in consumer] == [b"x"]
 
@@ -298,19 +298,19 @@ def test_options_that_a_pipe_does_not_have(options: dict[str, object], text: str
 
 
 def test_a_pipe_has_no_host_and_no_batches() -> None:
-    with pytest.raises(InvalidUrlError, match=r"a pipe has no host\. Write stdio:///orders"):
+    with pytest.raises(InvalidUrlError):
         create_consumer("stdio://localhost/orders")
-    with pytest.raises(InvalidUrlError, match="names no stream"):
+    with pytest.raises(InvalidUrlError):
         create_consumer("stdio:///")
-    with pytest.raises(UnsupportedError, match="cannot be read twice"):
+    with pytest.raises(UnsupportedError):
         open_batch_source("stdio:///orders")
-    with pytest.raises(UnsupportedError, match="cannot be read twice"):
+    with pytest.raises(UnsupportedError):
         StreamSource(ORDERS, ConsumerMode.LOAD_BALANCED)
 
 
 def test_a_pipe_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
     consumer = StdioConsumer(ORDERS, broker=StdioBroker(None, None))
-    with pytest.raises(StreamNotFoundError, match="stdin is closed"):
+    with pytest.raises(StreamNotFoundError):
         consumer.next()
 
     class Folder(io.BytesIO):
@@ -321,7 +321,7 @@ def test_a_pipe_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
     try:
         consumer = StdioConsumer(ORDERS, broker=StdioBroker(Folder(), None))
         for _ in range(2):
-            with pytest.raises(StreamRemovedError, match=r"stdin cannot be read.*directory"):
+            with pytest.raises(StreamRemovedError):
                 consumer.next()
     finally:
         os.close(folder)
@@ -336,15 +336,15 @@ def test_what_came_before_a_failure_is_given_out() -> None:
             return line
 
     consumer = StdioConsumer(ORDERS, broker=StdioBroker(Failing(b"[orders] 1\n"), None))
-    assert sequences(consumer, 1) == [0]
-    with pytest.raises(StreamRemovedError, match="the disk is gone"):
+    assert take(consumer, 1) == [0]
+    with pytest.raises(StreamRemovedError):
         consumer.next()
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory() -> None:
-    lines = InputPipe(io.BytesIO(b"short\n" + b"x" * 5000 + b"\n"), max_line_bytes=1000).lines()
+    lines = read_lines(io.BytesIO(b"short\n" + b"x" * 5000 + b"\n"), max_line_bytes=1000)
     assert next(lines) == [b"short"]
-    with pytest.raises(FormatError, match="too long \\(line=2, limit=1000\\)"):
+    with raises_with(FormatError, line=2, limit=1000):
         next(lines)
 
 

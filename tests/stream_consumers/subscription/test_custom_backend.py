@@ -105,14 +105,3 @@ def test_many_are_acknowledged_one_by_one_up_to_the_first_that_fails() -> None:
     with pytest.raises(BrokerUnavailableError):
         backend.ack_many(STREAM, GROUP, ["3-0", "4-0"])
     assert list(backend.memory.pending(STREAM, GROUP)) == ["4-0"]
-
-
-def test_nothing_is_kept_of_a_consumer_and_nothing_is_kept_for_it() -> None:
-    backend = FiveMethods()
-    backend.publish(STREAM, EventMessage(b"0"))
-    backend.create_group(STREAM, GROUP, "0")
-    assert len(backend.read_new(STREAM, GROUP, "me", 10, 0)) == 1
-    backend.touch(STREAM, GROUP, "me", ["1-0"])
-    assert backend.redeliver(STREAM, GROUP, "me", "1-0") is None
-    assert backend.forget_consumer(STREAM, GROUP, "me") is False
-    backend.close()

@@ -25,7 +25,7 @@ from stream_consumers.errors import (
     StreamEndedError,
     TransactionAbortedError,
 )
-from stream_consumers.memory import MemoryCommitter, MemoryConsumer, forget_memory_broker, memory_broker
+from stream_consumers.memory import MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.redis.committers import RedisCommitter
 from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
@@ -157,17 +157,6 @@ def test_0_never_waits_beside_threads_that_wait(url: StreamUrl, broker: Broker) 
 # getmany and the flow (statements 2-9, 15)
 
 
-def test_getmany_stop_requested_during_the_wait_yields_nothing(url: StreamUrl, broker: Broker) -> None:
-    with tracked(url, broker) as consumer:
-        thread, found = in_thread(lambda: fetched(consumer, 10, seconds=0.3))
-        until(lambda: Activity.FETCHING in consumer.status)
-        consumer.stop_flow()
-        send(url, ONE)
-        thread.join(PATIENCE)
-        assert found == [[]]
-        assert consumer.unacked == []
-
-
 def test_getmany_flow_inactive_when_the_fetch_returns_yields_nothing_and_keeps_the_message(
     url: StreamUrl, broker: Broker
 ) -> None:
@@ -271,15 +260,6 @@ def test_getmany_flow_becomes_inactive_after_the_first_yields_exactly_one(url: S
         assert places(fetched(consumer, 5, seconds=1)) == [(0, n) for n in range(1, 5)]
 
 
-def test_getmany_of_active_shards_in_turn(url: StreamUrl, broker: Broker) -> None:
-    send(url, ONE, ONE, ONE, TWO, TWO, THREE)
-    with tracked(url, broker) as consumer:
-        consumer.pause_partitions([THREE])
-        assert places(fetched(consumer, 10, seconds=1)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
-        consumer.resume_partitions([THREE])
-        assert places(fetched(consumer, 10, seconds=1)) == [(2, 0)]
-
-
 def test_flow_inactive_waits_until_it_is_resumed(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
@@ -292,18 +272,6 @@ def test_flow_inactive_waits_until_it_is_resumed(url: StreamUrl, broker: Broker)
         thread.join(PATIENCE)
         assert [message.sequence for message in found if isinstance(message, Message)] == [0]
         assert Activity.FLOW_STOPPED not in consumer.status
-
-
-def test_no_active_shard_yields_nothing(url: StreamUrl, broker: Broker) -> None:
-    send(url, ONE)
-    with tracked(url, broker) as consumer:
-        consumer.pause_partitions([ONE])
-        assert fetched(consumer, 5, seconds=0.05) == []
-
-
-def test_wait_for_stopped_flow_is_false_while_it_flows(url: StreamUrl, broker: Broker) -> None:
-    with tracked(url, broker) as consumer:
-        assert not consumer.wait_for_stopped_flow(0.01)
 
 
 # positions (12, 13, 17)
@@ -323,14 +291,6 @@ def test_perform_seek_goes_to_what_is_committed_and_0_is_a_position(url: StreamU
         assert sorted(places(fetched(consumer, 99, seconds=1))) == sorted(found)
 
 
-def test_seek_one_shard(url: StreamUrl, broker: Broker) -> None:
-    send(url, *[ONE, TWO] * 4)
-    with tracked(url, broker) as consumer:
-        fetched(consumer, 99, seconds=1)
-        consumer.go_to({ONE: 2})
-        assert places(fetched(consumer, 99, seconds=1)) == [(0, 2), (0, 3)]
-
-
 def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 4)
     broker.positions = {ONE: 2, TWO: 3}
@@ -340,7 +300,7 @@ def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: 
         consumer.rewind(Edge.BEGINNING)
         assert consumer.seek_to_committed() == {ONE: 2, TWO: 3}
         assert places(fetched(consumer, 99, seconds=1)) == [(0, 2), (0, 3)]
-        with pytest.raises(NotSubscribedError, match="orders/1 is not read"):
+        with pytest.raises(NotSubscribedError):
             consumer.go_to({TWO: 0})
 
 
@@ -362,15 +322,6 @@ def test_a_backend_that_cannot_move_single_shards_says_so(tmp_path: Path) -> Non
         pytest.raises(InvalidOptionError, match="single shards"),
     ):
         consumer.go_to({ONE: 0})
-
-
-def test_read_and_committed_of_an_unknown_shard_are_none(url: StreamUrl, broker: Broker) -> None:
-    send(url, TWO)
-    with tracked(url, broker) as consumer:
-        assert consumer.progress() == []
-        consumer.next(1)
-        (progress,) = consumer.progress()
-        assert (progress.shard, progress.received, progress.committed) == (TWO, 1, None)
 
 
 def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Broker) -> None:
@@ -396,16 +347,6 @@ def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Br
             consumer.ack(message)
         consumer.commit()
         assert broker.positions == {ONE: 6}
-
-
-def test_what_was_fetched_before_a_seek_is_not_handed_out_after_it(url: StreamUrl, broker: Broker) -> None:
-    send(url, *[ONE] * 6)
-    with tracked(url, broker) as consumer:
-        consumer.pause_partitions([ONE])
-        assert consumer.next(0.05) is None
-        consumer.rewind(4)
-        consumer.resume_partitions([ONE])
-        assert places(fetched(consumer, 9, seconds=1)) == [(0, 4), (0, 5)]
 
 
 def test_what_runs_across_a_seek_by_time_still_holds_the_position_back(url: StreamUrl, broker: Broker) -> None:
@@ -569,15 +510,6 @@ def test_commit_what_is_committable_of_two_shards(url: StreamUrl, broker: Broker
         assert broker.calls == [{ONE: 5, TWO: 37}]
 
 
-def test_nothing_committable_is_no_call(url: StreamUrl, broker: Broker) -> None:
-    send(url, ONE)
-    with tracked(url, broker) as consumer:
-        assert consumer.commit() is CommitResult.NOTHING_TO_DO
-        consumer.next(1)
-        assert consumer.force_commit() is CommitResult.NOTHING_TO_DO
-    assert broker.calls == []
-
-
 def test_the_filter_takes_shards_and_streams(broker: Broker) -> None:
     url = StreamUrl.parse(f"memory://faust-filter-{next(_numbers)}/orders,clicks")
     other = Shard("clicks")
@@ -648,15 +580,6 @@ def test_a_failed_commit_is_tried_again_by_itself_on_an_idle_shard(url: StreamUr
         until(lambda: consumer.commit_error is None)
 
 
-def test_the_commit_handler_commits_again_and_again(url: StreamUrl, broker: Broker) -> None:
-    options = TrackingOptions(commit_interval_seconds=0.01, commit_every=None)
-    with tracked(url, broker, options) as consumer:
-        for number in range(3):
-            send(url, ONE)
-            finish_one(consumer)
-            until(lambda: broker.positions == {ONE: number + 1})  # noqa: B023
-
-
 def test_commit_every_so_many_acks_also_when_the_first_message_still_runs(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE] * 20)
     options = TrackingOptions(commit_interval_seconds=None, commit_every=5, close_seconds=0)
@@ -705,29 +628,6 @@ def test_by_default_it_commits_after_2_8_seconds_and_not_before(url: StreamUrl, 
         assert broker.positions == {ONE: 1}
 
 
-def test_a_callback_that_raises_loses_neither_the_commit_nor_the_first_error(
-    url: StreamUrl, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(error: BaseException) -> None:
-        raise RuntimeError("the callback is broken")
-
-    send(url, ONE, ONE)
-    with tracked(url, broker, callbacks=TrackingCallbacks(on_task_error=fail)) as consumer:
-        first, second = fetched(consumer, 2, seconds=1)
-        consumer.ack(first)
-        with pytest.raises(ValueError, match="poison"), consumer.processing(second):
-            raise ValueError("poison")
-        assert broker.positions == {ONE: 1}
-        consumer.ack(second)
-        assert consumer.on_task_error(ValueError("again")) is CommitResult.COMMITTED
-    assert broker.positions == {ONE: 2}
-    assert [record.getMessage() for record in caplog.records] == [
-        "the callback on_task_error failed when it was told of ValueError('poison')",
-        "the callback on_task_error failed when it was told of ValueError('again')",
-    ]
-    assert "the callback is broken" in caplog.text
-
-
 def test_callbacks_that_raise_lose_no_message_and_no_commit(
     url: StreamUrl, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -740,7 +640,7 @@ def test_callbacks_that_raise_lose_no_message_and_no_commit(
 
         return fail
 
-    names = ("on_assigned", "on_revoked", "on_buffer_full", "on_buffer_drop")
+    names = ("on_assigned", "on_revoked", "on_buffer_full", "on_buffer_drop", "on_task_error")
     send(url, *[ONE] * 4)
     callbacks = TrackingCallbacks(**{name: failing(name) for name in names})
     options = replace(BY_HAND, buffer_size=5)
@@ -749,9 +649,11 @@ def test_callbacks_that_raise_lose_no_message_and_no_commit(
         messages = fetched(consumer, 4, seconds=1)
         assert places(messages) == [(0, 0), (0, 1), (0, 2), (0, 3)]
         assert [consumer.ack(message) for message in messages] == [True] * 4
-        consumer.on_revoked(frozenset([ONE]))
+        with pytest.raises(ValueError, match="poison"), consumer.processing(messages[0]):
+            raise ValueError("poison")
         assert broker.positions == {ONE: 4}
-    assert told == ["on_assigned", "on_buffer_full", "on_buffer_drop", "on_revoked"]
+        consumer.on_revoked(frozenset([ONE]))
+    assert told == ["on_assigned", "on_buffer_full", "on_buffer_drop", "on_task_error", "on_revoked"]
     assert all(f"{name} is broken" in caplog.text for name in names)
 
 
@@ -980,15 +882,6 @@ def test_assigned_calls_back_and_begins_at_what_is_committed(url: StreamUrl, bro
 # where positions are kept
 
 
-def test_memory_keeps_the_positions_of_a_group(url: StreamUrl) -> None:
-    send(url, ONE, ONE)
-    committer = create_committer(url, "billing")
-    with TrackedConsumer(MemoryConsumer(url), committer, options=BY_HAND) as consumer:
-        finish_one(consumer)
-    assert MemoryCommitter(url, "billing").committed() == {ONE: 1}
-    assert MemoryCommitter(url, "other").committed() == {}
-
-
 def test_redis_keeps_the_position_of_a_group(redis_address: str) -> None:
     url = StreamUrl.parse(f"redis://{redis_address}/faust-{next(_numbers)}-{time.time_ns()}")
     with create_producer(url) as producer:
@@ -1009,15 +902,15 @@ def test_redis_keeps_the_position_of_a_group(redis_address: str) -> None:
 
 def test_a_redis_group_that_claims_takes_no_position(redis_address: str) -> None:
     from stream_consumers.redis.group import RedisGroup
-    from stream_consumers.redis.server import RedisServer
+    from stream_consumers.redis.server import RedisConnection
 
     url = StreamUrl.parse(f"redis://{redis_address}/faust-{next(_numbers)}-{time.time_ns()}")
     with create_producer(url) as producer:
         shard = producer.send(b"1").shard
-    group = RedisGroup(RedisServer(url), "claimed")
+    group = RedisGroup(RedisConnection(url), "claimed")
     group.create(shard, "0-0")
     group.enter_claim_mode(shard)
-    with pytest.raises(GroupActiveError, match="entry by entry"):
+    with pytest.raises(GroupActiveError):
         RedisCommitter(url, "claimed").commit({shard: 5})
 
 

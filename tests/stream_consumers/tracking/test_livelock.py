@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,6 @@ from stream_consumers.tracking.livelock import (
     LivelockOptions,
     LivelockWatch,
     ShardProgress,
-    Standstill,
 )
 from stream_consumers.tracking.options import TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl
@@ -84,19 +85,6 @@ def test_no_active_assignment(place: Place) -> None:
     assert (found.kind, found.shard, found.seconds) == (LivelockKind.NO_ASSIGNMENT, None, 300)
 
 
-def test_no_fetch_since_start(place: Place) -> None:
-    assert place.look(299, fetched=None) == []
-    assert place.look(1, fetched=None) == [LivelockKind.NEVER_FETCHED]
-
-
-def test_last_fetch_too_long_ago(place: Place) -> None:
-    place.look(0)
-    assert place.look(299, fetched=1_000.0) == []
-    assert place.look(1, fetched=1_000.0) == [LivelockKind.FETCH_STOPPED]
-    assert place.told[0].seconds == 300
-    assert "fetch_timeout_seconds" in place.told[0].advice
-
-
 def test_end_unknown(place: Place) -> None:
     place.is_away = True
     assert place.look(299) == []
@@ -105,76 +93,76 @@ def test_end_unknown(place: Place) -> None:
     assert place.look(1) == []
 
 
-def test_nothing_has_ever_arrived(place: Place) -> None:
-    never = {"arrived": None, "received": None, "committed": None, "committed_at": None}
-    assert place.look(0, end=5, **never) == []
-    assert place.look(399) == []
-    assert place.look(1) == [LivelockKind.NEVER_ARRIVED]
-    assert place.told[0].numbers["end"] == 5
-    assert "arrival_timeout_seconds" in place.told[0].advice
+NEVER = {"arrived": None, "received": None, "committed": None, "committed_at": None}
+# Seconds that pass, what changes, and what is found then.
+Steps = list[tuple[float, dict[str, Any], LivelockKind | None]]
+WATCHED: dict[str, Steps] = {
+    "nothing was fetched since the start": [
+        (299, {"fetched": None}, None),
+        (1, {"fetched": None}, LivelockKind.NEVER_FETCHED),
+    ],
+    "the last fetch is too long ago": [
+        (0, {}, None),
+        (299, {"fetched": 1_000.0}, None),
+        (1, {"fetched": 1_000.0}, LivelockKind.FETCH_STOPPED),
+    ],
+    "nothing has ever arrived": [(0, {"end": 5, **NEVER}, None), (399, {}, None), (1, {}, LivelockKind.NEVER_ARRIVED)],
+    "nothing arrives any more": [
+        (0, {"end": 12}, None),
+        (100, {"arrived": 1_100.0, "received": 10, "committed": 10, "committed_at": 1_100.0}, None),
+        (399, {}, None),
+        (1, {}, LivelockKind.ARRIVAL_STOPPED),
+    ],
+    "a message after a long silence is not late at once": [
+        (10_000, {}, None),
+        (1, {"end": 10}, None),
+        (398, {}, None),
+        (2, {}, LivelockKind.ARRIVAL_STOPPED),
+    ],
+    "nothing was ever committed": [
+        (0, {"end": 12, "received": 12, "committed": None, "committed_at": None, "unfinished": 3}, None),
+        (499, {}, None),
+        (1, {}, LivelockKind.NEVER_COMMITTED),
+    ],
+    "nothing is committed any more": [
+        (0, {"end": 12, "received": 12, "committable": 11}, None),
+        (499, {}, None),
+        (1, {}, LivelockKind.COMMIT_STOPPED),
+    ],
+    "the first check in order decides": [
+        (0, {"end": 20, "committable": 12}, None),
+        (1_000, {"fetched": 1_000.0}, LivelockKind.FETCH_STOPPED),
+        (1_000, {}, LivelockKind.ARRIVAL_STOPPED),
+        (1, {"received": 20, "arrived": 3_001.0}, LivelockKind.COMMIT_STOPPED),
+    ],
+    "nothing to read is no alarm": [(100_000, {}, None), (100_000, {}, None)],
+    "an empty shard without a position is no alarm": [(0, {"end": 0, **NEVER}, None), (100_000, {}, None)],
+    "time begins with the end of a pause": [
+        (0, {"end": 30}, None),
+        (100_000, {"is_paused": True, "fetched": None}, None),
+        (1, {"is_paused": False}, None),
+        (399, {}, None),
+        (1, {}, LivelockKind.ARRIVAL_STOPPED),
+    ],
+    "an open transaction is no alarm": [(100_000, {"end": 9, "written": 50}, None)],
+}
+SETTINGS = {"FETCH": "fetch_timeout_seconds", "ARRI": "arrival_timeout_seconds", "COMMIT": "commit_timeout_seconds"}
 
 
-def test_arrivals_stopped(place: Place) -> None:
-    assert place.look(0, end=12) == []
-    assert place.look(100, arrived=1_100.0, received=10, committed=10, committed_at=1_100.0) == []
-    assert place.look(399) == []
-    assert place.look(1) == [LivelockKind.ARRIVAL_STOPPED]
+@pytest.mark.parametrize("steps", WATCHED.values(), ids=WATCHED)
+def test_what_stands_still_is_found_and_nothing_else(place: Place, steps: Steps) -> None:
+    for after, changes, expected in steps:
+        assert place.look(after, **changes) == ([] if expected is None else [expected])
+    for livelock in place.told:
+        assert any(setting in livelock.advice for kind, setting in SETTINGS.items() if kind in livelock.kind.name)
 
 
-def test_a_message_after_a_long_silence_is_not_late_at_once(place: Place) -> None:
-    assert place.look(10_000) == []
-    assert place.look(1, end=10) == []
-    assert place.look(398) == []
-    assert place.look(2) == [LivelockKind.ARRIVAL_STOPPED]
-
-
-def test_never_committed(place: Place) -> None:
-    running = {"received": 12, "committed": None, "committed_at": None, "committable": None, "unfinished": 3}
-    assert place.look(0, end=12, **running) == []
-    assert place.look(499) == []
-    assert place.look(1) == [LivelockKind.NEVER_COMMITTED]
-    assert "handler hangs" in place.told[0].advice
-    assert place.told[0].numbers["unfinished"] == 3
-
-
-def test_commits_stopped(place: Place) -> None:
-    assert place.look(0, end=12, received=12, committable=11) == []
-    assert place.look(499) == []
-    assert place.look(1) == [LivelockKind.COMMIT_STOPPED]
-    assert "commit_error" in place.told[0].advice
-    assert "commit_timeout_seconds" in place.told[0].advice
-
-
-def test_the_first_check_in_order_is_the_one_that_is_told(place: Place) -> None:
-    assert place.look(0, end=20, committable=12) == []
-    assert place.look(1_000, fetched=1_000.0) == [LivelockKind.FETCH_STOPPED]
-    assert place.look(1_000) == [LivelockKind.ARRIVAL_STOPPED]
-    assert place.look(1, received=20, arrived=3_001.0) == [LivelockKind.COMMIT_STOPPED]
-
-
-def test_nothing_to_read_is_no_alarm(place: Place) -> None:
-    assert place.look(100_000) == []
-    assert place.watch.standstills == {ONE: Standstill.NOTHING_TO_READ}
-    assert place.look(100_000) == []
-
-
-def test_an_empty_shard_that_has_no_position_is_no_alarm(place: Place) -> None:
-    place.look(0, end=0, arrived=None, received=None, committed=None, committed_at=None)
-    assert place.look(100_000) == []
-
-
-def test_paused_is_no_alarm_and_time_begins_with_the_end_of_the_pause(place: Place) -> None:
-    assert place.look(0, end=30) == []
-    assert place.look(100_000, is_paused=True, fetched=None) == []
-    assert place.watch.standstills == {ONE: Standstill.PAUSED}
-    assert place.look(1, is_paused=False) == []
-    assert place.look(399) == []
-    assert place.look(1) == [LivelockKind.ARRIVAL_STOPPED]
-
-
-def test_an_open_transaction_is_no_alarm(place: Place) -> None:
-    assert place.look(100_000, end=9, written=50) == []
-    assert place.watch.standstills == {ONE: Standstill.OPEN_TRANSACTION}
+def test_a_finding_has_the_numbers_and_the_likely_cause(place: Place) -> None:
+    place.look(0, end=12, received=12, committed=None, committed_at=None, unfinished=3)
+    place.look(500)
+    (found,) = place.told
+    assert (found.seconds, found.numbers["unfinished"], found.numbers["end"]) == (500, 3, 12)
+    assert "handler hangs" in found.advice
 
 
 def test_the_callback_hears_of_a_finding_once_and_status_keeps_it(place: Place) -> None:
@@ -186,16 +174,6 @@ def test_the_callback_hears_of_a_finding_once_and_status_keeps_it(place: Place) 
     assert place.look(1, received=12, committed=12, arrived=place.now, committed_at=place.now) == []
     assert place.watch.status() == []
     assert "orders/0" in str(place.told[0])
-
-
-def test_a_finding_is_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    now = 1_000.0
-    watch = LivelockWatch(lambda: [], dict, options=OPTIONS, clock=lambda: now)
-    now += 300
-    watch.check()
-    (record,) = caplog.records
-    assert (record.levelname, record.name) == ("ERROR", "stream_consumers.tracking.livelock")
-    assert "300" in record.getMessage()
 
 
 def test_options_out_of_range() -> None:
@@ -261,7 +239,7 @@ def test_a_consumer_that_cannot_ask_for_ends_is_watched_for_what_it_received(tmp
             assert message is not None
             consumer.ack(message)
         assert consumer.commit() is CommitResult.COMMITTED
-        until(lambda: consumer._watch is not None and consumer._watch.standstills)
+        time.sleep(0.2)
         assert told == [], "everything that came is finished and committed"
         with create_producer(url) as producer:
             producer.send(b"{}")

@@ -1,0 +1,277 @@
+"""What becomes of decoded messages: the rows of the transform, and the bad ones, whose messages become dead letters.
+
+Rows are bad that the transform rejects; and with ``on_bad_rows='dead_letter'`` also those that break a constraint of
+the table, and those that the transform fails for. All of that is known, and counted, before the batch writes anything.
+What is written then are the rows of the other messages. So the order of a batch stays what it is: dead letters, then
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
+
+from spark_jobs.batches.columns import RowColumns
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
+from spark_jobs.reading.rejection import REASON
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
+from spark_jobs.writing.constraints import Constraints
+from spark_jobs.writing.failures import FailedRowError, explain
+from spark_jobs.writing.letters import Places, first_places, without_first
+from stream_consumers.batches import Range
+from stream_consumers.errors import ConstraintViolatedError, TransformError
+from stream_consumers.messages import Shard
+from stream_consumers.options import OnBadRows
+
+MOST_FAILING = 20
+"""Give up on a transform after it fails for this many messages in a batch."""
+T = TypeVar("T")
+_PLACES = f"_stream STRING, _shard BIGINT, _sequence BIGINT, {REASON} STRING"
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredBatch:
+    """A batch that was read, of which it is known what is bad.
+
+    Args:
+        frame: what was read; messages that are bad have an ``_error``.
+        rows: to be written.
+        messages: how many are not bad, per shard.
+        dead: how many are bad, and become dead letters.
+    """
+
+    frame: DataFrame
+    rows: DataFrame
+    messages: Mapping[Shard, int]
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A frame in which what is bad has an ``_error``, and the rows of the rest."""
+
+    frame: DataFrame
+    rows: DataFrame
+
+
+@dataclass(slots=True)
+class Cached:
+    """What Spark keeps while a batch is written."""
+
+    frames: list[DataFrame] = field(default_factory=list)
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """The same rows, computed once."""
+        self.frames.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self.frames[-1]
+
+
+@contextmanager
+def caching() -> Iterator[Cached]:
+    """Unpersists every frame that was kept on exit."""
+    cached = Cached()
+    try:
+        yield cached
+    finally:
+        for frame in cached.frames:
+            frame.unpersist()
+
+
+class BadRowFilter:
+    """Finds the messages of a batch that become dead letters although they can be decoded.
+
+    Args:
+        spark: a session.
+        ingestion: the table, the transform, and what becomes of bad rows.
+        log: of the table.
+        columns: makes the rows.
+    """
+
+    def __init__(self, spark: SparkSession, ingestion: Ingestion, log: DeltaLog, columns: RowColumns) -> None:
+        self._spark = spark
+        self._ingestion = ingestion
+        self._log = log
+        self._columns = columns
+        self.makes_dead_letters = ingestion.errors.on_bad_rows is OnBadRows.DEAD_LETTER
+        """Whether rows that break a constraint, or that the transform fails for, become dead letters."""
+        self._constraints = Constraints({}, ())
+
+    @property
+    def needs_payloads(self) -> bool:
+        """Whether messages that can be decoded may become dead letters, which have their payloads."""
+        return self.makes_dead_letters or self._columns.may_reject
+
+    def judge(self, frame: DataFrame, cached: Cached) -> _Judged:
+        """Find what is bad.
+
+        Args:
+            frame: what was read, in Spark's cache.
+            cached: what is computed on the way is kept there.
+
+        Raises:
+            TransformError: it fails for more than :data:`MOST_FAILING` messages, or not because of single messages; or
+                for one, if that is to fail the run.
+        """
+        rows, rejected = self._columns.rejections(frame)
+        if rejected is not None:
+            frame = self._tried(frame, cached, self._rejected, self._without_rejected)
+            rows = self._columns.rows(frame)
+        if not self.makes_dead_letters:
+            return _Judged(frame, rows)
+        self._constraints = Constraints.of(self._spark, self._log)
+        return self._tried(frame, cached, self._with_broken, self._without_broken)
+
+    def _tried(
+        self,
+        frame: DataFrame,
+        cached: Cached,
+        make: Callable[[DataFrame], DataFrame],
+        step: Callable[[DataFrame, Cached], T],
+    ) -> T:
+        """A step, which fails for no message but those that are found to be bad meanwhile."""
+        while True:
+            try:
+                return step(frame, cached)
+            except FailedRowError as error:
+                if not self.makes_dead_letters:
+                    raise
+                frame = self._marked(frame, self._failing(frame, make, error), cached)
+
+    def _rejected(self, frame: DataFrame) -> DataFrame:
+        """The places that are rejected."""
+        _, places = self._columns.rejections(frame)
+        return self._spark.createDataFrame([], _PLACES) if places is None else places
+
+    def _without_rejected(self, frame: DataFrame, cached: Cached) -> DataFrame:
+        return self._marked(frame, self._rejected(frame), cached)
+
+    def _with_broken(self, frame: DataFrame) -> DataFrame:
+        """The rows to write, with the constraints that they break."""
+        rows = self._columns.rows(frame)
+        judged = self._constraints.judged(rows)
+        return rows if judged is None else judged
+
+    def _without_broken(self, frame: DataFrame, cached: Cached) -> _Judged:
+        rows = self._columns.rows(frame)
+        if self._ingestion.transform is not None:
+            # Once: what is looked at is what is written. All columns of all rows are made, and what fails does so now.
+            rows = cached.keep(rows)
+            self._run(rows.count)
+        judged = self._constraints.judged(rows)
+        if judged is None:
+            return _Judged(frame, rows)
+        broken = judged.where(f.col(REASON).isNotNull()).groupBy(*PLACE).agg(f.min(REASON).alias(REASON))
+        marked = self._marked(frame, broken, cached)
+        return _Judged(marked, rows if marked is frame else _without_bad(rows, marked))
+
+    def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
+        """The frame in which the messages at these places have an error; the same one if there are none.
+
+        Raises:
+            TransformError: one of them is not the place of a message of the batch.
+        """
+        # Once, or a message could be bad for one of two that ask, and not for the other.
+        places = cached.keep(places)
+        count = self._run(places.count)
+        if not count:
+            return frame
+        known = self._run(_good(frame).join(places, [*PLACE], "left_semi").count)
+        if known != count:
+            raise TransformError(
+                f"the transform rejects {count - known} rows of no message of this batch",
+                remedy="Keep _stream, _shard and _sequence of each row as they are; nothing was written.",
+            )
+        reason = f.coalesce("_error", REASON).alias("_error")
+        columns = [reason if name == "_error" else f.col(quoted(name)) for name in frame.columns]
+        return cached.keep(frame.join(places, [*PLACE], "left").select(*columns))
+
+    def _run(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - Spark raises what comes
+            raise explain(error, table=self._ingestion.table) from None
+
+    def _failing(self, frame: DataFrame, make: Callable[[DataFrame], DataFrame], error: FailedRowError) -> DataFrame:
+        """The places of the messages for which ``make`` fails: halves of the batch are tried, and halves of those.
+
+        Raises:
+            TransformError: there are too many, or none fails alone.
+        """
+        found: list[tuple[str, int, int, str]] = []
+        read = self._run(_good(frame).select(*PLACE).toPandas)
+        places = {shard: np.sort(sequences) for shard, sequences in by_shard(read, *PLACE)}
+        self._search(frame, make, places, error, found)
+        if not found:
+            # Together they fail, each of them alone does not.
+            raise error
+        return self._spark.createDataFrame(found, _PLACES)
+
+    def _search(
+        self,
+        frame: DataFrame,
+        make: Callable[[DataFrame], DataFrame],
+        places: Places,
+        error: FailedRowError,
+        found: list[tuple[str, int, int, str]],
+    ) -> None:
+        """Find those that fail among some that do, with this error."""
+        count = sum(map(len, places.values()))
+        if count == 1:
+            ((shard, own),) = places.items()
+            # What may hold values is quoted: the kind of a reason leaves quoted text out.
+            said = f"{error.what.replace(f' while writing {self._ingestion.table}', '')}: {error.detail!r}"
+            found.append((shard.stream, shard.id, int(own[0]), said))
+            if len(found) > MOST_FAILING:
+                raise TransformError(
+                    f"{error.what}; so it does for more than {MOST_FAILING} messages of a batch",
+                    remedy="Correct the transform, or let it reject() such rows; or take fewer messages a batch "
+                    "(max_records). Nothing was written.",
+                )
+            return
+        for half in (first_places(places, count // 2), without_first(places, count // 2)):
+            ranges = {shard: Range(int(own[0]), int(own[-1]) + 1) for shard, own in half.items()}
+            try:
+                self._run(make(frame.where(in_ranges(ranges))).write.format("noop").mode("overwrite").save)
+            except FailedRowError as failed:
+                self._search(frame, make, half, failed, found)
+
+    def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
+        """The same error, with the place of a row that breaks a constraint, if one is found."""
+        if self.makes_dead_letters:
+            # Those that were found are not written; this is one that is not known here.
+            return error
+        example: Row | None = None
+        # What is wrong is known; this only says where.
+        with suppress(Exception):
+            judged = Constraints.of(self._spark, self._log).judged(rows)
+            if judged is not None:
+                example = judged.where(f.col(REASON).isNotNull()).select(*PLACE, REASON).first()
+        if example is None:
+            return error
+        where = f"{Shard(example['_stream'], example['_shard'])}={example['_sequence']}"
+        located = ConstraintViolatedError(
+            f"{error.what}; at {where}, for one, {example[REASON]}", remedy=error.remedy, **error.facts
+        )
+        located.detail = error.detail
+        return located
+
+
+def _good(frame: DataFrame) -> DataFrame:
+    """What was decoded and is not known to be bad, as the transform gets it."""
+    return frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS)
+
+
+def _without_bad(rows: DataFrame, frame: DataFrame) -> DataFrame:
+    """The rows of messages without an error."""
+    bad = frame.where(f.col("_error").isNotNull()).select(*PLACE)
+    return rows.join(bad, [*PLACE], "left_anti").select(*map(quoted, rows.columns))

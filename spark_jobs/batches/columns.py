@@ -1,0 +1,255 @@
+"""Which columns the rows of a run have, and whether they fit those of its table.
+
+Both change while a run stays: a registry gets new schemas, messages have fields that nobody declared, and others alter
+the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.transforms import transformed
+from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
+from spark_jobs.decoding.json_decoder import Json, Watching, watching
+from spark_jobs.decoding.json_inference import Seen
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.reading.rejection import Rejections, Treatment, let_pass
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
+from spark_jobs.writing.layout import register
+from spark_jobs.writing.new_fields import new_columns, seen_in, takes_any_name, with_columns_of, with_new_fields
+from spark_jobs.writing.rescue import rescue
+from spark_jobs.writing.schema_changes import check_columns, check_places, lets_widen
+from spark_jobs.writing.storage import read_table
+from stream_consumers.errors import SchemaMismatchError, TransformError
+from stream_consumers.options import SchemaChanges
+from stream_consumers.readable import printable, shortened
+from stream_consumers.urls import StreamUrl
+
+_log = logging.getLogger(__name__)
+# How many names a log line has, and of how many characters.
+_SHOWN_NAMES, _SHOWN_CHARACTERS = 10, 100
+
+
+class RowColumns:
+    """The columns of what is read, of what the transform makes of it, and of the table.
+
+    Args:
+        spark: a session.
+        ingestion: the decoder, the transform and the table.
+        ledger: of the table.
+        url: of the source, for log lines.
+    """
+
+    def __init__(self, spark: SparkSession, ingestion: Ingestion, ledger: Ledger, *, url: StreamUrl) -> None:
+        self._spark = spark
+        self._ingestion = ingestion
+        self._ledger = ledger
+        self._url = url
+        self._decoder: Decoder | None = None
+        self._source: SourceColumns | None = None
+        # Finds fields of JSON that nobody has declared, and knows those that can be no columns.
+        self._watching: Watching | None = None
+        self._of_table: StructType | None = None
+        # The decoder and the schema of the table that are known to fit.
+        self._fitting: tuple[Decoder, str] | None = None
+        self.may_reject = False
+        """Whether the transform was seen to call :func:`spark_jobs.reading.rejection.reject`."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """With the schema that a registry has for it, as of the newest batch, and with columns for new fields."""
+        if self._watching is not None:
+            return self._watching.decoder
+        if self._decoder is None:
+            self._decoder = resolved(self._ingestion.decoder)
+            if self._ingestion.errors.schema_changes is SchemaChanges.ADD_COLUMNS:
+                self._watching = watching(self._decoder)
+        return self._decoder
+
+    @property
+    def source(self) -> SourceColumns:
+        """The decoder, and its columns."""
+        decoder = self.decoder
+        if self._source is None or self._source.decoder != decoder:
+            self._source = SourceColumns.of(decoder)
+        return self._source
+
+    @property
+    def source_of_batch(self) -> SourceColumns:
+        """The same with a decoder that finds the fields that nobody has declared, where columns are made of them."""
+        return self.source if self._watching is None else replace(self.source, decoder=self._watching)
+
+    def rows(self, frame: DataFrame, treatment: Treatment = let_pass) -> DataFrame:
+        """The rows to write of what was read and is not bad.
+
+        Args:
+            frame: see :func:`spark_jobs.reading.source.read_splits`.
+            treatment: of what the transform rejects.
+
+        Raises:
+            TransformError: the transform raised.
+        """
+        return self.rows_of_clean(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS), treatment)
+
+    def rows_of_clean(self, messages: DataFrame, treatment: Treatment = let_pass) -> DataFrame:
+        """The same of messages that are none of them dead letters, without the columns of these."""
+        rows = transformed(messages, self._ingestion.transform, treatment)
+        return rescue(rows, self._of_table) if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE else rows
+
+    def rejections(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """The rows that the transform does not reject, and the places of the messages that it does."""
+        rejections = Rejections()
+        rows = self.rows(frame, rejections)
+        places = rejections.places
+        self.may_reject |= places is not None
+        return rows, places
+
+    def no_rows(self) -> DataFrame:
+        """What is written of no messages."""
+        return self.rows(self._nothing())
+
+    def is_of_now(self, state: LedgerState) -> bool:
+        """Whether the table has the columns that the rows were found to fit."""
+        return self._fitting is None or self._fitting[1] == state.schema
+
+    def look_up(self) -> None:
+        """Ask the registry again, after the plan: the producer of its messages has registered their schemas before.
+
+        Otherwise a run that stays would leave out the fields that are new.
+        """
+        if is_resolved(self._ingestion.decoder):
+            return
+        found = resolved(self._ingestion.decoder)
+        if found != self._decoder:
+            self._decoder = found
+            if self._watching is not None:
+                # Of a decoder of JSON it is the key that has its schema there.
+                self._watching = replace(self._watching, decoder=replace(self._watching.decoder, key=found.key))
+            self.check(self._ledger.read())
+
+    def check(self, state: LedgerState) -> None:
+        """Before the first batch, and when the payloads or the table have another schema: do the rows fit the table?
+
+        Raises:
+            SchemaMismatchError, TransformError: they do not.
+        """
+        decoder = self.decoder
+        if self._fitting == (decoder, state.schema):
+            return
+        try:
+            self._check(state)
+        except SchemaMismatchError:
+            own = self._decoder
+            if self._watching is None or not isinstance(own, Json) or own == decoder:
+                raise
+            # Another writer has made columns of new fields, of other types.
+            self._watching = replace(self._watching, decoder=own)
+            self._check(state)
+        if state.newest is not None:
+            self._fitting = self.decoder, state.schema
+
+    def _check(self, state: LedgerState) -> None:
+        self._of_table = read_table(self._spark, self._ledger.log).schema if state.version >= 0 else None
+        if self._of_table is not None and state.shards:
+            check_places(self._of_table, path=self._ingestion.table)
+        snapshot = self._ledger.log.snapshot() if state.version >= 0 else None
+        is_plain = self._ingestion.transform is None
+        # A transform may have made columns of the table of others.
+        if is_plain and self._watching is not None and self._of_table is not None and snapshot is not None:
+            # A column with a default has it in rows that do not say otherwise.
+            made_by_delta = snapshot.computed_columns | snapshot.default_columns
+            self._watching = with_columns_of(self._watching, self._of_table, computed=made_by_delta)
+        rows = self.rejections(self._nothing())[0].schema
+        layout = self._ingestion.layout
+        if state.version >= 0:
+            layout.check_table(self._ledger.log)
+        else:
+            layout.check_columns(rows.names)
+        if state.newest is not None and layout.catalog_table:
+            register(self._spark, self._ingestion.table, layout.catalog_table)
+        self._check_fit(rows, widens=snapshot is not None and lets_widen(snapshot.configuration))
+
+    def _check_fit(self, rows: StructType, *, widens: bool) -> None:
+        ingestion = self._ingestion
+        check_columns(
+            rows, self._of_table, path=ingestion.table, schema_changes=ingestion.errors.schema_changes, widens=widens
+        )
+
+    def _nothing(self) -> DataFrame:
+        return self._spark.createDataFrame([], self.source.columns)
+
+    def learn_fields(self, frame: DataFrame) -> bool:
+        """Whether messages have fields that nobody has declared; from then on the decoder has columns for them.
+
+        Args:
+            frame: what was read with :attr:`source_of_batch`.
+        """
+        before = self._watching
+        if before is None:
+            return False
+        found = frame.where(f.col("_undeclared").isNotNull()).select("_undeclared")
+        seen = seen_in((row["_undeclared"] for row in found.toLocalIterator()), before.decoder)
+        if not seen.fields:
+            return False
+        # Another run may have made columns of them since.
+        self._of_table = read_table(self._spark, self._ledger.log).schema
+        self._watching = self._with_new_fields(before, seen)
+        self.check(self._ledger.read())
+        if added := new_columns(before, self._watching):
+            _log.info("%s has fields that were not declared, which become columns: %s", self._url, _few(added))
+        if refused := self._watching.known - before.known:
+            names = [repr(".".join(path)) for path in sorted(refused)]
+            _log.warning("no columns can be made of fields of %s, which are left out: %s", self._url, _few(names))
+        return True
+
+    def _with_new_fields(self, before: Watching, seen: Seen) -> Watching:
+        snapshot = self._ledger.log.snapshot()
+        made_by_transform = set(self.no_rows().columns) - set(self.source.columns.names)
+        grow = partial(
+            with_new_fields,
+            own=self._decoder or before.decoder,
+            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
+            any_name=snapshot is not None and takes_any_name(snapshot.configuration),
+        )
+        widens = snapshot is not None and lets_widen(snapshot.configuration)
+        if (grown := self._suiting(partial(grow, before, seen), widens=widens)) is not None:
+            return grown
+        # Some of them do not suit the transform, like one whose name it gives to another column.
+        kept = before
+        for name in seen.fields:
+            grown = self._suiting(partial(grow, kept, seen.only(name)), widens=widens)
+            kept = grown if grown is not None else replace(kept, known=kept.known | {(name,)})
+        return kept
+
+    def _suiting(self, grow: Callable[..., Watching], *, widens: bool) -> Watching | None:
+        """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
+
+        What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the
+        values give the types first, and widen a column only where the rows would not fit without that.
+        """
+        own = self._of_table
+        ways = ((own, widens),) if self._ingestion.transform is None else ((None, False), (None, widens), (own, widens))
+        for table, may_widen in ways:
+            self._watching = grown = grow(table=table)
+            with suppress(TransformError, SchemaMismatchError):
+                rows = self.no_rows().schema
+                # Without a transform new fields always suit; what else does not fit is an error of the check.
+                if self._ingestion.transform is not None:
+                    self._check_fit(rows, widens=may_widen)
+                return grown
+        return None
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of these names, for a log line."""
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(shortened(printable(name), _SHOWN_CHARACTERS) for name in names[:_SHOWN_NAMES]) + more

@@ -1,0 +1,161 @@
+"""A schema for JSON payloads, made of a sample of them as schema evolution makes columns of new fields."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from pyspark.sql.types import StructField, StructType
+
+from spark_jobs.decoding.ddl import name_ddl
+from spark_jobs.decoding.isolation import decode_isolated
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_documents import object_text, read_object, why
+from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen
+from spark_jobs.reading.spark_types import arrow_schema
+from spark_jobs.reading.sql_types import ddl
+from spark_jobs.writing.new_fields import columns_of
+from stream_consumers.readable import shortened
+from stream_consumers.wording import counted
+
+# Names that are refused are shown up to this many characters.
+_SHOWN = 100
+_COLUMNS = pa.struct([])
+# Values of these kinds have one type, and need no remark.
+_ALIKE = ({"whole number", "number"}, {"date", "time"})
+
+
+@dataclass(frozen=True, slots=True)
+class InferredField:
+    """A column.
+
+    Args:
+        name: of the field.
+        ddl: its type.
+        messages: the number of messages that have it, with a value other than null.
+        remarks: what does not agree about it.
+    """
+
+    name: str
+    ddl: str
+    messages: int
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InferredSchema:
+    """The columns for a sample of payloads.
+
+    Args:
+        messages: the number of payloads, without tombstones.
+        fields: the columns, in the order in which they came up.
+        refused: why payloads are no objects, and how many of them.
+        remarks: what is no column, and why.
+    """
+
+    messages: int
+    fields: Sequence[InferredField]
+    refused: Mapping[str, int] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+
+    def ddl(self) -> str:
+        """The schema for ``Json``."""
+        return ", ".join(f"{name_ddl(field.name)} {field.ddl}" for field in self.fields)
+
+
+def infer(payloads: Iterable[bytes | None]) -> InferredSchema:
+    """Find the columns of payloads that are JSON objects.
+
+    Whole numbers are BIGINT, other ones DOUBLE; ISO 8601 is TIMESTAMP and DATE. What is not of one type is STRING.
+
+    Args:
+        payloads: ``None`` is a tombstone, and has no fields.
+
+    Example:
+        >>> found = infer([b'{"id": 1, "at": "2024-02-29T12:00:00Z"}', b'{"id": 2.5, "tags": ["a"]}'])
+        >>> found.ddl()
+        'id double, at timestamp, tags ARRAY<string>'
+        >>> [column.messages for column in found.fields]
+        [2, 1, 1]
+    """
+    seen, refused, messages = Seen(), Counter[str](), 0
+    for payload in payloads:
+        if payload is None:
+            continue
+        messages += 1
+        try:
+            seen.add(read_object(object_text(payload)), _COLUMNS)
+        except Exception as error:  # noqa: BLE001 - the reason is counted, whatever it is
+            refused[why(error)] += 1
+    columns, no_columns = columns_of(seen)
+    fields = [_inferred(column, seen.fields[column.name]) for column in columns.fields]
+    empty = [f"{name!r} is always null or empty" for name, inner in seen.fields.items() if not inner.has_content()]
+    names = sorted(ascii(shortened(".".join(path), _SHOWN)) for path in no_columns)
+    return InferredSchema(messages, fields, refused, [*empty, *(f"{name} cannot be a column" for name in names)])
+
+
+def fitted(found: InferredSchema, payloads: Sequence[bytes | None], table: StructType) -> InferredSchema:
+    """The schema with the types of a table, where the payloads fit them.
+
+    Args:
+        found: what :func:`infer` made of the payloads.
+        payloads: the same.
+        table: its columns.
+    """
+    known = {column.name.lower(): column for column in table.fields}
+    fields = []
+    for one in found.fields:
+        column = known.pop(one.name.lower(), None)
+        if column is None:
+            fields.append(replace(one, remarks=(*one.remarks, "not in the table")))
+            continue
+        kind = ddl(column.dataType, quote=name_ddl)
+        schema = arrow_schema(StructType([StructField(one.name, column.dataType)]))
+        decode = _Errors(Json(f"{name_ddl(one.name)} {kind}"), schema)
+        block = pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+        parts = [part.column("error") for part in decode_isolated([block], decode, _error)]
+        misfits = sum(len(part) - part.null_count for part in parts) - sum(found.refused.values())
+        if misfits:
+            remark = f"{kind} in the table, which {misfits} of the messages do not fit"
+            fields.append(replace(one, remarks=(*one.remarks, remark)))
+        else:
+            fields.append(replace(one, ddl=kind, remarks=()))
+    missing = [f"{column.name!r} of the table has no value in any message" for column in known.values()]
+    return replace(found, fields=fields, remarks=[*found.remarks, *missing])
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Why payloads cannot be decoded."""
+
+    decoder: Json
+    schema: pa.Schema
+
+    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"error": self.decoder.decode(block.column("payload"), self.schema).errors})
+
+
+def _error(block: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+    return pa.record_batch({"error": [reason]})
+
+
+def _inferred(column: StructField, seen: Seen) -> InferredField:
+    remarks = list(_disagreements(seen, column.name, 1))
+    if NO_DELTA_NAME.search(column.name):
+        remarks.append("Delta takes this name with delta.columnMapping.mode=name only")
+    return InferredField(column.name, ddl(column.dataType, quote=name_ddl), seen.count, tuple(remarks))
+
+
+def _disagreements(seen: Seen, path: str, level: int) -> Iterator[str]:
+    """Report where values are not of one kind."""
+    kinds = {kind: count for kind, count in seen.kinds.most_common() if kind != "null"}
+    if len(kinds) > 1 and not any(kinds.keys() <= alike for alike in _ALIKE):
+        yield f"{path} is " + " and ".join(f"{kind} {counted(count, 'time')}" for kind, count in kinds.items())
+    if level < MOST_LEVELS:
+        for name, inner in seen.fields.items():
+            yield from _disagreements(inner, f"{path}.{name}", level + 1)
+        for mark, part in (("{}", seen.values), ("[]", seen.items)):
+            if part is not None:
+                yield from _disagreements(part, f"{path}{mark}", level + 1)

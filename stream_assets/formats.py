@@ -1,0 +1,23 @@
+"""The formats of payloads by their names, as ``defs.yaml`` and the command line have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.decoders import Raw, Text
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_schema import JsonSchema
+from spark_jobs.decoding.protobuf import Protobuf
+
+_STORED = ("registry", "subject", "version", "schema_file", "framed")
+FORMATS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "json": (Json, ("schema", "mode")),
+    "variant": (Json, ("column",)),
+    "text": (Text, ("column",)),
+    "raw": (Raw, ("column",)),
+    "avro": (Avro, (*_STORED, "column")),
+    "protobuf": (Protobuf, (*_STORED, "message", "column")),
+    "json_schema": (JsonSchema, (*_STORED, "validate")),
+}
+"""For each format its decoder, and the options that it has beside ``key`` and ``headers``."""

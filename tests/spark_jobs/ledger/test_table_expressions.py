@@ -1,0 +1,124 @@
+"""Expressions in the metadata of a table are an attacker's: another writer of the log chooses their text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_expressions import check_expression
+from stream_consumers.errors import UnsupportedError
+from tests.support.ledger_tables import write_batch
+
+CALL = "reflect('java.lang.System', 'load', '/x.so')"
+UNSAFE = [
+    f"{CALL} IS NULL",
+    "REFLECT('a', 'b') > 1",
+    "`reflect`('a', 'b') > 1",
+    "reflect /* so that it is not seen */ ('a', 'b') > 1",
+    "try_reflect('a', 'b') > 1",
+    '"reflect" (1, 2) > 1',
+    "system.builtin.java_method('a', 'b') > 1",
+    "IDENTIFIER('ref' || 'lect')('a', 'b') > 1",
+    "r'\\' = 'x' OR reflect('a', 'b') > 1",
+    "id > (SELECT max(value) FROM text.`file:///etc/hostname`)",
+    "id > (\u017felect max(value) FROM text.`file:///etc/hostname`)",
+    "id > (TABLE text.`file:///etc/hostname`)",
+    "TABLE text.`file:///etc/hostname`",
+    "id > (/* /* */ */ TABLE text.`file:///etc/hostname`)",
+    "id > (-- \n TABLE text.`file:///etc/hostname`)",
+    "id > (FROM text.`file:///etc/hostname` |> AGGREGATE max(value))",
+    "EXISTS ((WITH a AS (VALUES (1)) FROM text.`file:///etc/hostname` |> LIMIT 1))",
+    "id > (MAP id USING 'id' AS x FROM t)",
+]
+SAFE = [
+    "id > 0",
+    "extract(YEAR FROM at) > 1999 AND trim(BOTH 'x' FROM name) <> ''",
+    "name IN ('a', 'b') OR name IS NULL",
+    "CAST(at AS DATE)",
+    "(`table` > 1) AND from_unixtime(id) IS NOT NULL AND with_tax >= price - 1",
+    "a - -1 > 0 AND selected",
+    "concat_ws(' ', name, 'with')",
+    "name <> '--' AND url NOT LIKE '%/*%'",
+    "identifier IS NOT NULL AND is_reflected AND reflectance BETWEEN 0 AND (1)",
+    "kind IN ('using', 'map')",
+]
+
+
+def expressed(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> str:
+    """A table whose first version has other metadata: what changes it gets the metadata, and the schema in it."""
+    table = folder / "t"
+    write_batch(table, {1: "2026-11-17"})
+    commit = table / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for metadata in (action["metaData"] for action in actions if "metaData" in action):
+        schema = json.loads(metadata["schemaString"])
+        change(metadata, schema)
+        metadata["schemaString"] = json.dumps(schema)
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return str(table)
+
+
+def field(**metadata: str) -> dict[str, Any]:
+    return {"name": "made", "type": "string", "nullable": True, "metadata": metadata}
+
+
+PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
+    "check": lambda metadata, schema: metadata["configuration"].update({"Delta.Constraints.x": CALL}),
+    "generated": lambda metadata, schema: schema["fields"].append(field(**{"delta.generationExpression": CALL})),
+    "default": lambda metadata, schema: schema["fields"].append(field(CURRENT_DEFAULT=CALL)),
+    "first default": lambda metadata, schema: schema["fields"].append(field(EXISTS_DEFAULT=CALL)),
+    "invariant": lambda metadata, schema: schema["fields"].append(
+        field(**{"delta.invariants": '{"expression": {"expression": "\\u0072eflect(1) > 0"}}'})
+    ),
+    "invariant with a line": lambda metadata, schema: schema["fields"].append(
+        field(**{"delta.invariants": '{"expression": {"expression": "id > (\\nTABLE t)"}}'})
+    ),
+    "nested": lambda metadata, schema: schema["fields"].append(
+        {
+            "name": "list",
+            "nullable": True,
+            "metadata": {},
+            "type": {
+                "type": "array",
+                "containsNull": True,
+                "elementType": {"type": "struct", "fields": [field(**{"delta.generationExpression": CALL})]},
+            },
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("text", UNSAFE)
+def test_what_may_run_code_or_read_other_tables_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedError):
+        check_expression(text, where="the constraint x")
+
+
+@pytest.mark.parametrize("text", SAFE)
+def test_what_only_looks_like_it_is_not(text: str) -> None:
+    check_expression(text, where="the constraint x")
+
+
+@pytest.mark.parametrize("change", PLACES.values(), ids=PLACES)
+def test_a_table_with_such_an_expression_is_refused_before_spark_sees_it(
+    tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]
+) -> None:
+    table = expressed(tmp_path, change)
+    with pytest.raises(UnsupportedError):
+        Ledger(DeltaLog(table), group="lakehouse", member="main").read()
+
+
+def test_other_expressions_are_read(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], schema: dict[str, Any]) -> None:
+        metadata["configuration"]["delta.constraints.x"] = "id > 0"
+        schema["fields"].append(field(CURRENT_DEFAULT="'x'"))
+
+    snapshot = DeltaLog(expressed(tmp_path, change)).snapshot()
+    assert snapshot is not None
+    assert snapshot.default_columns == {"made"}
