@@ -190,7 +190,7 @@ class ForeignCommitError(StreamAssetsError, Terminal):
 
 
 class UntrustedFileError(StreamAssetsError, Terminal):
-    """Code that Spark is to run is not what it should be, or other users could change it."""
+    """A file is not what it should be, or another user could change the code or read the messages in it."""
 
 
 class UnsafeStorageError(StreamAssetsError, Terminal):

@@ -15,6 +15,7 @@ from stream_assets.cli.streams import go_to
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import create_consumer
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, TableUnreadableError
+from stream_consumers.readable import printable
 from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def infer(
     print_rows(fields, title=counted(found.messages, "message"), console=err)
     for remark in found.remarks:
         tell(remark, style="yellow")
-    click.echo(found.ddl())
+    click.echo(printable(found.ddl()))
 
 
 def _columns(table: str, storage: Mapping[str, str]) -> StructType:

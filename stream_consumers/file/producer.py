@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from stream_consumers.errors import BrokerError, FormatError, ProducerBusyError
+from stream_consumers.errors import BrokerError, FormatError, ProducerBusyError, UntrustedFileError
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header, checksum
 from stream_consumers.file.frames import Frame
 from stream_consumers.file.scanner import FrameScanner
@@ -21,6 +23,7 @@ from stream_consumers.producer_base import ProducerBase, undelivered
 from stream_consumers.urls import StreamUrl
 
 COALESCE_BYTES = 1024 * 1024
+_PRIVATE = 0o600
 _QUEUED = "Make room, or correct what is wrong, then flush again: the messages stay queued, in order."
 _DROPPED = "The producer has ended: look at how far the file goes, and send the rest again with another one."
 _log = logging.getLogger(__name__)
@@ -36,9 +39,11 @@ class FileProducer(ProducerBase):
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
         options: see :class:`stream_consumers.options.FileProducerOptions`.
+        is_private: let no other user read the file: create it with mode 0600, and set this mode for a file that exists.
 
     Raises:
         StreamNotFoundError, StreamExistsError: the file does not exist, or exists, against ``options.creation``.
+        UntrustedFileError: the file is to be private, and is a symbolic link or belongs to another user.
         ProducerBusyError: another producer has it open.
         FormatError: the file is not a stream file.
         SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
@@ -50,13 +55,15 @@ class FileProducer(ProducerBase):
         4
     """
 
-    def __init__(self, url: str | StreamUrl, options: FileProducerOptions | None = None) -> None:
+    def __init__(
+        self, url: str | StreamUrl, options: FileProducerOptions | None = None, *, is_private: bool = False
+    ) -> None:
         url = StreamUrl.parse(url)
         super().__init__(url)
         self._options = options or FileProducerOptions()
         self._path = Path(url.path)
         self._waiting: list[Shard] = []
-        self._file = self._open()
+        self._file = self._open_private() if is_private else self._open()
         try:
             self._claim()
             size = os.fstat(self._file).st_size
@@ -104,7 +111,7 @@ class FileProducer(ProducerBase):
             finally:
                 os.close(self._file)
 
-    def _open(self) -> int:
+    def _open(self, more_flags: int = 0, mode: int = 0o644) -> int:
         flags = {
             FileCreation.NEVER: os.O_RDWR,
             FileCreation.IF_MISSING: os.O_RDWR | os.O_CREAT,
@@ -113,7 +120,28 @@ class FileProducer(ProducerBase):
         if flags & os.O_CREAT and not self._path.exists():
             # A header that cannot be written leaves no file.
             self._new_header().encode()
-        return open_file(self._path, flags)
+        return open_file(self._path, flags | more_flags, mode)
+
+    def _open_private(self) -> int:
+        """Open the file itself, which belongs to this user, and which no other user can read from then on."""
+        try:
+            file = self._open(os.O_NOFOLLOW, _PRIVATE)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UntrustedFileError(
+                f"{self._path} is a symbolic link", remedy="Give the path of the file itself."
+            ) from error
+        found = os.fstat(file)
+        if found.st_uid != os.geteuid():
+            os.close(file)
+            raise UntrustedFileError(
+                f"{self._path} belongs to the user {found.st_uid}, who could read what is written into it",
+                remedy=f"Use another file, or give this one to the user {os.geteuid()} with chown.",
+            )
+        if stat.S_IMODE(found.st_mode) != _PRIVATE:
+            os.fchmod(file, _PRIVATE)
+        return file
 
     def _claim(self) -> None:
         try:
@@ -162,12 +190,21 @@ class FileProducer(ProducerBase):
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 
     def _keep_aside(self, end: int) -> None:
-        """Save the bytes of an unfinished message before they are cut off."""
-        size = os.fstat(self._file).st_size
+        """Save the bytes of an unfinished message before they are cut off, for those who can read this file."""
+        source = os.fstat(self._file)
+        size = source.st_size
         beside = self._path.with_name(f"{self._path.name}.tail-{end}")
-        if beside.exists():
-            beside = beside.with_name(f"{beside.name}-{time.time_ns()}")
-        beside.write_bytes(os.pread(self._file, size - end, end))
+        while True:
+            try:
+                # This follows no symbolic link, and a link without a target counts as a file, too.
+                saved = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(source.st_mode) & 0o666)
+                break
+            except FileExistsError:
+                beside = self._path.with_name(f"{self._path.name}.tail-{end}-{time.time_ns()}")
+        try:
+            _write_all(saved, os.pread(self._file, size - end, end), 0)
+        finally:
+            os.close(saved)
         _log.warning(
             "%s ended in the middle of a message: %d bytes from offset %d on moved to %s",
             self._path,

@@ -117,7 +117,7 @@ class OpenStreamFile(ClosesOnExit):
         return self._descriptor
 
 
-def open_file(path: Path, flags: int) -> int:
+def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open a stream file, as :func:`os.open` does.
 
     Raises:
@@ -125,7 +125,7 @@ def open_file(path: Path, flags: int) -> int:
         StreamExistsError: it must be new, and is there.
     """
     try:
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, mode)
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise IsADirectoryError

@@ -17,7 +17,6 @@ from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.urls import StreamUrl
 
 IDLE_SECONDS = 0.05
-_PRIVATE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def spool_stdin(
 
     Args:
         url: ``stdio:///orders``.
-        path: the file; if it is missing, it is created with mode 0600.
+        path: the file; it gets the mode 0600, and is created if it is missing.
         broker: other pipes than stdin and stdout.
         options: the options of the file's producer.
         on_message: called with each message that was appended.
@@ -107,6 +106,7 @@ def spool_stdin(
         InvalidUrlError: the URL names a host, or no stream.
         ProducerBusyError: another producer has the file open.
         StreamNotFoundError: the folder of the file does not exist, or stdin is closed.
+        UntrustedFileError: the file is a symbolic link, or belongs to another user.
         StreamRemovedError, FormatError: reading stdin failed; the messages before that are in the file.
 
     Example:
@@ -118,14 +118,11 @@ def spool_stdin(
     url = StreamUrl.parse(url)
     streams = spool_url(url, path).streams
     messages = others = 0
-    is_new = not path.exists()
     with ExitStack() as opened:
-        producer = opened.enter_context(FileProducer(spool_url(url, path), options))
+        producer = opened.enter_context(FileProducer(spool_url(url, path), options, is_private=True))
         broker = broker or process_broker()
         queue = broker.subscribe(list(streams), takes_all=True)
         opened.callback(broker.unsubscribe, queue)
-        if is_new:
-            path.chmod(_PRIVATE)
         _sync_folder(path)
         patience: float | None = IDLE_SECONDS
         while True:

@@ -71,6 +71,18 @@ def test_types_of_a_table_are_kept_where_messages_fit(url: str, tmp_path: Path) 
     assert "'gone' of the table has no value in any message" in done.stderr
 
 
+def test_a_name_of_a_table_prints_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    url, name = f"file://{tmp_path}/nested.ss/nested", "x\x1b]0;title\x07\x9b2J"
+    with create_producer(url) as producer:
+        producer.send(b'{"a": {"y": 1}}')
+    write_deltalake(str(tmp_path / "t"), pa.table({"a": pa.array([], pa.struct([(name, pa.int64())]))}))
+    done = run(url, "--table-like", str(tmp_path / "t"))
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("a STRUCT<`x")
+    assert done.stdout.removesuffix("\n").isprintable()
+    assert done.stderr.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -6,6 +6,7 @@ import errno
 import logging
 import multiprocessing
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,21 @@ def test_an_unfinished_message_is_kept_aside(path: Path, url: str, cut: int, cap
     beside = path.with_name(f"orders.ss.tail-{last.offset}")
     assert ([beside.read_bytes()] if beside.exists() else []) == ([data[last.offset : -cut]] if cut < 58 else [])
     assert len(caplog.records) == (cut < 58)
+
+
+def test_an_unfinished_message_is_kept_in_a_new_file_for_those_who_can_read_the_stream(path: Path, url: str) -> None:
+    write_file(path, numbered(6))
+    last = items(path)[-1]
+    data = path.read_bytes()[:-1]
+    path.write_bytes(data)
+    path.chmod(0o600)
+    planted, target = path.with_name(f"orders.ss.tail-{last.offset}"), path.with_name("target")
+    planted.symlink_to(target)
+    produce(url, 1)
+    assert not target.exists(), "the bytes were written through a link that another user may have made"
+    [beside] = set(path.parent.glob("*.tail-*")) - {planted}
+    assert beside.read_bytes() == data[last.offset :]
+    assert stat.S_IMODE(beside.stat().st_mode) == 0o600
 
 
 def test_every_cut_can_be_appended_to(path: Path, url: str) -> None:

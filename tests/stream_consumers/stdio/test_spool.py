@@ -16,7 +16,13 @@ from click.testing import CliRunner
 
 from stream_assets.cli.main import main
 from stream_consumers.create import StreamSource, create_producer
-from stream_consumers.errors import InvalidOptionError, InvalidUrlError, ProducerBusyError, StreamNotFoundError
+from stream_consumers.errors import (
+    InvalidOptionError,
+    InvalidUrlError,
+    ProducerBusyError,
+    StreamNotFoundError,
+    UntrustedFileError,
+)
 from stream_consumers.file.frames import Frame
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.options import FileProducerOptions
@@ -97,12 +103,35 @@ def test_a_header_that_no_reader_takes_is_text(path: Path) -> None:
     assert [(str(f.shard), f.payload) for f in frames(path)] == [("orders/0", line) for line in lines]
 
 
-def test_only_the_user_can_read_a_new_file_and_the_mode_of_an_old_one_stays(path: Path) -> None:
-    spool_stdin(ORDERS, path, broker=broker_of(b"1\n"))
+def test_no_other_user_can_read_a_file_from_its_creation_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patched:
+            # Nothing changes the mode afterwards: it is right when the file appears.
+            patched.setattr(os, "fchmod", None)
+            patched.setattr(os, "chmod", None)
+            spool_stdin(ORDERS, path, broker=broker_of(b"1\n"))
+    finally:
+        os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.chmod(0o640)
+    path.chmod(0o644)
     spool_stdin(ORDERS, path, broker=broker_of(b"2\n"))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [f.payload for f in frames(path)] == [b"1", b"2"]
+
+
+def test_a_file_of_another_user_and_a_link_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = path.with_name("target.ss")
+    path.symlink_to(target)
+    with pytest.raises(UntrustedFileError):
+        spool_stdin(ORDERS, path, broker=broker_of(b"1\n"))
+    assert not target.exists()
+    path.unlink()
+    spool_stdin(ORDERS, path, broker=broker_of(b"1\n"))
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(UntrustedFileError):
+        spool_stdin(ORDERS, path, broker=broker_of(b"2\n"))
+    assert [f.payload for f in frames(path)] == [b"1"]
 
 
 def test_a_second_pipe_goes_behind_the_first(path: Path) -> None:
