@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from stream_consumers.addresses import is_server
+from stream_consumers.addresses import CREDENTIALS, NOT_REPEATED, server_fault
 from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError, UnsupportedError
 from stream_consumers.messages import WILDCARD, check_encoded_key, check_stream_key
 
@@ -64,12 +64,8 @@ class StreamUrl:
             if not _UNSHOWN.search(text):
                 raise
             # What was taken for a node or a stream key may be a part of a password.
-            raise type(error)(
-                "a URL cannot be read, and is not repeated, since it may have credentials in it: it has no protocol, "
-                "or what is behind its last slash are no stream keys, or are followed by '?'",
-                remedy="Give credentials as client options, with secrets from the environment, and write the URL like "
-                "redis://server:6379/orders; in a key of Redis, write '@' as %40, '?' as %3F, '%' as %25, '*' as %2A.",
-            ) from None
+            fault, remedy = _fault(text)
+            raise type(error)(f"a URL {fault}; {NOT_REPEATED}", remedy=remedy) from None
 
     @classmethod
     def _parsed(cls, text: str) -> StreamUrl:
@@ -139,9 +135,9 @@ class StreamUrl:
         Example:
             >>> StreamUrl.parse("kafka://a:9092,b:99999/orders").check_servers()
             Traceback (most recent call last):
-            stream_consumers.errors.InvalidUrlError: 'b:99999' is no server. Write it as host:port, with a port from 1 \
-to 65535.
+            stream_consumers.errors.InvalidUrlError: 'b:99999' has a port that is no number from 1 to 65535. Write ...
         """
+        # A slash in a password makes a stream key of its end.
         is_behind = any("@" in stream for stream in self.streams)
         if any("@" in node for node in self.nodes):
             of = "" if is_behind or not self.streams else f" of {','.join(self.streams)!r}"
@@ -150,12 +146,13 @@ to 65535.
                 remedy="Give them as client options, with secrets from the environment.",
             )
         for node in self.nodes:
-            if not is_server(node):
-                # A slash in a password makes a stream key of its end.
+            if fault := server_fault(node):
+                fault = CREDENTIALS if is_behind else fault
                 is_shown = _HOST_AND_NUMBER.fullmatch(node) and not is_behind
-                shown = repr(node) if is_shown else "a part of the URL, which may have credentials in it,"
                 raise InvalidUrlError(
-                    f"{shown} is no server", remedy="Write it as host:port, with a port from 1 to 65535."
+                    f"{node!r} {fault}" if is_shown else f"a server of a URL {fault}; {NOT_REPEATED}",
+                    remedy="Write it as host:port, with a port from 1 to 65535, and give credentials and parameters as "
+                    "client options, with secrets from the environment.",
                 )
 
     def required_streams(self) -> tuple[str, ...]:
@@ -199,3 +196,26 @@ to 65535.
     def __str__(self) -> str:
         nodes = "" if self.nodes == (".",) else ",".join(self.nodes)
         return f"{self.protocol}://{nodes}/{','.join(self.streams)}"
+
+
+def _fault(text: str) -> tuple[str, str]:
+    """Why a text that may have credentials in it cannot be read as a URL, and the remedy."""
+    _, separator, rest = text.partition("://")
+    if "@" in text:
+        return CREDENTIALS, (
+            "Give credentials as client options, with secrets from the environment, and write the URL like "
+            "redis://server:6379/orders; in a key of Redis, write '@' as %40."
+        )
+    if not set("?#;").isdisjoint(text):
+        return "has parameters, or a '?', '#' or ';' that cannot be told from theirs", (
+            "Give them as client options, with secrets from the environment; in a key of Redis, write '?' as %3F, "
+            "'#' as %23."
+        )
+    if not separator:
+        return "has no protocol", "Write it like redis://server:6379/orders."
+    if "/" not in rest:
+        return "does not say which streams to read", "End it with a slash and the stream keys, like /orders."
+    return "has a stream key with characters that it cannot have", (
+        "Write them percent-encoded in a key of Redis: '%' as %25, '*' as %2A; elsewhere use letters, digits, '.', '_' "
+        "and '-' only."
+    )

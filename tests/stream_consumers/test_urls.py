@@ -188,6 +188,30 @@ def test_what_may_be_a_password_is_in_no_error(text: str) -> None:
         assert "hunter2" not in "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("redis://:hunter2/x@host", "a user or a password"),
+        ("redis://me:hunter2%40host:6379/orders", "a user or a password"),
+        ("me:hunter2@host:6379/orders", "a user or a password"),
+        ("kafka://host/orders;password=hunter2", "parameters"),
+        ("kafka://host:9092/orders?password=hunter2", "parameters"),
+        ("redis://me:x#hunter2/orders", "parameters"),
+        ("redis://host:hunter2/orders", "a port"),
+        ("kafka://host:99999/orders", "a port"),
+        ("kafka://:9092/orders", "no host"),
+        ("kafka://ho st:9092/orders", "white space"),
+        ("redis:hunter2/orders", "no protocol"),
+        ("redis://host:hunter2", "which streams"),
+        ("redis://host/hunter2%", "a stream key"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_named_without_it(text: str, cause: str) -> None:
+    with pytest.raises(InvalidUrlError, match=cause) as refused:
+        create_consumer(text)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_an_at_sign_may_be_in_a_path_and_in_a_key_of_redis() -> None:
     assert StreamUrl.parse("file:///data/me@home/orders.ss/orders").path == "/data/me@home/orders.ss"
     url = StreamUrl.parse("redis://host:6379/me@home,you%40home")

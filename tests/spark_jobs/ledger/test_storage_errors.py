@@ -118,6 +118,12 @@ def test_no_error_repeats_a_storage_option(table: str, options: dict[str, str]) 
         "abfss://lake@account.dfs.core.windows.net/orders?sig=hunter2",
         "abfss://me:hunter2@account.dfs.core.windows.net/orders",
         "hdfs://name;token=hunter2/orders",
+        "hdfs://me:hunter2/x@name:8020/orders",
+        "hdfs://me:8020/hunter2@name:8020/orders",
+        "s3a://me:8020/hunter2@bucket/orders",
+        "me:hunter2@s3a://bucket/orders",
+        "abfss://me%3Ahunter2@account.dfs.core.windows.net/orders",
+        "abfss://lake%3Fsig%3dhunter2@account.dfs.core.windows.net/orders",
         "s3a:/me:hunter2@bucket/orders",
     ],
 )
@@ -132,7 +138,10 @@ def test_no_address_with_credentials_is_taken(table: str) -> None:
     [
         "s3a://lake/me@home/day=1/orders",
         "abfss://lake@account.dfs.core.windows.net/orders",
+        "abfss://My%20Workspace@onelake.dfs.fabric.microsoft.com/My%20Lake.Lakehouse/Tables/orders",
         "hdfs:///orders",
+        "hdfs://name:8020/user/me@CORP/table",
+        "hdfs://[::1]:8020/user/me@CORP/table",
         "hdfs://name:8020/orders",
         "gs://lake_1.a/orders",
     ],
@@ -141,9 +150,20 @@ def test_an_address_of_a_table_is_taken_as_it_is(table: str) -> None:
     assert check_location(table) == table
 
 
-@pytest.mark.parametrize("endpoint", ["http://me:hunter2@127.0.0.1:1", "http://127.0.0.1:1?key=hunter2"])
-def test_no_endpoint_with_credentials_is_taken(endpoint: str) -> None:
-    with pytest.raises(InvalidOptionError) as refused:
+@pytest.mark.parametrize(
+    ("endpoint", "cause"),
+    [
+        ("http://me:hunter2@127.0.0.1:1", "a user or a password"),
+        ("http://user:8020/hunter2@127.0.0.1", "a user or a password"),
+        ("http://127.0.0.1:1?key=hunter2", "parameters"),
+        ("http://127.0.0.1:hunter2", "a port"),
+        ("http://:1/hunter2", "no host"),
+        ("http://127.0.0.1:1\n", "white space"),
+        (" http://127.0.0.1:1", "white space"),
+    ],
+)
+def test_no_endpoint_with_credentials_is_taken(endpoint: str, cause: str) -> None:
+    with pytest.raises(InvalidOptionError, match=cause) as refused:
         DeltaLog("s3://lake/orders", storage_options={"AWS_ENDPOINT_URL": endpoint})
     assert "hunter2" not in kept(refused.value)
 
