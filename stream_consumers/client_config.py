@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
-from urllib.parse import quote
+from urllib.parse import unquote
 
+from stream_consumers.addresses import is_address
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import is_plain_text
 
 Scalar = str | int | float | bool
 HIDDEN = "[hidden]"
 """Stands in the text of a client or a server for the value of an option."""
-# Options whose values are shown, unless they hold credentials of a URL; all others may be secrets.
-_SHOWN = re.compile(
-    r"(?<!user)(name|url(_s3)?|uri|endpoint|region|location|servers?|host|address|protocol|mechanisms?|service|field)$",
+# Options whose values are shown: a file, if the value is a path; an address, if it has no credentials; and what names
+# or chooses something. All others may be secrets.
+_FILE = re.compile(r"(location|file|path|certs|bundle|keytab|service_account|application_credentials)$", re.IGNORECASE)
+_PATH = re.compile(r"[~.]{0,2}/[^\n\"'{}=;?#]*|[\w./-]+\.[a-z]\w{0,6}")
+_ADDRESS = re.compile(r"(url(_s3)?|uri|endpoint|servers?|host|address|proxy)$", re.IGNORECASE)
+_SECRET = re.compile(r"pass|pwd|secret|token|key|user.?info|auth(orization)?$|credential(?!s.source)", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(name|user|arn|region|location|level|protocol|mechanisms?|service|field|type|source|strategy|family|reset"
+    r"|(client|group|instance|transactional|tenant|pool|project).?id)$",
     re.IGNORECASE,
 )
-_SECRET = re.compile(r"pass|secret|token|key|user|auth|credential|account(?!_name)|proxy", re.IGNORECASE)
-_NO_SECRET = re.compile(r"true|false|none|required|optional|\d+(\.\d+)?\w{0,2}|.{0,3}", re.IGNORECASE | re.DOTALL)
+_NO_SECRET = re.compile(
+    r"true|false|none|required|optional|-?\d+(\.\d+)?\w{0,2}|arn:\S*|.{0,3}", re.IGNORECASE | re.DOTALL
+)
 _BETWEEN_PARTS = re.compile(r"[\s:@/?#&,;=\"'{}\\]+")
-_NO_PARTS = frozenset({"http", "https", "socks5", "socks5h"})
+_QUOTED = re.compile(r"([\"'])(.+?)\1", re.DOTALL)
+_NO_PARTS = frozenset({"http", "https", "socks5", "socks5h", "required", "username", "password", "token"})
+_BACKSLASHES = re.compile(r"\\+")
 _LEAST_PART = 4
-# A client or a server may cut what it repeats: so much of a value is taken for it.
+# A client or a server may cut what it repeats: the first 12 characters of a value are taken for it. A shorter value may
+# be a word, and is not looked for in other words.
 _LEAST_BEGINNING = 12
+# At the beginning and the end of a word; what an escape ends with is before a word.
+_BEFORE_WORD = (
+    r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
+    r"|(?<=\\[abfnrtv0])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
+)
+_AFTER_WORD = r"(?![^\W_])"
 
 
 @runtime_checkable
@@ -157,8 +173,10 @@ def variable(value: object) -> str:
 def without_values(text: str, options: Mapping[str, object]) -> str:
     """The text of a client or a server, which may repeat the options that it was given, without their values.
 
-    A value is recognized as it is, encoded for a URL, in base64 and escaped; a long one also if only its beginning, or
-    a part of it such as the password of a URL, is repeated. Numbers and the values of options like ``region`` stay.
+    Shown are numbers, paths of files, addresses without credentials, and what names or chooses something, such as a
+    user or a region; anything else may be a secret. A secret is recognized as it is, encoded for a URL, in base64 and
+    escaped, and one of fewer than 12 characters only as a word of its own. Of a longer one the beginning suffices. Its
+    parts are secrets, too, such as the password in a URL, unless it is the path of a file.
 
     Args:
         text: of an error.
@@ -168,36 +186,74 @@ def without_values(text: str, options: Mapping[str, object]) -> str:
         >>> without_values("unknown command 'HELLO' with '3' 'AUTH' 'me' 's3cret'", {"password": "s3cret", "db": 3})
         "unknown command 'HELLO' with '3' 'AUTH' 'me' '[hidden]'"
     """
-    forms = {form for name, value in options.items() if _may_be_secret(name, value) for form in _forms(str(value))}
-    for form in sorted(forms, key=len, reverse=True):
-        text = _without(text, form)
+    secrets: set[str] = set()
+    for name, value in options.items():
+        if _may_be_secret(name, value):
+            secrets |= _secrets(str(value), has_parts=bool(_SECRET.search(name) or not _PATH.fullmatch(str(value))))
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = _without(text, secret)
     return text
 
 
 def _may_be_secret(name: str, value: object) -> bool:
-    if not isinstance(value, str) or not value.strip() or not is_plain_text(value):
+    text = "" if value is None or isinstance(value, bool) else str(value)
+    if not text.strip() or not is_plain_text(text):
         return False
-    if _SECRET.search(name):
-        return True
-    return not _NO_SECRET.fullmatch(value) and (not _SHOWN.search(name) or not set(value).isdisjoint("@?#;"))
+    if _FILE.search(name) and _PATH.fullmatch(text):
+        return False
+    if _ADDRESS.search(name) and all(is_address(one.strip()) for one in text.split(",")):
+        return False
+    is_choice = _CHOICE.search(name) and "://" not in text and set("?#;").isdisjoint(text)
+    return bool(_SECRET.search(name)) or not (is_choice or _NO_SECRET.fullmatch(text))
 
 
-def _forms(value: str) -> Iterator[str]:
-    parts = (part for part in _BETWEEN_PARTS.split(value) if len(part) >= _LEAST_PART and part not in _NO_PARTS)
-    yield base64.b64encode(value.encode()).decode()
-    for one in (value, value.strip(), " ".join(value.split()), *parts):
-        yield from (one, quote(one), quote(one, safe=""), json.dumps(one)[1:-1], repr(one)[1:-1])
-        yield repr(one.encode())[2:-1]
+def _secrets(value: str, *, has_parts: bool) -> set[str]:
+    """A secret and its parts, also in base64, and as they are after a client has decoded a URL."""
+    credentials = value.partition("://")[2].rpartition("@")[0] or value
+    # A password may have in it what stands between parts.
+    parts = {*_BETWEEN_PARTS.split(value), credentials, credentials.partition(":")[2]}
+    parts |= {quoted[2] for quoted in _QUOTED.finditer(value)}
+    plain = {value, value.strip()}
+    if has_parts:
+        plain |= {part for part in parts - _NO_PARTS if len(part) >= _LEAST_PART}
+    plain |= set(map(unquote, plain))
+    coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in (b64encode, urlsafe_b64encode)}
+    # Of white space and of backslashes any number may be written for one.
+    return {_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded} - {""}
 
 
-def _without(text: str, form: str) -> str:
-    if len(form) < _LEAST_PART:
-        # It may be a part of a word.
-        return re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", HIDDEN, text)
-    beginning = form[:_LEAST_BEGINNING]
-    place = text.find(beginning)
-    while place >= 0:
-        length = next((n for n, (said, known) in enumerate(zip(text[place:], form)) if said != known), len(form))
-        text = f"{text[:place]}{HIDDEN}{text[place + length :]}"
-        place = text.find(beginning, place + len(HIDDEN))
-    return text
+def _without(text: str, secret: str) -> str:
+    beginning = "".join(map(_written, secret[:_LEAST_BEGINNING]))
+    if len(secret) < _LEAST_BEGINNING:
+        before = _BEFORE_WORD if secret[0].isalnum() else ""
+        after = _AFTER_WORD if secret[-1].isalnum() else ""
+        return re.sub(f"{before}{beginning}{after}", HIDDEN, text)
+    shown, end = [], 0
+    for found in re.finditer(beginning, text):
+        if found.start() >= end:
+            shown.append(text[end : found.start()])
+            end = found.end()
+            for char in secret[_LEAST_BEGINNING:]:
+                more = re.compile(_written(char)).match(text, end)
+                if more is None:
+                    break
+                end = more.end()
+    return HIDDEN.join([*shown, text[end:]])
+
+
+def _written(char: str) -> str:
+    """A pattern of a character as it is, encoded for a URL, or escaped, each also several times over."""
+    # Bounded, since the text may be of anybody, and have any number of them.
+    if char == " ":
+        return r"(?:\s|\+|%(?:25){0,3}(?:20|0[9ABCDabcd])|\\{1,4}[fnrtv]){1,40}"
+    utf_8, utf_16 = char.encode(), char.encode("utf-16-be").hex()
+    codes = (
+        "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in utf_8),
+        "".join(rf"\\{{1,4}}x{byte:02x}" for byte in utf_8),
+        "".join(rf"\\{{1,4}}u{utf_16[place : place + 4]}" for place in range(0, len(utf_16), 4)),
+        rf"\\{{1,4}}x{ord(char):02x}",
+        rf"\\{{1,4}}U{ord(char):08x}",
+    )
+    escaped = rf"\\{{0,4}}{re.escape(char)}"
+    plain = r"\\{1,16}" if char == "\\" else re.escape(char) if char.isalnum() else escaped
+    return f"(?:{plain}|(?i:{'|'.join(codes)}))"
