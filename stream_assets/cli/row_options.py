@@ -122,7 +122,8 @@ def make_rows(
         InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
             takes more than the rows.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    # A variable of a script that is not set makes an empty value.
+    given = {name: value for name, value in options.items() if value}
     errors: dict[str, Any] = {name: given.pop(name) for name in ("schema_changes", "on_bad_rows") if name in given}
     decoder = make_decoder(decode or "raw", registry_option or {}, given)
     if transform is None:

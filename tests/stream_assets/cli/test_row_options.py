@@ -71,6 +71,8 @@ JSON_SCHEMA = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
         ({"decode": "json", "schema": "id BIGINT"}, "", Json("id BIGINT")),
         ({"decode": "json", "schema": "id BIGINT", "json_mode": "strict"}, "", Json("id BIGINT", mode="strict")),
         ({"decode": "variant"}, "", Json()),
+        ({"decode": "json", "schema": "id BIGINT", "schema_registry": ""}, "", Json("id BIGINT")),
+        ({"decode": "avro", "schema_registry": "", "subject": "", "message": ""}, AVRO, Avro(AVRO)),
         ({"decode": "avro"}, AVRO, Avro(AVRO)),
         ({"decode": "protobuf", "message": "B"}, PROTO, Protobuf(PROTO, message="B")),
         ({"decode": "json-schema"}, JSON_SCHEMA, JsonSchema(JSON_SCHEMA)),
