@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_expressions import check_expression
+from spark_jobs.ledger.table_expressions import check_expression, check_expressions
 from stream_consumers.errors import UnsupportedError
 from tests.support.ledger_tables import write_batch
 
@@ -54,6 +55,11 @@ def expressed(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], N
     """A table whose first version has other metadata: what changes it gets the metadata, and the schema in it."""
     table = folder / "t"
     write_batch(table, {1: "2026-11-17"})
+    write_anew(table, change)
+    return str(table)
+
+
+def write_anew(table: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
     commit = table / "_delta_log" / f"{0:020d}.json"
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for metadata in (action["metaData"] for action in actions if "metaData" in action):
@@ -61,7 +67,6 @@ def expressed(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], N
         change(metadata, schema)
         metadata["schemaString"] = json.dumps(schema)
     commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
-    return str(table)
 
 
 def field(**metadata: str) -> dict[str, Any]:
@@ -122,3 +127,26 @@ def test_other_expressions_are_read(tmp_path: Path) -> None:
     snapshot = DeltaLog(expressed(tmp_path, change)).snapshot()
     assert snapshot is not None
     assert snapshot.default_columns == {"made"}
+
+
+def test_the_same_metadata_are_checked_once_and_others_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def counting(path: str, configuration: Mapping[str, str], schema: str) -> None:
+        checked.append(schema)
+        check_expressions(path, configuration, schema)
+
+    monkeypatch.setattr(delta_log, "check_expressions", counting)
+    table = tmp_path / "t"
+    log = DeltaLog(expressed(tmp_path, lambda metadata, schema: None))
+    for day in ("2026-11-18", "2026-11-19"):
+        snapshot = log.snapshot()
+        assert snapshot is not None
+        assert snapshot.schema is snapshot.schema, "rendered once"
+        write_batch(table, {2: day})
+    assert len(checked) == 1
+    # The version and the id of the table stay as they are.
+    log.snapshot()
+    write_anew(table, PLACES["check"])
+    with pytest.raises(UnsupportedError):
+        log.snapshot()
