@@ -36,6 +36,22 @@ UNSAFE = [
     "id > (FROM text.`file:///etc/hostname` |> AGGREGATE max(value))",
     "EXISTS ((WITH a AS (VALUES (1)) FROM text.`file:///etc/hostname` |> LIMIT 1))",
     "id > (MAP id USING 'id' AS x FROM t)",
+    "id > (MAP (id) USING 'id')",
+    "id < (VALUES (9) UNION ALL TABLE text.`file:///etc/hostname`)",
+    "EXISTS(VALUES (1) AS t(a) |> JOIN text.`file:///etc/hostname` ON TRUE)",
+    "from_xml('<a/>', 'a INT', map('rowValidationXSDPath', '/etc/hostname')) IS NULL",
+    "of_nobody(id) > 0",
+    "abs(id) > 0 AND `abs`(id) > 0",
+    "other.abs(id) > 0",
+    "IDENTIFIER('abs')(id) > 0",
+    "id > 0 -- and not what follows",
+    "id > /* what */ 0",
+    "gr\u00f6\u00dfe > 0",
+    "scheme://a'b = 'c'",
+    "1.r'\\' = 'x' OR reflect('a', 'b') > 1 OR '' = ''",
+    "ar'\\' = 'x' OR reflect('a', 'b') > 1 OR '' = ''",
+    "id > 0 OR 'x",
+    "$$'$$ = 'x'",
 ]
 SAFE = [
     "id > 0",
@@ -48,6 +64,15 @@ SAFE = [
     "name <> '--' AND url NOT LIKE '%/*%'",
     "identifier IS NOT NULL AND is_reflected AND reflectance BETWEEN 0 AND (1)",
     "kind IN ('using', 'map')",
+    "name RLIKE r'^[\\w--]+$' AND DATE'2020-01-01' < at",
+    "CAST(price AS DECIMAL(10, 2)) >= .5 AND code = X'41'",
+    "CASE WHEN (a > 1) THEN ('x') ELSE (b) END IS NOT NULL",
+    "a IS DISTINCT FROM b AND (c) IS NOT DISTINCT FROM (d)",
+    "substring(name FROM 1 FOR 2) LIKE ANY ('a%', 'b%')",
+    "exists(tags, tag -> tag = 'it''s \\' (SELECT 1)') OR \"a\"\"b\" = 'c'",
+    "`gr\u00f6\u00dfe` + `values` <=> `from`.`a``b`[0].c % 2",
+    "fields:name::string IS NOT NULL AND NOT (a || b = '')",
+    "INTERVAL '1' DAY + at < current_timestamp()",
 ]
 
 
@@ -81,6 +106,10 @@ PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "invariant": lambda metadata, schema: schema["fields"].append(
         field(**{"delta.invariants": '{"expression": {"expression": "\\u0072eflect(1) > 0"}}'})
     ),
+    "invariant that is told twice": lambda metadata, schema: schema["fields"].append(
+        field(**{"delta.invariants": f'{{"expression": {{"expression": "{CALL}", "expression": "id > 0"}}}}'})
+    ),
+    "invariant that is no JSON": lambda metadata, schema: schema["fields"].append(field(**{"delta.invariants": "{'a"})),
     "invariant with a line": lambda metadata, schema: schema["fields"].append(
         field(**{"delta.invariants": '{"expression": {"expression": "id > (\\nTABLE t)"}}'})
     ),
@@ -122,7 +151,9 @@ def test_a_table_with_such_an_expression_is_refused_before_spark_sees_it(
 def test_other_expressions_are_read(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], schema: dict[str, Any]) -> None:
         metadata["configuration"]["delta.constraints.x"] = "id > 0"
-        schema["fields"].append(field(CURRENT_DEFAULT="'x'"))
+        schema["fields"].append(
+            field(CURRENT_DEFAULT="'x'", **{"delta.invariants": '{"expression": {"expression": "made > \'a\'"}}'})
+        )
 
     snapshot = DeltaLog(expressed(tmp_path, change)).snapshot()
     assert snapshot is not None
