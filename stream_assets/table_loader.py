@@ -20,13 +20,12 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.fs
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_rows import TIME
-from spark_jobs.table_location import spark_location
+from spark_jobs.writing.storage import read_table
 from stream_assets.metadata import PAGE, VERSION, made_of
 from stream_assets.partitions import within_window
 from stream_assets.resources import run_session
@@ -56,12 +55,14 @@ class TableLoader(dg.IOManager):
             InvalidOptionError: it says something else, or the table cannot be had as that.
         """
         declared = self._declared.located(context.instance)
-        table, wanted = _table(context, declared), context.dagster_type.typing_type
-        context.log.info(f"loading {declared.table.path} at version {table.version()}")
-        window = _window(context)
+        log = DeltaLog(declared.table.path, storage_options=declared.table.options())
+        wanted, window = context.dagster_type.typing_type, _window(context)
+        with log.reading():
+            table = _table(context, log)
+        context.log.info(f"loading {log.path} at version {table.version()}")
         if wanted is Any or (isinstance(wanted, type) and issubclass(wanted, DataFrame)):
-            return _spark_frame(self._spark(declared), declared.table.path, table.version(), window)
-        return _as(wanted, table, window)
+            return _spark_frame(self._spark(declared), log, table.version(), window)
+        return _as(wanted, log, table, window)
 
 
 def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
@@ -81,31 +82,28 @@ def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
     return dg.IOManagerDefinition(make, required_resource_keys=keys, description=f"Loads {declared.table}.")
 
 
-def _table(context: dg.InputContext, declared: StreamToTable) -> DeltaTable:
+def _table(context: dg.InputContext, log: DeltaLog) -> DeltaTable:
     """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
-    path = declared.table.path
-    log = DeltaLog(path, storage_options=declared.table.options())
     version = pinned_version(context)
     newest = log.open()
     if version is None or version == newest.version():
         return newest
     try:
         pinned = log.open(version)
-    except (TableUnreadableError, TableNotFoundError):
+    except TableUnreadableError:
         # It was cleaned from the log, or the table was dropped and has fewer versions now.
         pinned = None
     if pinned is not None and _has_its_files(pinned, newest, log):
         return pinned
     context.log.warning(
-        f"version {version} of {path}, which the last materialization tells of, is gone: it was cleaned away, or "
+        f"version {version} of {log.path}, which the last materialization tells of, is gone: it was cleaned away, or "
         f"the table was made anew; its newest version {newest.version()} is loaded instead"
     )
     return newest
 
 
-def _spark_frame(spark: SparkSession, path: str, version: int, window: dg.TimeWindow | None) -> DataFrame:
-    reader = spark.read.format("delta").option("versionAsOf", version)
-    frame = reader.load(spark_location(path))
+def _spark_frame(spark: SparkSession, log: DeltaLog, version: int, window: dg.TimeWindow | None) -> DataFrame:
+    frame = read_table(spark, log, version=version)
     if window is None:
         return frame
     time = f.col(TIME)
@@ -157,19 +155,19 @@ def _paths(table: DeltaTable) -> set[str]:
     return set(map(str, pa.table(table.get_add_actions()).column("path").to_pylist()))
 
 
-def _as(wanted: Any, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
+def _as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
     if wanted is DeltaTable:
         return table
     module, name = getattr(wanted, "__module__", ""), getattr(wanted, "__name__", str(wanted))
     kind = f"{module.partition('.')[0]}.{name}"
     if wanted is pa.Table:
-        return _rows(table, window)
+        return _rows(log, table, window)
     if kind == "pandas.DataFrame":
-        return _rows(table, window).to_pandas()
+        return _rows(log, table, window).to_pandas()
     if kind in ("polars.DataFrame", "polars.LazyFrame"):
         import polars  # noqa: PLC0415 - whoever annotates with it has it
 
-        frame = polars.DataFrame(_rows(table, window))
+        frame = polars.DataFrame(_rows(log, table, window))
         return frame.lazy() if name == "LazyFrame" else frame
     raise InvalidOptionError(
         f"a table cannot be loaded as {module}.{name}",
@@ -178,9 +176,10 @@ def _as(wanted: Any, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
     )
 
 
-def _rows(table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
-    found = pa.table(table.scan(predicate=None if window is None else within_window(window)))
-    # An Arrow schema of delta-rs, which pyarrow takes.
-    schema: Any = table.schema().to_arrow()
-    # The scan gives views of texts, which fewer readers know.
-    return found.cast(pa.schema(schema))
+def _rows(log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
+    with log.reading():
+        found = pa.table(table.scan(predicate=None if window is None else within_window(window)))
+        # An Arrow schema of delta-rs, which pyarrow takes.
+        schema: Any = table.schema().to_arrow()
+        # The scan gives views of texts, which fewer readers know.
+        return found.cast(pa.schema(schema))

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ TORN_REMEDY = (
     ".crc file of the version out of the folder: the log before it is whole, and what the batch read is read again. "
     "Otherwise restore the file from a backup."
 )
+_STORAGE_REMEDY = "Check the path, its permissions and the storage options."
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
 _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
@@ -79,7 +80,14 @@ def one_line(text: str) -> str:
     return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} …"
 
 
-def unreadable(log: DeltaLog, error: BaseException, *, what: str, remedy: str) -> StreamAssetsError:
+def unreadable(
+    log: DeltaLog,
+    error: BaseException,
+    *,
+    what: str,
+    remedy: str,
+    kind: type[StreamAssetsError] = TableUnreadableError,
+) -> StreamAssetsError:
     """Map an error of delta-rs to a :class:`StreamAssetsError`, to be raised ``from None``: see :meth:`DeltaLog.said`.
 
     Args:
@@ -87,6 +95,7 @@ def unreadable(log: DeltaLog, error: BaseException, *, what: str, remedy: str) -
         error: what was raised.
         what: cannot be read, for an error that stays.
         remedy: of an error that stays.
+        kind: of an error that stays.
 
     Example:
         >>> type(unreadable(DeltaLog("s3://lake/t"), OSError("error sending request"), what="", remedy="")).__name__
@@ -102,28 +111,35 @@ def unreadable(log: DeltaLog, error: BaseException, *, what: str, remedy: str) -
             f"the storage of {log.path} does not answer ({said})",
             remedy="Check the address, the endpoint and the network.",
         )
-    return TableUnreadableError(f"{what} ({said})", remedy=remedy)
+    # The texts of other errors, like that of a key that is missing, say too little.
+    name = "" if isinstance(error, (DeltaError, OSError, ValueError)) else f"{type(error).__name__}: "
+    return kind(f"{what} ({name}{said})", remedy=remedy)
 
 
 @contextmanager
-def reading(log: DeltaLog) -> Iterator[None]:
-    """Whatever goes wrong while a log is read is a :class:`stream_consumers.errors.StreamAssetsError`.
+def reading(
+    log: DeltaLog, *, what: str, remedy: str, kind: type[StreamAssetsError] = TableUnreadableError
+) -> Iterator[None]:
+    """Map each error of a read of a table's storage to a :class:`StreamAssetsError`: see :meth:`DeltaLog.said`.
+
+    Every use of delta-rs and of :meth:`DeltaLog.files` is inside of one, or handles the error without repeating it.
 
     Args:
         log: of the table.
+        what: cannot be read, for an error that stays.
+        remedy: of an error that stays.
+        kind: of an error that stays.
 
     Raises:
-        LedgerUnreadableError: something was raised that has no name of its own.
+        LedgerUnreadableError: the storage does not answer.
+        TableUnreadableError: or the kind that is given; something else was raised that is none of ours.
     """
     try:
         yield
     except StreamAssetsError:
         raise
-    except Exception as error:  # noqa: BLE001 - anybody may have written it
-        raise LedgerUnreadableError(
-            f"the log of {log.path} cannot be read ({type(error).__name__}: {log.said(error)})",
-            remedy="Another program wrote what it says, or its files are damaged: restore them from a backup.",
-        ) from None
+    except Exception as error:  # noqa: BLE001 - anybody may have written what is read
+        raise unreadable(log, error, what=what, remedy=remedy, kind=kind) from None
 
 
 def catalog_decides(path: str, why: str) -> UnsupportedError:
@@ -193,18 +209,22 @@ class DataFile:
 class TableSnapshot:
     """One version of a table: its number and the last transaction version of any app id."""
 
-    def __init__(self, table: DeltaTable) -> None:
+    def __init__(self, log: DeltaLog, table: DeltaTable) -> None:
+        self._log = log
         self._table = table
         self.version: int = table.version()
         self.table_id = str(table.metadata().id)
 
     def last_number(self, app: str) -> int:
         """The last transaction version of ``app``; 0 if there is none."""
-        return self._table.transaction_version(app) or 0
+        with self._log.reading():
+            return self._table.transaction_version(app) or 0
 
     def may_hold(self, streams: Iterable[str]) -> bool:
         """Whether there may be rows of one of these streams, as the statistics of the files tell."""
-        for file in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
+        with self._log.reading():
+            files = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        for file in files:
             least, most = file.get("min._stream"), file.get("max._stream")
             if file.get("num_records") == 0:
                 continue
@@ -279,7 +299,7 @@ class DeltaLog:
         """
         self._check_path()
         try:
-            snapshot = TableSnapshot(DeltaTable(self.path, storage_options=self.storage_options))
+            snapshot = TableSnapshot(self, DeltaTable(self.path, storage_options=self.storage_options))
         except TableNotFoundError:
             self._forget()
             return None
@@ -305,16 +325,19 @@ class DeltaLog:
         """A version for delta-rs, the newest by default.
 
         Raises:
-            TableNotFoundError: there is no table.
-            TableUnreadableError: it cannot be read.
+            TableUnreadableError: there is no table, or it cannot be read.
             LedgerUnreadableError: the storage does not answer.
         """
-        try:
-            return DeltaTable(self.path, version=version, storage_options=self.storage_options)
-        except TableNotFoundError:
-            raise
-        except (DeltaError, OSError) as error:
-            raise self._unreadable(error) from None
+        with self.reading():
+            try:
+                return DeltaTable(self.path, version=version, storage_options=self.storage_options)
+            except TableNotFoundError:
+                remedy = "Run the job that makes it, or correct the path."
+                raise TableUnreadableError(f"there is no Delta table at {self.path}", remedy=remedy) from None
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Around a use of a version that was opened: delta-rs may read the storage again."""
+        return reading(self, what=f"the Delta table at {self.path} cannot be read", remedy=_STORAGE_REMEDY)
 
     def said(self, error: BaseException) -> str:
         """The text of an error of delta-rs in one line, without the values of the storage options.
@@ -330,7 +353,7 @@ class DeltaLog:
             self,
             error,
             what=f"the Delta table at {self.path} cannot be read",
-            remedy="Check the path, its permissions and the storage options.",
+            remedy=_STORAGE_REMEDY,
         )
 
     def _forget(self) -> None:
@@ -443,7 +466,8 @@ class DeltaLog:
         """Rows in a version, the newest by default, from the statistics in the log; ``None`` if they do not tell."""
         if self.snapshot() is None:
             return None
-        actions = pa.table(self.open(version).get_add_actions(flatten=True))
+        with self.reading():
+            actions = pa.table(self.open(version).get_add_actions(flatten=True))
         vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
         counts = actions.column("num_records")
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
@@ -672,7 +696,8 @@ class DeltaLog:
             raise
         except Exception as error:  # noqa: BLE001 - anybody may have written it
             name = f"_delta_log/{version:020d}.json"
-            size = self.files().get_file_info(name).size
+            with self.reading():
+                size = self.files().get_file_info(name).size
             raise LedgerUnreadableError(
                 f"version {version} of {self.path} is torn: {name} has {size or 0:,} bytes ({self.said(error)})",
                 remedy=TORN_REMEDY,

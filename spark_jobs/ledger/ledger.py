@@ -216,7 +216,9 @@ class Ledger:
             InvalidOptionError: the table forgets transaction numbers.
             UnsupportedError: a catalog decides on its commits.
         """
-        with reading(self.log):
+        remedy = "Another program wrote what it says, or its files are damaged: restore them from a backup."
+        what = f"the log of {self.log.path} cannot be read"
+        with reading(self.log, what=what, remedy=remedy, kind=LedgerUnreadableError):
             return self._read()
 
     def _read(self) -> LedgerState:

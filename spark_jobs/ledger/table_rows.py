@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 from deltalake import DeltaTable
 
-from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog, unreadable
+from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog, reading
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+from stream_consumers.errors import LedgerUnreadableError, StreamAssetsError, TableUnreadableError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
@@ -405,20 +405,20 @@ def _milliseconds(column: Any) -> Sequences:
 
 @contextmanager
 def _readable(log: DeltaLog, version: int | None = None) -> Iterator[None]:
-    try:
-        yield
-    except LedgerUnreadableError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a file that is gone is a bare one, in the middle of the rows
-        if torn := log.torn_files(version):
-            raise TableUnreadableError(
-                f"{len(torn)} data files of {log.path} are torn, like {torn[0]}",
-                remedy="A power cut, or a full or broken disk, leaves such files. Go back with RESTORE TABLE … TO "
-                "VERSION AS OF the version before the one that added them; the messages are read again.",
-            ) from None
-        raise unreadable(
-            log,
-            error,
-            what=f"the rows of {log.path} cannot be read without Spark",
-            remedy=f"The table needs its columns {', '.join(PLACE)}, and features that delta-rs can read.",
-        ) from None
+    with reading(
+        log,
+        what=f"the rows of {log.path} cannot be read without Spark",
+        remedy=f"The table needs its columns {', '.join(PLACE)}, and features that delta-rs can read.",
+    ):
+        try:
+            yield
+        except StreamAssetsError:
+            raise
+        except Exception:  # a file that is gone is a bare one, in the middle of the rows
+            if torn := log.torn_files(version):
+                raise TableUnreadableError(
+                    f"{len(torn)} data files of {log.path} are torn, like {torn[0]}",
+                    remedy="A power cut, or a full or broken disk, leaves such files. Go back with RESTORE TABLE … TO "
+                    "VERSION AS OF the version before the one that added them; the messages are read again.",
+                ) from None
+            raise

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_assets import DeltaLake, StreamAsset, stream_asset, stream_definitions
+from stream_consumers.errors import TableUnreadableError
 from tests.support.delta_writes import clean_log
+from tests.support.repeating_storage import repeating_storage
+from tests.support.s3_server import BUCKET, ObjectStore, object_store
 
 ORDERS = dg.AssetKey(["sales", "orders"])
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03", end_offset=1)
@@ -26,6 +30,12 @@ EAGER = [pa.Table, pl.DataFrame, pl.LazyFrame, pd.DataFrame]
 @pytest.fixture
 def lake(tmp_path: Path) -> DeltaLake:
     return DeltaLake(root=str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store(tmp_path_factory.mktemp("s3")) as started:
+        yield started
 
 
 def declare(lake: DeltaLake, partitions: dg.DailyPartitionsDefinition | None = None) -> StreamAsset:
@@ -99,6 +109,27 @@ def load(
     result = job.execute_in_process(instance=instance, partition_key=partition_key)
     assert result.success
     return got[0]
+
+
+@pytest.mark.parametrize("refused", [r"GET .*\.parquet", r"GET .*prefix=sales/orders/?(&|$)"])
+def test_no_event_repeats_a_token_of_the_storage(
+    instance: dg.DagsterInstance, store: ObjectStore, refused: str
+) -> None:
+    """Of the data files, and of the list of them that says whether a version has all of its files."""
+    path = f"s3://{BUCKET}/sales/orders"
+    for ids in ([1], [2]):
+        write_deltalake(path, pa.table({"id": ids}), mode="overwrite", storage_options=store.options)
+    instance.report_runless_asset_event(dg.AssetMaterialization(ORDERS, metadata={"delta/version": 0}))
+    secrets = {"AWS_SESSION_TOKEN": "hunter2", "max_retries": "0", "retry_timeout": "1s"}
+    with repeating_storage(refused, store.endpoint) as address:
+        options = {**store.options, **secrets, "AWS_ENDPOINT_URL": address}
+        lake = DeltaLake(root=f"s3a://{BUCKET}", storage_options=options)
+        with pytest.raises(TableUnreadableError, match=r"ExpiredToken.*\[hidden\]"):
+            load(lake, instance, pa.Table)
+    (run,) = instance.get_runs(limit=1)
+    events = [dg.serialize_value(event) for event in instance.all_logs(run.run_id)]
+    assert any("ExpiredToken" in event for event in events)
+    assert not any("hunter2" in event for event in events)
 
 
 @pytest.mark.parametrize("wanted", [*EAGER, DeltaTable])
