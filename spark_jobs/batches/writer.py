@@ -323,9 +323,8 @@ def write_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int])
 def read(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
     """Read the messages, count them, and find those that are bad.
 
-    They are read again where the first read shows what had to be known before it: undeclared fields
-    and that become columns, a transform that begins to reject rows, whose payloads are needed, or a message that
-    crashes the decoder.
+    They are read again where the first read shows what had to be known before it: undeclared fields that become
+    columns, a transform that begins to reject rows, whose payloads are needed, or a message that crashes the decoder.
 
     Args:
         target: the table.

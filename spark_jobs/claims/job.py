@@ -100,7 +100,7 @@ class ClaimJob(BatchJob):
         # The streams whose claims were compared with those of other groups.
         self._looked_up: set[str] = set()
         self._given_up = 0
-        self._losses = ClaimLosses(spark, claims, ingestion, observer=observer)
+        self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
         # What holds the entries of the batch in hand, or the loss that it records.
         self._open: ClaimedEntries | OpenLoss | None = None
         self._turn = 0

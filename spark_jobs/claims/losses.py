@@ -72,7 +72,7 @@ class ClaimLosses:
         return frozenset(self._gone.get(shard, ()))
 
     def add(self, shard: Shard, ids: Iterable[bytes]) -> None:
-        """ClaimedRange entries that are not in the stream any more."""
+        """Remember claimed entries that are not in the stream any more."""
         self._gone.setdefault(shard, set()).update(ids)
 
     def next(self) -> OpenLoss | None:

@@ -178,7 +178,7 @@ def read_splits(
         for split in splits
     ]
 
-    # The name shows in plans; see :func:`spark_jobs.reading.whole.plan_reads_everything`.
+    # Query plans show the name of this function.
     def stream_assets_splits(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for block in numbers:
             column: Any = block.column(0)

@@ -14,10 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sensors.lag import measure
+from spark_jobs.batches import telemetry
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.job import ClaimJob
 from spark_jobs.claims.status import claim_state
 from spark_jobs.decoding.decoders import Raw
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import Recorders
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
@@ -66,6 +69,19 @@ def at(step: Step, action: Callable[[], object]) -> Callable[[Step, Batch | None
             action()
 
     return observe
+
+
+class MeasuredSteps:
+    """A recorder that lists the steps of all batches."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
+        self.steps.append(name)
+
+    def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
+        """Only steps are listed."""
 
 
 def begin(spark: SparkSession, stream: Stream, count: int, *, more: int) -> None:
@@ -142,15 +158,18 @@ def test_r1_a_trimmed_entry_is_recorded_once_where_that_is_chosen(spark: SparkSe
 
 @pytest.mark.slow
 def test_r2_trimmed_entries_in_the_backlog_of_a_dead_member_are_told_and_the_rest_is_written(
-    spark: SparkSession, stream: Stream
+    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(spark, stream, 6, more=6)
     ids = stream.read_as(f"other/1/{BID}", 4)
     stream.client.xdel(stream.keys[0], *ids[:2])
     wanted = stream.ingestion(errors=RECORD)
+    measured = MeasuredSteps()
+    monkeypatch.setattr(telemetry, "recorders", lambda: Recorders([measured]))
     reports = stream.drain(spark, wanted)
     assert sum(len(report.entry.lost) for report in reports) == 1
     stream.assert_each_once()
+    assert measured.steps.count("verified") == len(reports) == 2, "the batch that records the loss is measured, too"
 
 
 def test_r4_a_sweep_of_a_peer_that_purges_trimmed_ids_hides_no_loss(spark: SparkSession, stream: Stream) -> None:
