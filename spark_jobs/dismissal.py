@@ -124,14 +124,14 @@ class DismissJob(BatchJob):
             commit = target.sink.commit(no_rows(target.spark, self.ledger), entry, ledger=self.ledger)
             if commit is not None:
                 target.observer(Step.VERIFIED, batch)
-                return Written(entry, commit, {})
+                return Written(batch, entry, commit, {})
         self.lose_race()
         return None
 
-    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, written: Written) -> Mapping[Shard, int]:
         """The broker is not concerned."""
         if self._left is not None:
-            self._left -= int(batch.fields["dead"])
+            self._left -= written.entry.dead
         return {}
 
 

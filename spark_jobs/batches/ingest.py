@@ -29,7 +29,7 @@ from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.replay import last_copies_error
-from spark_jobs.batches.writer import claim_streams, initialize
+from spark_jobs.batches.writer import Written, claim_streams, initialize
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
@@ -120,11 +120,11 @@ class IngestJob(SourceJob):
                 self._settle(state, again=True)
             return batch
 
-    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, written: Written) -> Mapping[Shard, int]:
         """Step 8: commit the positions to the broker."""
         state = self.ledger.read()
         commit_positions(self._source, self.ingestion, state, self._identities)
-        self.telemetry(Step.COMMITTED, batch)
+        self.telemetry(Step.COMMITTED, written.batch)
         # Of all shards: where each has a sequence of its own, the group is behind in the others, too.
         of_group = replace(self.ingestion, shard=None)
         return lag(self._source, state, of_group.own(self._extents or {}, self._identities))

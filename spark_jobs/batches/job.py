@@ -124,7 +124,7 @@ class BatchJob(ABC):
         return None
 
     @abstractmethod
-    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, written: Written) -> Mapping[Shard, int]:
         """Step 8, for a batch that is in the table; the messages that are left, per shard. It may be repeated."""
 
     def is_drained(self) -> bool:
@@ -152,13 +152,13 @@ class BatchJob(ABC):
         if self._races >= MAX_RACES:
             raise reason or lost_races(self.ledger, self.ingestion)
 
-    def report(self, batch: Batch, written: Written, lag: Mapping[Shard, int], seconds: float) -> BatchReport:
+    def report(self, written: Written, lag: Mapping[Shard, int], seconds: float) -> BatchReport:
         """The report of a batch that is in the table and committed."""
         self._races = 0
         self.retries.reset()
         report = BatchReport(
             written.entry,
-            batch.plan,
+            written.batch.plan,
             written.commit.version,
             written.messages,
             written.commit.output_rows or 0,
@@ -330,9 +330,9 @@ def written_events(job: BatchJob, batch: Batch) -> Generator[Event, None, bool]:
     if written is None:
         return False
     job.pace.took(batch.plan.records, time.monotonic() - began)
-    lag = yield from job.retries.call(partial(job.finish, batch))
+    lag = yield from job.retries.call(partial(job.finish, written))
     try:
-        yield job.report(batch, written, lag, time.monotonic() - began)
+        yield job.report(written, lag, time.monotonic() - began)
     finally:
         # What the process logs from here on is not about the batch any more.
         about({})

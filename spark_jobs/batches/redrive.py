@@ -27,7 +27,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
-from spark_jobs.batches.writer import refused
+from spark_jobs.batches.writer import Written, refused
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, by_shard, within
@@ -295,7 +295,7 @@ class RedriveJob(BatchJob):
         self._settle(state, again=True)
         return None
 
-    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, written: Written) -> Mapping[Shard, int]:
         """The broker is not concerned: how many dead letters are left to try."""
         if self._open is not None:
             self._done_with(self._open)

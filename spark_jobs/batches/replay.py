@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, check_epochs, check_source, ignore_steps
 from spark_jobs.batches.job import SourceJob
+from spark_jobs.batches.writer import Written
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS
 from spark_jobs.ledger.fold import tally
@@ -368,7 +369,7 @@ class ReplayJob(SourceJob):
             hint=state.hint,
         )
 
-    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, written: Written) -> Mapping[Shard, int]:
         """The broker is not concerned: what is left to replace."""
         state = self.ledger.read()
         return self._source.count(self._left(state))

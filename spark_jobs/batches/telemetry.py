@@ -31,7 +31,8 @@ class BatchTelemetry:
         """A step is done."""
         seconds = time.monotonic() - self._since
         if batch is not None:
-            about(self._fields(batch.kind, batch.number, batch.bid))
+            fields = {"batch": batch.bid, "batch_number": batch.number, "batch_kind": batch.kind}
+            about({**fields, "group": self._ingestion.group, "table": self._ingestion.table})
             self._recorders.step(self._labels(batch.kind), step.value, seconds)
         self._observer(step, batch)
         self._since = time.monotonic()
@@ -43,9 +44,7 @@ class BatchTelemetry:
 
     def written(self, report: BatchReport) -> None:
         """A batch is in the table and committed."""
-        # One that was tried in one pass, and read again, has another id than it was planned with.
         entry = report.entry
-        about(self._fields(entry.kind, entry.number, entry.bid))
         messages = sum(report.messages.values())
         lag: dict[str, int] = {}
         for shard, count in report.lag.items():
@@ -72,12 +71,3 @@ class BatchTelemetry:
 
     def _labels(self, kind: str) -> BatchLabels:
         return BatchLabels(self._ingestion.group, self._ingestion.table, kind)
-
-    def _fields(self, kind: str, number: int, bid: str) -> dict[str, object]:
-        return {
-            "batch": bid,
-            "batch_number": number,
-            "batch_kind": kind,
-            "group": self._ingestion.group,
-            "table": self._ingestion.table,
-        }

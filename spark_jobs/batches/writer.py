@@ -75,11 +75,13 @@ class Written:
     """A batch that is in the table.
 
     Args:
+        batch: as it was written: after another try it has another batch id than it was planned with.
         entry: what its commit says.
         commit: the commit.
         messages: messages decoded, per shard.
     """
 
+    batch: Batch
     entry: LedgerEntry
     commit: Commit
     messages: Mapping[Shard, int]
@@ -489,7 +491,7 @@ def _write_rows(
         _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
         return None
     target.observer(Step.VERIFIED, batch)
-    return Written(entry, commit, messages)
+    return Written(batch, entry, commit, messages)
 
 
 def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:

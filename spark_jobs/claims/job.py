@@ -176,13 +176,13 @@ class ClaimJob(BatchJob):
         """Entries of a group that was created after an accept are of the next epoch."""
         check_epochs(self.ledger.read(), self._claims.identities(), url=self._claims.url)
 
-    def finish(self, batch: Batch) -> Mapping[Shard, int]:
+    def finish(self, written: Written) -> Mapping[Shard, int]:
         """Step 8: acknowledge the entries, or account for those that are gone."""
         if isinstance(self._open, OpenLoss):
             self._losses.account(self._open.shard, self._open.kind)
         elif self._open is not None:
             self._acknowledge_all(self._open)
-        self.telemetry(Step.COMMITTED, batch)
+        self.telemetry(Step.COMMITTED, written.batch)
         return {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
 
     def has_more(self) -> bool:

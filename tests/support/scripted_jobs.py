@@ -43,10 +43,10 @@ class ScriptedJob(BatchJob):
     def write(self, batch: Batch) -> Any:
         return self.put(batch.fields["value"])
 
-    def finish(self, batch: Batch) -> dict[Any, int]:
+    def finish(self, written: Any) -> dict[Any, int]:
         return {}
 
-    def report(self, batch: Batch, written: Any, lag: Any, seconds: float) -> BatchReport:
+    def report(self, written: Any, lag: Any, seconds: float) -> BatchReport:
         return BatchReport(written, NOTHING_TO_READ, 1, {}, 0, 0, lag, seconds)
 
 

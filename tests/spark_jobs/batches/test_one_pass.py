@@ -88,10 +88,16 @@ TRANSFORMS: dict[str, tuple[Transform, bool]] = {
 def test_no_transform_lets_a_dead_letter_pass_unseen(name: str, spark: SparkSession, folder: Path) -> None:
     transform, is_row_wise = TRANSFORMS[name]
     url = write_stream(folder / "orders.ss", 100, shards=1, malformed=frozenset({99}))
-    steps = Steps()
+    steps, committed = Steps(), list[Batch | None]()
+
+    def watch(step: Step, batch: Batch | None) -> None:
+        steps(step, batch)
+        committed.extend([batch] if step is Step.COMMITTED else [])
+
     what = replace(ingestion(folder / "t", transform=transform), is_row_wise=is_row_wise)
-    (report,) = drain(spark, url, what, steps)
+    (report,) = drain(spark, url, what, watch)
     assert steps.ways() == ["both" if is_row_wise else "careful"]
+    assert [batch and batch.bid for batch in committed] == [report.entry.bid], "the batch as it was written"
     assert (report.dead, sum(report.messages.values())) == (1, 99)
     assert sequences_in_table(f"{folder}/t_dead_letters") == {("orders", 0, 100): 1}
 

@@ -139,7 +139,7 @@ class Scripted(ScriptedJob):
         self._step("write")
         return value
 
-    def finish(self, batch: object) -> dict[Any, int]:
+    def finish(self, written: object) -> dict[Any, int]:
         self._step("finish")
         return {}
 
