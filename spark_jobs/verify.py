@@ -336,7 +336,7 @@ class _Batches:
         replaced: dict[Shard, Intervals] = {}
         for commit in ledger.surviving(state.version):
             entry = commit.entry
-            if entry is None or entry.kind == "fence" or (entry.kind == "replay" and entry.mode == "append"):
+            if entry is None or entry.kind == "fence" or entry.adds_copies:
                 continue
             if entry.claims:
                 self._claimed.append(commit)
@@ -349,7 +349,7 @@ class _Batches:
                 self._whole[commit.version] &= own == parts
                 judged[shard] = judged.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
-                if entry.mode == "replace":
+                if entry.does.uncounts_letters:
                     replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)

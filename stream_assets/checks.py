@@ -293,7 +293,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
         if entry is None or entry.kind not in ("batch", "replay"):
             continue
         # A redrive makes rows of dead letters of other batches, and a replay that appends has other copies of them.
-        if entry.places or (entry.kind == "replay" and entry.mode == "append"):
+        if entry.places or entry.adds_copies:
             continue
         if len(entries) == batches:
             break

@@ -201,6 +201,7 @@ class IngestJob(SourceJob):
         ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
         redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
         redo = {shard: part for shard, part in redo.items() if part.start < part.end}
+        new: Mapping[Shard, int] = {}
         if redo:
             if lost := self._source.lost(redo):
                 error = last_copies_error(
@@ -211,7 +212,6 @@ class IngestJob(SourceJob):
                 )
                 self.ingestion.refuse_or_record(error)
             plan = self._plan_ranges(redo)
-            mode, origin = "replace", {}
         else:
             known = {shard.stream for shard in state.shards}
             new = {
@@ -225,14 +225,13 @@ class IngestJob(SourceJob):
             gaps = {shard: gap for shard, gap in found.items() if gap}
             check_claims(self.ingestion, state, {shard.stream for shard in gaps}, url=self._source.url)
             plan = self._plan_ranges(gaps)
-            mode, origin = "append", new
         if plan is None:
             return None
         # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
-        last = self._source.last_messages(plan.ranges) if mode == "append" else {}
+        last = {} if redo else self._source.last_messages(plan.ranges)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
         check_planned(self._source, self.ingestion.group, state, planned)
-        lost = plan.lost if mode == "append" else {}
+        lost = {} if redo else plan.lost
         check_loss(self._source, self.ingestion, lost, planned)
         return self._planned(
             "batch",
@@ -240,9 +239,10 @@ class IngestJob(SourceJob):
             plan,
             identities=self._identities,
             ranges=plan.ranges,
-            mode=mode,
-            origin={shard: start for shard, start in origin.items() if shard in plan.ranges},
-            hint=plan.hint if mode == "append" else state.hint,
+            # What was read before is replaced, and does not move the position.
+            mode="replace" if redo else "append",
+            origin={shard: start for shard, start in new.items() if shard in plan.ranges},
+            hint=state.hint if redo else plan.hint,
             lost={shard: Intervals.of(part) for shard, part in lost.items()},
             last_messages=last,
         )

@@ -22,7 +22,7 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.isolation import prepare
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.entries import MODES, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.reading.rejection import fail_write
@@ -269,7 +269,7 @@ def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] |
     that take a read of every split to its end. It is not tried after a batch that was not clean, because most of what
     is wrong comes again.
     """
-    is_plain = batch.kind == "batch" and batch.fields.get("mode", "append") == "append"
+    is_plain = batch.kind == "batch" and not MODES[batch.fields.get("mode", "append")].replaces
     has_more = batch.doubtful or batch.fields.get("claims") or batch.fields.get("lost")
     reads_all = ingestion.transform is None or ingestion.is_row_wise
     is_large = batch.plan.records > ingestion.driver_records
@@ -443,9 +443,9 @@ def write(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | No
     """
     entry = target.entry(batch, rows=sum(filtered.messages.values()), dead=filtered.dead)
     rows, kept = filtered.rows, None
-    if entry.mode == "replace":
+    if entry.does.replaces:
         rows = _with_last_copies(target, rows, filtered.frame, entry)
-    if entry.mode == "replace" and not entry.places:
+    if entry.does.uncounts_letters and not entry.places:
         # A redrive reads the dead letters themselves.
         kept, count = _last_letters(target, filtered.frame, entry)
         entry = replace(entry, dead=entry.dead + count)

@@ -25,7 +25,6 @@ FORMATS = range(2, FORMAT + 1)
 KEEPER = "keep"
 """The member in whose transaction sequence a group says what its ledger knows: it races with no batch."""
 KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn", "dismiss")
-MODES = ("append", "replace")
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
@@ -103,6 +102,28 @@ State = Mapping[Shard, ShardState]
 Uncounted = Mapping[str, Mapping[Shard, Intervals]]
 
 
+class WriteMode(NamedTuple):
+    """What a way of writing does. This is the one place where each of them says so.
+
+    Args:
+        replaces: the commit removes the rows at its places; otherwise it only adds rows.
+        moves_position: the group continues after it. A replay moves no position: in such a mode it adds copies of rows.
+        uncounts_letters: dead letters of older batches at its places count no more.
+        reduces_redo: rows that had to be replaced need not be any more; otherwise rows that are written again have to.
+    """
+
+    replaces: bool
+    moves_position: bool
+    uncounts_letters: bool
+    reduces_redo: bool
+
+
+MODES: Mapping[str, WriteMode] = {
+    "append": WriteMode(replaces=False, moves_position=True, uncounts_letters=False, reduces_redo=False),
+    "replace": WriteMode(replaces=True, moves_position=False, uncounts_letters=True, reduces_redo=True),
+}
+
+
 class ClaimedRange(NamedTuple):
     """Redis entries of a shard that were claimed for one batch: from ``start`` up to ``end``, but not all of them."""
 
@@ -131,7 +152,7 @@ class LedgerEntry:
         base: the table version it was planned from; -1 before the table exists.
         ranges: what it covers.
         places: for a redrive or a dismissal, instead: the sequences that it replaces, between which lie rows that stay.
-        mode: append or replace.
+        mode: one of :data:`MODES`.
         until: for a replace, up to where later batches must replace, too.
         origin: first positions, resolved to numbers.
         state: the fold at ``base``; ``None`` if the entry is not full.
@@ -218,6 +239,16 @@ class LedgerEntry:
         """
         claimed = {shard: Range(start, end) for shard, (start, end, _) in self.claims.items()}
         return {**claimed, **{shard: parts.hull for shard, parts in self.written.items() if parts}}
+
+    @property
+    def does(self) -> WriteMode:
+        """What its mode does."""
+        return MODES[self.mode]
+
+    @property
+    def adds_copies(self) -> bool:
+        """Whether it is a replay that adds copies of rows: it covers nothing, and counts nowhere."""
+        return self.kind == "replay" and self.does.moves_position
 
     @property
     def is_full(self) -> bool:

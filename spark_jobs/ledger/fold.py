@@ -43,12 +43,12 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     for shard, message in entry.last_messages.items():
         known = after.get(shard, ShardState())
         after[shard] = replace(known, last=message if known.last is None else max(known.last, message))
-    if entry.kind == "replay" and entry.mode == "append":
+    if entry.adds_copies:
         return after
     for shard, written in entry.written.items():
         known = after.get(shard, ShardState())
         redo = known.redo
-        if entry.mode == "append" or late:
+        if late or not entry.does.reduces_redo:
             redo |= written & known.covered
         elif entry.kind != "dismiss":
             redo -= written
@@ -104,7 +104,7 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
         # Those that are dismissed were counted when they were written.
         dead=totals.dead + (0 if entry.kind == "dismiss" else entry.dead),
         lost=lost,
-        replaced=totals.replaced + (entry.mode == "replace"),
+        replaced=totals.replaced + entry.does.uncounts_letters,
         replays=replays,
         is_forgetful=is_forgetful,
     )

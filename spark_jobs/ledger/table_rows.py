@@ -346,7 +346,7 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Cha
         ``None`` if a file is gone (VACUUM removes those that were rewritten), so that they are unknown.
     """
     entry = commit.entry
-    is_replaced = entry is not None and entry.mode == "replace"
+    is_replaced = entry is not None and entry.does.replaces
     condition = None
     if entry is not None and is_replaced:
         # Files that hold a part of the range were written again as a whole.

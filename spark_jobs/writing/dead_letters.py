@@ -527,7 +527,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     for commit in ledger.surviving(state.version) if left > 0 else ():
         if commit.entry is None:
             continue
-        if commit.entry.mode == "replace":
+        if commit.entry.does.uncounts_letters:
             for shard, parts in commit.entry.written.items():
                 # A batch may have nothing of a shard.
                 if parts:

@@ -64,7 +64,7 @@ class DeltaSink:
                 writer = writer.option(name, value)
         if self.schema_changes is not SchemaChanges.FAIL:
             writer = writer.option("mergeSchema", "true")
-        if entry.mode == "replace":
+        if entry.does.replaces:
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.written))
         else:
             writer = writer.mode("append")
