@@ -108,12 +108,12 @@ class IngestJob(SourceJob):
                 self._initialize(state, extents)
                 continue
             self.target.columns.check(state)
-            self._reconcile(state)
+            settled = self._reconcile(state)
             # Of all shards, also where each has a sequence of its own: the claim says where each of them begins.
             if begun := self._begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
                 claim_streams(self.target, begun, identities=self._identities)
                 continue
-            batch = self._plan(state, self._own(extents))
+            batch = self._plan(settled, self._own(extents))
             self._is_drained = batch is None
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
@@ -262,13 +262,13 @@ class IngestJob(SourceJob):
             "batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost, hint=state.hint
         )
 
-    def _reconcile(self, state: LedgerState) -> None:
+    def _reconcile(self, state: LedgerState) -> LedgerState:
         """Step 3, and the dead letters of batches that were dropped."""
         known = self._source.committed(self.ingestion.group)
         positions = self.ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
             commit_positions(self._source, self.ingestion, state, self._identities)
-        self._settle(state)
+        return self._settle(state)
 
     def look_again(self) -> None:
         """See :meth:`BatchJob.look_again`."""

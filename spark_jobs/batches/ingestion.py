@@ -20,7 +20,7 @@ from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
-from spark_jobs.writing.dead_letters import DeadLetterTable, Settlement, dead_letter_path
+from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import (
@@ -100,7 +100,7 @@ class Batch:
         identities: the fingerprint of each stream that is read.
         doubtful: where messages may be in the table already, so that the write has to look.
         letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
-        settlement: which dead letters count, as far as the planner has found out.
+        held: what the job that planned it holds until it is finished.
     """
 
     kind: str
@@ -111,7 +111,7 @@ class Batch:
     identities: Mapping[str, str] = field(default_factory=dict)
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
     letters: pa.Table | None = field(default=None, repr=False)
-    settlement: Settlement | None = None
+    held: Any = field(default=None, repr=False)
 
     @property
     def number(self) -> int:

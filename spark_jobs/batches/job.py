@@ -171,15 +171,20 @@ class BatchJob(ABC):
         self.telemetry.written(report)
         return report
 
-    def _settle(self, state: LedgerState, *, again: bool = False) -> None:
+    def _settle(self, state: LedgerState, *, again: bool = False) -> LedgerState:
         """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
         A RESTORE may have removed batches that dead letters were counted with. Another writer of the group may have
         committed since, so that ``state.is_restored`` is not enough.
+
+        Returns:
+            The state from which batches are planned: it says which dead letters count.
         """
-        if again or self._settlement is None or self.ledger.was_restored(after=self._settled_at, state=state):
-            self._settlement = self.target.dead_letters.settle(self.target.spark, self.ledger, state)
+        found = self._settlement
+        if again or found is None or self.ledger.was_restored(after=self._settled_at, state=state):
+            found = self._settlement = self.target.dead_letters.settle(self.target.spark, self.ledger, state)
         self._settled_at = state.version
+        return replace(state, settled=found.version, uncounted=found.uncounted, judged=found.judged)
 
     def _planned(
         self,
@@ -191,6 +196,7 @@ class BatchJob(ABC):
         bid: str = "",
         doubtful: Mapping[Shard, Range] | None = None,
         letters: pa.Table | None = None,
+        held: Any = None,
         **fields: Any,
     ) -> Batch:
         batch = Batch(
@@ -202,7 +208,7 @@ class BatchJob(ABC):
             identities=identities,
             doubtful=doubtful or {},
             letters=letters,
-            settlement=self._settlement,
+            held=held,
         )
         self.telemetry(Step.PLANNED, batch)
         return batch

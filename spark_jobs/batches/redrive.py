@@ -252,7 +252,6 @@ class RedriveJob(BatchJob):
         self._wanted = wanted
         self._reader = LetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
         self._left: Places | None = None
-        self._open: _Try | None = None
         self.outcome = Outcome()
         """What became of the dead letters so far."""
 
@@ -276,18 +275,18 @@ class RedriveJob(BatchJob):
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         state = self._checked_state()
-        self._settle(state)
+        settled = self._settle(state)
         while (tried := self._try_next()) is not None:
             if not tried.places:
                 self._done_with(tried)
                 continue
-            self._open = tried
             return self._planned(
                 "replay",
-                state,
+                settled,
                 BatchPlan({}, [LetterSplit.of(tried.messages)], tried.messages.num_rows),
                 identities={},
                 letters=tried.corrected,
+                held=tried,
                 places=tried.places,
                 mode="replace",
                 hint=state.hint,
@@ -297,15 +296,13 @@ class RedriveJob(BatchJob):
 
     def finish(self, written: Written) -> Mapping[Shard, int]:
         """The broker is not concerned: how many dead letters are left to try."""
-        if self._open is not None:
-            self._done_with(self._open)
-            self._open = None
+        self._done_with(written.batch.held)
         return {shard: len(own) for shard, own in self._places_left().items()}
 
     def renewed(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if all of it still counts as dead letters."""
         self.turns.ask()
-        state = self.ledger.read()
+        state = self._settle(self.ledger.read())
         found, _ = self._reader.places()
         places: Mapping[Shard, Intervals] = batch.fields["places"]
         counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}

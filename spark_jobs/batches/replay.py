@@ -348,7 +348,7 @@ class ReplayJob(SourceJob):
         state = self.ledger.read()
         check_replay(state, self.ingestion)
         self.target.columns.check(state)
-        self._settle(state)
+        settled = self._settle(state)
         resolved = self.resolve(state)
         if not resolved.left:
             self._settle(state, again=True)
@@ -358,7 +358,7 @@ class ReplayJob(SourceJob):
             return None
         return self._planned(
             "replay",
-            state,
+            settled,
             plan,
             identities=self._identities,
             ranges=plan.ranges,
@@ -377,7 +377,7 @@ class ReplayJob(SourceJob):
     def renewed(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
         self.turns.ask()
-        state = self.ledger.read()
+        state = self._settle(self.ledger.read())
         gaps = self._left(state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.plan.ranges.items()):
             return None

@@ -166,8 +166,6 @@ class Target:
     def entry(self, batch: Batch, **fields: Any) -> LedgerEntry:
         """The batch metadata of a batch, with fields that are known after the read."""
         known = {"bid": batch.bid, "transform": self.ingestion.transform_name, **batch.fields, **fields}
-        if (settled := batch.settlement) is not None:
-            known |= {"settled": settled.version, "uncounted": settled.uncounted, "judged": settled.judged}
         identities = {**batch.state.identities, **batch.identities}
         return self.ledger.entry(batch.kind, batch.state, identities=identities, **known)
 

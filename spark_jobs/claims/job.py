@@ -101,8 +101,6 @@ class ClaimJob(BatchJob):
         self._looked_up: set[str] = set()
         self._given_up = 0
         self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
-        # What holds the entries of the batch in hand, or the loss that it records.
-        self._open: ClaimedEntries | OpenLoss | None = None
         self._turn = 0
         self._look_at = 0.0
 
@@ -127,17 +125,16 @@ class ClaimJob(BatchJob):
             if self._prepare(state):
                 continue
             self.target.columns.check(state)
-            self._settle(state)
+            settled = self._settle(state)
             loss = self._losses.next()
             if loss is not None:
-                self._open = loss
-                self.telemetry(Step.PLANNED, loss.batch)
-                return loss.batch
+                self.telemetry(Step.PLANNED, loss)
+                return loss
             abandoned = self._settle_names(state)
             if abandoned is None:
                 continue
             try:
-                batch = self._claim(state, abandoned)
+                batch = self._claim(settled, abandoned)
             except BrokerUnavailableError as error:
                 self._give_up(error)
                 continue
@@ -153,10 +150,9 @@ class ClaimJob(BatchJob):
 
     def write(self, batch: Batch) -> Written | None:
         """Steps 5 to 7, while a heartbeat keeps the claim."""
-        if isinstance(self._open, OpenLoss):
-            return write_batch(self, self._open.target, batch)
-        held = self._open
-        assert held is not None
+        held = batch.held
+        if isinstance(held, OpenLoss):
+            return write_batch(self, held.target, batch)
         try:
             with Heartbeat(self._claims, held):
                 return write_batch(self, self.target, batch)
@@ -178,10 +174,11 @@ class ClaimJob(BatchJob):
 
     def finish(self, written: Written) -> Mapping[Shard, int]:
         """Step 8: acknowledge the entries, or account for those that are gone."""
-        if isinstance(self._open, OpenLoss):
-            self._losses.account(self._open.shard, self._open.kind)
-        elif self._open is not None:
-            self._acknowledge_all(self._open)
+        held = written.batch.held
+        if isinstance(held, OpenLoss):
+            self._losses.account(held.shard, held.kind)
+        else:
+            self._acknowledge_all(held)
         self.telemetry(Step.COMMITTED, written.batch)
         return {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
 
@@ -354,18 +351,17 @@ class ClaimJob(BatchJob):
         doubtful = {
             shard: Range(places[0], min(places[-1] + 1, written.get(shard, 0))) for shard, places in ids.items()
         }
-        batch = self._planned(
+        return self._planned(
             "batch",
             state,
             self._claims.plan(held, parallelism=self._parallelism),
             doubtful={shard: part for shard, part in doubtful.items() if part.start < part.end},
             bid=bid,
+            held=held,
             identities=self._claims.identities(),
             claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
             origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
         )
-        self._open = held
-        return batch
 
     def _take_over(
         self, held: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int, since: Mapping[Shard, int]

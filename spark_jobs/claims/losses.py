@@ -28,17 +28,15 @@ from stream_consumers.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class OpenLoss:
-    """A planned batch that records what is gone of one shard.
+    """What is held for a batch that records what is gone of one shard.
 
     Args:
-        batch: without anything to read.
         target: the table, by the transaction sequence of the shard.
         shard: what the loss is of.
         kind: what is recorded: entries that were skipped, that were trimmed before they were read, or ``None``, if
             claimed ones are gone.
     """
 
-    batch: Batch
     target: Target
     shard: Shard
     kind: Skipped | Trimmed | None
@@ -75,7 +73,7 @@ class ClaimLosses:
         """Remember claimed entries that are not in the stream any more."""
         self._gone.setdefault(shard, set()).update(ids)
 
-    def next(self) -> OpenLoss | None:
+    def next(self) -> Batch | None:
         """The batch that records what is gone of one shard; ``None`` if nothing is.
 
         Raises:
@@ -91,11 +89,11 @@ class ClaimLosses:
                 return None
             self._ingestion.refuse_or_record(self._error(skipped, trimmed))
             shard = shards[0]
-            opened = self._record(shard, skipped.get(shard) or trimmed.get(shard))
-            if opened is not None:
-                return opened
+            batch = self._record(shard, skipped.get(shard) or trimmed.get(shard))
+            if batch is not None:
+                return batch
 
-    def _record(self, shard: Shard, kind: Skipped | Trimmed | None) -> OpenLoss | None:
+    def _record(self, shard: Shard, kind: Skipped | Trimmed | None) -> Batch | None:
         own = replace(self._ingestion, shard=shard)
         target = Target.of(self._spark, own, url=self._claims.url, observer=self._observer)
         state = target.ledger.read()
@@ -115,8 +113,8 @@ class ClaimLosses:
             "claims": {shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},
             "hint": hint,
         }
-        batch = Batch("batch", state, identities=self._claims.identities(), fields=fields)
-        return OpenLoss(batch, target, shard, kind)
+        opened = OpenLoss(target, shard, kind)
+        return Batch("batch", state, identities=self._claims.identities(), fields=fields, held=opened)
 
     def _missing(
         self, ledger: Ledger, shard: Shard, unread: Trimmed | None
