@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.redrive import intervals_of
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
-from spark_jobs.batches.writer import Written, append_letters, no_rows
+from spark_jobs.batches.writer import Written, no_rows, write_recorded
 from spark_jobs.dead_letters import DeadLetters
 from spark_jobs.ledger.table_rows import PLACE, count_where, in_places
 from spark_jobs.writing.dead_letters import RECORDED
@@ -119,14 +119,11 @@ class DismissJob(BatchJob):
         target, entry = self.target, self.target.entry(batch)
         # Another run may have made rows of them since; Delta refuses what comes from here on.
         is_free = count_where(self.ledger.log, in_places(entry.written)) == 0
-        if is_free and append_letters(target, batch, entry):
-            target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
-            commit = target.sink.commit(no_rows(target.spark, self.ledger), entry, ledger=self.ledger)
-            if commit is not None:
-                target.observer(Step.VERIFIED, batch)
-                return Written(batch, entry, commit, {})
-        self.lose_race()
-        return None
+        rows = no_rows(target.spark, self.ledger)
+        written = write_recorded(target, batch, entry, rows, {}) if is_free else None
+        if written is None:
+            self.lose_race()
+        return written
 
     def finish(self, written: Written) -> Mapping[Shard, int]:
         """The broker is not concerned."""

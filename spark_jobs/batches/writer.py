@@ -452,19 +452,20 @@ def write(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | No
         letters = letters.unionByName(lost_ranges(target.spark, entry)) if entry.lost else letters
         if not target.dead_letters.write(letters, kept, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return None
-    if not append_letters(target, batch, entry):
-        return None
+    return write_recorded(target, batch, entry, rows, filtered.messages)
+
+
+def write_recorded(
+    target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
+) -> Written | None:
+    """Write what the batch records in the dead-letter table, then the rows; ``None`` if another run was faster."""
+    if batch.letters is not None:
+        schema = from_arrow_schema(pa.schema([LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
+        frame = target.spark.createDataFrame(batch.letters, schema)
+        if not target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid):
+            return None
     target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
-    return _write_rows(target, batch, entry, rows, filtered.messages)
-
-
-def append_letters(target: Target, batch: Batch, entry: LedgerEntry) -> bool:
-    """Write what the batch records in the dead-letter table; ``False`` if another run was faster."""
-    if batch.letters is None:
-        return True
-    schema = from_arrow_schema(pa.schema([LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
-    frame = target.spark.createDataFrame(batch.letters, schema)
-    return target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid)
+    return _write_rows(target, batch, entry, rows, messages)
 
 
 def _write_rows(
