@@ -93,7 +93,7 @@ class DismissJob(BatchJob):
         # The ledger before the dead letters: another run that has changed what they are in between took our number.
         state = self.ledger.read()
         check_replay(state, self.ingestion)
-        state = self._settle(state)
+        state = self.settled(state)
         most = MOST_LETTERS if self._left is None else min(self._left, MOST_LETTERS)
         letters = _open(self.ingestion, self._wanted, most) if most > 0 else None
         if letters is None or not letters.num_rows:

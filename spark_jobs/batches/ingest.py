@@ -117,7 +117,7 @@ class IngestJob(SourceJob):
             self._is_drained = batch is None
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
-                self._settle(state, again=True)
+                self.settled(state, again=True)
             return batch
 
     def finish(self, written: Written) -> Mapping[Shard, int]:
@@ -268,7 +268,7 @@ class IngestJob(SourceJob):
         positions = self.ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
             commit_positions(self._source, self.ingestion, state, self._identities)
-        return self._settle(state)
+        return self.settled(state)
 
     def look_again(self) -> None:
         """See :meth:`BatchJob.look_again`."""

@@ -76,6 +76,8 @@ class BatchJob(ABC):
 
     claims_while_planning = False
     """Whether a plan takes hold of messages, so that a signal waits until they are written or released."""
+    asks_for_turn = False
+    """Whether other runs are asked to wait after a lost race, so that what was read may be written again."""
     wait_seconds = 1.0
     """How long to wait before asking again whether the job is drained."""
 
@@ -119,9 +121,9 @@ class BatchJob(ABC):
             SourceRecreatedError: it is.
         """
 
-    def renewed(self, batch: Batch) -> Batch | None:
-        """The same batch for the ledger as it is after a lost race; ``None`` if it has to be planned anew."""
-        return None
+    def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
+        """After a lost race: whether the batch may be written as it was read; if not, it has to be planned anew."""
+        return False
 
     @abstractmethod
     def finish(self, written: Written) -> Mapping[Shard, int]:
@@ -171,7 +173,7 @@ class BatchJob(ABC):
         self.telemetry.written(report)
         return report
 
-    def _settle(self, state: LedgerState, *, again: bool = False) -> LedgerState:
+    def settled(self, state: LedgerState, *, again: bool = False) -> LedgerState:
         """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
         A RESTORE may have removed batches that dead letters were counted with. Another writer of the group may have
@@ -353,7 +355,8 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
     2. The messages are read and counted; those that are bad are found.
     3. Only now it is known that the stream is still the one that was planned.
     4. The dead letters are written, then the rows; the ledger says whether they landed.
-    5. After a lost race for its number a replay tries what it has read under the next one.
+    5. After a lost race for its number a replay waits, or asks the other runs to wait, with a commit of its own
+       (:meth:`spark_jobs.batches.turns.Turns.ask`); then it tries what it has read under the next one.
 
     Args:
         job: which planned it.
@@ -381,12 +384,17 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
         filtered = read(target, batch, cached, is_isolated=is_isolated)
         job.check_read()
         target.observer(Step.READ, batch)
-        attempt: Batch | None = batch
-        while attempt is not None:
-            if (found := write(target, attempt, filtered)) is not None:
+        while True:
+            if (found := write(target, batch, filtered)) is not None:
                 return found
             job.lose_race()
-            attempt = job.renewed(attempt)
+            if not job.asks_for_turn:
+                break
+            job.turns.ask()
+            state = job.settled(job.ledger.read())
+            if not job.is_still_next(batch, state):
+                break
+            batch = replace(batch, state=state, bid=uuid.uuid4().hex)
     return None
 
 

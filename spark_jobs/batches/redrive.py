@@ -14,7 +14,6 @@ It takes the transaction numbers of the replays, so that of two that found the s
 from __future__ import annotations
 
 import io
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -238,6 +237,8 @@ class RedriveJob(BatchJob):
         InvalidOptionError: no dead letter can be meant.
     """
 
+    asks_for_turn = True
+
     def __init__(
         self,
         spark: SparkSession,
@@ -275,7 +276,7 @@ class RedriveJob(BatchJob):
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         state = self._checked_state()
-        settled = self._settle(state)
+        settled = self.settled(state)
         while (tried := self._try_next()) is not None:
             if not tried.places:
                 self._done_with(tried)
@@ -291,7 +292,7 @@ class RedriveJob(BatchJob):
                 mode="replace",
                 hint=state.hint,
             )
-        self._settle(state, again=True)
+        self.settled(state, again=True)
         return None
 
     def finish(self, written: Written) -> Mapping[Shard, int]:
@@ -299,16 +300,12 @@ class RedriveJob(BatchJob):
         self._done_with(written.batch.held)
         return {shard: len(own) for shard, own in self._places_left().items()}
 
-    def renewed(self, batch: Batch) -> Batch | None:
-        """The same batch for the table as it is now, if all of it still counts as dead letters."""
-        self.turns.ask()
-        state = self._settle(self.ledger.read())
+    def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
+        """Whether all of it still counts as dead letters."""
         found, _ = self._reader.places()
         places: Mapping[Shard, Intervals] = batch.fields["places"]
         counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
-        if counts != {shard: parts.size for shard, parts in places.items()}:
-            return None
-        return replace(batch, state=state, bid=uuid.uuid4().hex)
+        return counts == {shard: parts.size for shard, parts in places.items()}
 
     def _checked_state(self) -> LedgerState:
         state = self.ledger.read()

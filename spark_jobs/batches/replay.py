@@ -298,6 +298,8 @@ class ReplayJob(SourceJob):
         SparkSessionError: the session cannot write Delta tables.
     """
 
+    asks_for_turn = True
+
     def __init__(
         self,
         spark: SparkSession,
@@ -348,10 +350,10 @@ class ReplayJob(SourceJob):
         state = self.ledger.read()
         check_replay(state, self.ingestion)
         self.target.columns.check(state)
-        settled = self._settle(state)
+        settled = self.settled(state)
         resolved = self.resolve(state)
         if not resolved.left:
-            self._settle(state, again=True)
+            self.settled(state, again=True)
             return None
         plan = self._plan_ranges(resolved.left)
         if plan is None:
@@ -374,11 +376,7 @@ class ReplayJob(SourceJob):
         state = self.ledger.read()
         return self._source.count(self._left(state))
 
-    def renewed(self, batch: Batch) -> Batch | None:
-        """The same batch for the table as it is now, if it still is the next one."""
-        self.turns.ask()
-        state = self._settle(self.ledger.read())
+    def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
+        """Whether all of it is still left to replace."""
         gaps = self._left(state)
-        if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.plan.ranges.items()):
-            return None
-        return replace(batch, state=state, bid=uuid.uuid4().hex)
+        return all(shard in gaps and part == part.clamp(gaps[shard]) for shard, part in batch.plan.ranges.items())

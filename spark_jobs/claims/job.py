@@ -125,7 +125,7 @@ class ClaimJob(BatchJob):
             if self._prepare(state):
                 continue
             self.target.columns.check(state)
-            settled = self._settle(state)
+            settled = self.settled(state)
             loss = self._losses.next()
             if loss is not None:
                 self.telemetry(Step.PLANNED, loss)
@@ -145,7 +145,7 @@ class ClaimJob(BatchJob):
             if batch is None and self._losses.are_known:
                 continue
             if batch is None:
-                self._settle(state, again=True)
+                self.settled(state, again=True)
             return batch
 
     def write(self, batch: Batch) -> Written | None:
