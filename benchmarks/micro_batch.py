@@ -16,6 +16,7 @@ from benchmarks.harness import Bench
 from benchmarks.messages import DDL, PARTITIONS, documents
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
+from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import written_events
 from spark_jobs.batches.linger import Linger
 from spark_jobs.decoding.json_decoder import Json
@@ -94,7 +95,7 @@ def micro_batch(bench: Bench) -> None:
                 began = perf_counter()
                 batch = job.plan()
                 assert batch is not None
-                assert any(isinstance(event, BatchReport) for event in written_events(job, batch))
+                assert any(isinstance(event, BatchReport) for event in written_events(job, batch, HeldSignals()))
                 whole.append(perf_counter() - began)
                 assert job.plan() is None
                 bare.append(append())

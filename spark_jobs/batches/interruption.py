@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 FINISH_SECONDS = 20.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -32,12 +32,11 @@ class HeldSignals:
         False
     """
 
-    _entered: ClassVar[HeldSignals | None] = None
-
     def __init__(self, seconds: float | None = None) -> None:
         self._seconds = FINISH_SECONDS if seconds is None else seconds
         self._handlers: dict[int, Any] = {}
         self._pending: int | None = None
+        self._is_entered = False
         self._alarm: tuple[Any, tuple[float, float]] = signal.SIG_DFL, (0.0, 0.0)
 
     @property
@@ -57,13 +56,24 @@ class HeldSignals:
                 # A signal that came before is held, and __exit__ is not called.
                 self._deliver()
                 raise
-            HeldSignals._entered = self
+            self._is_entered = True
         return self
 
     def __exit__(self, *error: object) -> None:
-        if HeldSignals._entered is self:
-            HeldSignals._entered = None
+        self._is_entered = False
         self._deliver()
+
+    @contextmanager
+    def nothing_in_hand(self) -> Iterator[None]:
+        """For pauses: a signal that waits, or that comes meanwhile, takes effect at once."""
+        if not self._is_entered:
+            yield
+            return
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         if self._pending is not None:
@@ -91,17 +101,3 @@ class HeldSignals:
             own(pending, None)
         else:
             raise SystemExit(128 + pending)
-
-
-@contextmanager
-def nothing_in_hand() -> Iterator[None]:
-    """For pauses within :class:`HeldSignals`: a signal that waits, or that comes meanwhile, takes effect at once."""
-    held = HeldSignals._entered if threading.current_thread() is threading.main_thread() else None
-    if held is None:
-        yield
-        return
-    held.__exit__()
-    try:
-        yield
-    finally:
-        held.__enter__()

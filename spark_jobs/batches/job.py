@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bad_rows import caching
 from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
-from spark_jobs.batches.interruption import HeldSignals, nothing_in_hand
+from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
@@ -279,15 +279,16 @@ def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linge
     linger = linger or Linger()
     count, worked_at = 0, time.monotonic()
     while count != max_batches:
+        held = HeldSignals()
         with ExitStack() as hand:
             if job.claims_while_planning:
-                hand.enter_context(HeldSignals())
-            batch = yield from _planned(job)
+                hand.enter_context(held)
+            batch = yield from _next_batch(job, held)
             if batch is not None:
                 yield CONTINUES
                 if not job.claims_while_planning:
-                    hand.enter_context(HeldSignals())
-                count += yield from written_events(job, batch)
+                    hand.enter_context(held)
+                count += yield from written_events(job, batch, held)
                 worked_at = time.monotonic()
                 continue
         if (yield from job.retries.call(job.is_drained)):
@@ -301,7 +302,7 @@ def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linge
             time.sleep(job.wait_seconds)
 
 
-def _planned(job: BatchJob) -> Generator[Waiting, None, Batch | None]:
+def _next_batch(job: BatchJob, held: HeldSignals) -> Generator[Waiting, None, Batch | None]:
     """Steps 1 to 4, until a plan can be made."""
     job.telemetry.planning()
     while True:
@@ -309,17 +310,22 @@ def _planned(job: BatchJob) -> Generator[Waiting, None, Batch | None]:
             with explained(job.ingestion.table):
                 return job.plan()
         except TurnRequestedError as asked:
-            with nothing_in_hand():
+            with held.nothing_in_hand():
                 yield from job.turns.wait(asked.version)
         except OutdatedError as outdated:
             _look_again(job, outdated)
         except StreamAssetsError as error:
-            with nothing_in_hand():
+            with held.nothing_in_hand():
                 yield from job.retries.pause(error)
 
 
-def written_events(job: BatchJob, batch: Batch) -> Generator[Event, None, bool]:
+def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[Event, None, bool]:
     """Steps 5 to 8 of a planned batch: whether it is in the table; if not, it has to be planned again.
+
+    Args:
+        job: which planned it.
+        batch: planned.
+        held: signals that wait until it is written.
 
     Raises:
         StreamAssetsError: see :meth:`BatchJob.write`.
@@ -332,7 +338,7 @@ def written_events(job: BatchJob, batch: Batch) -> Generator[Event, None, bool]:
         _look_again(job, outdated)
         return False
     except StreamAssetsError as error:
-        with nothing_in_hand():
+        with held.nothing_in_hand():
             yield from job.retries.pause(error)
         return False
     if written is None:

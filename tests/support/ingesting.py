@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Continues, Event, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import BatchJob, drain_batches, written_events
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.json_decoder import Json
@@ -50,7 +51,7 @@ def drain(spark: SparkSession, url: str, what: Ingestion, observer: Observer = i
 
 def run_batch(job: BatchJob, batch: Batch) -> BatchReport | None:
     """Write a planned batch; ``None`` if it has to be planned again."""
-    return next((event for event in written_events(job, batch) if isinstance(event, BatchReport)), None)
+    return next((event for event in written_events(job, batch, HeldSignals()) if isinstance(event, BatchReport)), None)
 
 
 def reports_with(events: Iterable[Event], act: Callable[[], object]) -> Iterator[BatchReport]:
