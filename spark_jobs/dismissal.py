@@ -118,7 +118,7 @@ class DismissJob(BatchJob):
         """The dead letters, then a commit without rows."""
         target, entry = self.target, self.target.entry(batch)
         # Another run may have made rows of them since; Delta refuses what comes from here on.
-        is_free = count_where(self.ledger.log, in_places(entry.written)) == 0
+        is_free = count_where(self.ledger.log, in_places(entry.affected)) == 0
         rows = no_rows(target.spark, self.ledger)
         written = write_recorded(target, batch, entry, rows, {}) if is_free else None
         if written is None:

@@ -22,7 +22,7 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.batches.ingestion import Ingestion, check_read, lag
+from spark_jobs.batches.ingestion import Ingestion, lag, losses_of_stream
 from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
@@ -143,7 +143,7 @@ def verify(
             f"group {ingestion.group!r} has written nothing of {source.url} into {ingestion.table}",
             remedy="Check --source, --table and --group, or ingest first.",
         )
-    lost = check_read(source, ingestion, state) if claims is None else claims.lost
+    lost = losses_of_stream(source, ingestion, state) if claims is None else claims.lost
     # A look with what the ledger knows may leave out what was read.
     extents = source.extents()
     batches = _Batches(table.ledger, state)
@@ -344,7 +344,7 @@ class _Batches:
                 version = _NO_BATCH if entry.claims else commit.version
                 self._with_dead.append((entry, version, _within_places(entry, replaced)))
             self._whole[commit.version] = True
-            for shard, parts in entry.written.items():
+            for shard, parts in entry.affected.items():
                 own = parts - judged.get(shard, Intervals())
                 self._whole[commit.version] &= own == parts
                 judged[shard] = judged.get(shard, Intervals()) | own
@@ -408,7 +408,7 @@ class _Batches:
             if missing > 0 and replaced:
                 missing -= table.most_deleted(entry.bid, replaced)
             if missing > 0:
-                places = entry.written.keys() | entry.claims.keys() | entry.lost.keys()
+                places = entry.affected.keys() | entry.claims.keys() | entry.lost.keys()
                 # What is missing is told of a shard that is asked for, if there is one.
                 shards = sorted(places, key=lambda shard: (shard not in tallies, shard))
                 for shard in shards:
@@ -434,7 +434,7 @@ def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int
 
 def _within_places(entry: LedgerEntry, parts: Mapping[Shard, Intervals]) -> Mapping[Shard, Intervals]:
     """These parts of the ranges that a batch wrote, or claimed entries of."""
-    places = {**{shard: Intervals.of(part) for shard, part in entry.extents.items()}, **entry.written}
+    places = {**{shard: Intervals.of(part) for shard, part in entry.extents.items()}, **entry.affected}
     found = {shard: parts[shard] & own for shard, own in places.items() if shard in parts}
     return {shard: own for shard, own in found.items() if own}
 

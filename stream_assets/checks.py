@@ -297,8 +297,8 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
             continue
         if len(entries) == batches:
             break
-        own = {shard: parts - places.get(shard, Intervals()) for shard, parts in entry.written.items()}
-        size, left = (sum(parts.size for parts in found.values()) for found in (entry.written, own))
+        own = {shard: parts - places.get(shard, Intervals()) for shard, parts in entry.affected.items()}
+        size, left = (sum(parts.size for parts in found.values()) for found in (entry.affected, own))
         if size and not left:
             continue
         entries.append(entry)

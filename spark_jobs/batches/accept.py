@@ -113,9 +113,9 @@ def _recreated_claims(
         if shard.stream not in claims.identities():
             continue
         try:
-            claims.check({shard: known.written})
+            claims.check({shard: known.written_end})
         except SourceRecreatedError as error:
-            if are_named or known.written is None or not claims.holds(shard, known.written - 1):
+            if are_named or known.written_end is None or not claims.holds(shard, known.written_end - 1):
                 found[shard.stream] = error
     return found
 

@@ -314,8 +314,8 @@ def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]
     ends = {shard: s.covered.position for shard, s in known.items()}
     starts = {shard: extents[shard].start if end is None else end for shard, end in ends.items()}
     total = dict(source.count({shard: Range(start, extents[shard].end) for shard, start in starts.items()}))
-    for turn in range(max((len(s.redo.ranges) for s in known.values()), default=0)):
-        parts = {shard: s.redo.ranges[turn] for shard, s in known.items() if turn < len(s.redo.ranges)}
+    for index in range(max((len(s.redo.ranges) for s in known.values()), default=0)):
+        parts = {shard: s.redo.ranges[index] for shard, s in known.items() if index < len(s.redo.ranges)}
         for shard, count in source.count(parts).items():
             total[shard] += count
     return total
@@ -403,7 +403,7 @@ def losses(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Exte
     return source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
 
 
-def check_read(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:
+def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:
     """What a run would find of the stream: what is gone that the group has not read.
 
     Args:

@@ -170,7 +170,7 @@ class BatchJob(ABC):
             replaced=self.ledger.log.deleted_rows(written.commit),
             bytes=written.commit.output_bytes,
         )
-        self.telemetry.written(report)
+        self.telemetry.reported(report)
         return report
 
     def settled(self, state: LedgerState, *, again: bool = False) -> LedgerState:

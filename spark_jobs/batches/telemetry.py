@@ -42,7 +42,7 @@ class BatchTelemetry:
         about({})
         self._since = time.monotonic()
 
-    def written(self, report: BatchReport) -> None:
+    def reported(self, report: BatchReport) -> None:
         """A batch is in the table and committed."""
         entry = report.entry
         messages = sum(report.messages.values())

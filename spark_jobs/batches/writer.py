@@ -511,7 +511,7 @@ def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: 
 
 def _last_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
     """Likewise the dead letters that count, and how many; the batch that replaces their range writes them again."""
-    table, ledger, where = target.dead_letters, target.ledger, in_places(entry.written)
+    table, ledger, where = target.dead_letters, target.ledger, in_places(entry.affected)
     # Most ranges have none, which is known without a job of Spark.
     if not any(len(part) for part in table.scan(ledger.group, NotCounting(), PLACE, where=where)):
         return None, 0
@@ -530,7 +530,7 @@ def _unread(
         DataLossError: there are some, and it was not said that they are to be kept.
     """
     ingestion = target.ingestion
-    last = held.where(in_places(entry.written)).join(frame.select(*PLACE), [*PLACE], "left_anti")
+    last = held.where(in_places(entry.affected)).join(frame.select(*PLACE), [*PLACE], "left_anti")
     found = last.agg(f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last"))
     counts = found.collect()[0]
     if not counts["rows"]:

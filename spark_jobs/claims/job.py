@@ -229,7 +229,7 @@ class ClaimJob(BatchJob):
         Returns:
             Whether streams were claimed, so that the ledger has to be read again.
         """
-        known = {shard: known.written for shard, known in state.shards.items()}
+        known = {shard: known.written_end for shard, known in state.shards.items()}
         if self._origin is not None:
             self._claims.check(known)
             return False
@@ -347,7 +347,7 @@ class ClaimJob(BatchJob):
             return None
         ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
         # In this order: what others have written of them is in the ledger by now, whatever the server knows of it.
-        written = {shard: known.written or 0 for shard, known in self.ledger.read().shards.items()}
+        written = {shard: known.written_end or 0 for shard, known in self.ledger.read().shards.items()}
         doubtful = {
             shard: Range(places[0], min(places[-1] + 1, written.get(shard, 0))) for shard, places in ids.items()
         }

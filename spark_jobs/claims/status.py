@@ -142,7 +142,7 @@ def losses_of_claims(claims: RedisClaims, ledger: Ledger | None = None) -> Mappi
     """
     lost: dict[Shard, Range] = {}
     if ledger is not None:
-        claims.check({shard: known.written for shard, known in ledger.read().shards.items()})
+        claims.check({shard: known.written_end for shard, known in ledger.read().shards.items()})
         lost = {shard: skipped.part for shard, skipped in skipped_entries(claims, ledger).items()}
     return lost | {shard: Range(part.start, part.end) for shard, part in claims.trimmed().items()}
 

@@ -89,7 +89,7 @@ def check_position(claims: RedisClaims, state: LedgerState) -> None:
     Raises:
         SourceRecreatedError: the group is gone, or was moved back.
     """
-    claims.check({shard: known.written for shard, known in state.shards.items()})
+    claims.check({shard: known.written_end for shard, known in state.shards.items()})
 
 
 def check_settled(claims: RedisClaims) -> None:

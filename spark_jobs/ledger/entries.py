@@ -67,7 +67,7 @@ class ShardState:
         return self.claimed is not None or self.covered != Intervals.of((MIN_SEQUENCE, self.origin or 0))
 
     @property
-    def written(self) -> int | None:
+    def written_end(self) -> int | None:
         """Behind the last Redis entry that is in the table, claimed or read by position; ``None`` if there is none."""
         reached = self.covered.position or 0
         return max(self.claimed or 0, reached if reached > (self.origin or 0) else 0) or None
@@ -217,12 +217,12 @@ class LedgerEntry:
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
 
     @property
-    def written(self) -> Mapping[Shard, Intervals]:
+    def affected(self) -> Mapping[Shard, Intervals]:
         """The sequences that it covers or replaces.
 
         Example:
             >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, ranges={Shard("orders"): Range(0, 5)})
-            >>> str(entry.written[Shard("orders")])
+            >>> str(entry.affected[Shard("orders")])
             '[0,5)'
         """
         return {**{shard: Intervals.of(part) for shard, part in self.ranges.items()}, **self.places}
@@ -238,7 +238,7 @@ class LedgerEntry:
             Range(start=3, end=9)
         """
         claimed = {shard: Range(start, end) for shard, (start, end, _) in self.claims.items()}
-        return {**claimed, **{shard: parts.hull for shard, parts in self.written.items() if parts}}
+        return {**claimed, **{shard: parts.hull for shard, parts in self.affected.items() if parts}}
 
     @property
     def does(self) -> WriteMode:

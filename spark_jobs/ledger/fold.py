@@ -45,7 +45,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         after[shard] = replace(known, last=message if known.last is None else max(known.last, message))
     if entry.adds_copies:
         return after
-    for shard, written in entry.written.items():
+    for shard, written in entry.affected.items():
         known = after.get(shard, ShardState())
         redo = known.redo
         if late or not entry.does.reduces_redo:

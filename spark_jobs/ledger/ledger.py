@@ -273,7 +273,7 @@ class Ledger:
         except LedgerTruncatedError:
             return True
 
-    def written(self, number: int, *, after: int) -> Commit | None:
+    def commit_of(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
 
         Raises:
@@ -361,7 +361,7 @@ class Ledger:
             entry = commit.entry
             if entry is None or entry.group == self.group:
                 continue
-            if streams & {shard.stream for shard in (*(entry.state or ()), *entry.written, *entry.origin)}:
+            if streams & {shard.stream for shard in (*(entry.state or ()), *entry.affected, *entry.origin)}:
                 return entry.group
             if entry.is_full:
                 bases[entry.group] = max(entry.base, bases.get(entry.group, -1))

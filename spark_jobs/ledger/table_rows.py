@@ -350,7 +350,7 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Cha
     condition = None
     if entry is not None and is_replaced:
         # Files that hold a part of the range were written again as a whole.
-        condition = inside({shard: parts.hull for shard, parts in entry.written.items() if parts}, names[:-1])
+        condition = inside({shard: parts.hull for shard, parts in entry.affected.items() if parts}, names[:-1])
     try:
         removed = log.removed_files(commit.version) if is_replaced else []
         return ChangedTimes(

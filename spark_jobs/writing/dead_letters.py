@@ -528,7 +528,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
         if commit.entry is None:
             continue
         if commit.entry.does.uncounts_letters:
-            for shard, parts in commit.entry.written.items():
+            for shard, parts in commit.entry.affected.items():
                 # A batch may have nothing of a shard.
                 if parts:
                     ranges.setdefault(shard, []).extend((part, len(newer)) for part in parts)

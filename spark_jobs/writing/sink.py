@@ -65,7 +65,7 @@ class DeltaSink:
         if self.schema_changes is not SchemaChanges.FAIL:
             writer = writer.option("mergeSchema", "true")
         if entry.does.replaces:
-            writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.written))
+            writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.affected))
         else:
             writer = writer.mode("append")
         writer.save(spark_location(self.path))
@@ -94,7 +94,7 @@ class DeltaSink:
             LedgerUnreadableError: whether it is cannot be found out.
             StorageMismatchError: it is in a table, or in files, that are not to be seen from here.
         """
-        commit = ledger.written(entry.number, after=entry.base)
+        commit = ledger.commit_of(entry.number, after=entry.base)
         check_landed(commit, failure, spark=spark, log=ledger.log, bid=entry.bid)
         if commit is None or commit.entry is None or commit.entry.bid != entry.bid:
             return None

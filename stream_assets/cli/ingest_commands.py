@@ -197,7 +197,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
       stream-assets lag kafka://localhost:9092/orders --group lakehouse
     """
-    from spark_jobs.batches.ingestion import check_read
+    from spark_jobs.batches.ingestion import losses_of_stream
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.ledger.ledger import LedgerState as State
 
@@ -209,7 +209,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     else:
         with place.stream().open() as stream:
             opened = place.ingestion().in_epochs(stream, read) if read else stream
-            lost = check_read(opened, place.ingestion(), ledger) if ledger.newest is not None else {}
+            lost = losses_of_stream(opened, place.ingestion(), ledger) if ledger.newest is not None else {}
             extents, committed = opened.extents(), opened.committed(group)
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}

@@ -62,7 +62,7 @@ class Lake:
             custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, entry.number)]
         )
         if entry.mode == "replace":
-            where = in_places(entry.written)
+            where = in_places(entry.affected)
             write_deltalake(self.what.table, data, mode="overwrite", predicate=where, commit_properties=properties)
         else:
             write_deltalake(self.what.table, data, mode="append", commit_properties=properties)

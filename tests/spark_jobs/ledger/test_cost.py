@@ -67,7 +67,7 @@ def test_only_the_newest_commit_is_opened(long_log, opened):
 
 def test_verifying_opens_only_what_came_after_the_plan(long_log, opened):
     ledger = Ledger(long_log.log(), group="g", member="main")
-    assert ledger.written(COMMITS - 1, after=COMMITS - 3).version == COMMITS - 2
+    assert ledger.commit_of(COMMITS - 1, after=COMMITS - 3).version == COMMITS - 2
     assert opened == {COMMITS - 2, COMMITS - 1}
 
 

@@ -238,26 +238,26 @@ def test_numbers_are_per_member_and_survive_a_restore(log):
 class TestWritten:
     def test_with_our_bid(self, log):
         two_batches(log)
-        commit = ledger(log).written(3, after=1)
+        commit = ledger(log).commit_of(3, after=1)
         assert (commit.version, commit.entry.bid) == (2, "main3")
 
     def test_behind_it_a_fence_does_not_hide_it(self, log):
         two_batches(log)
         log.ours(replace(entry(4, 2, kind="fence"), by="b", bid="fence"))
-        assert ledger(log).written(3, after=1).entry.bid == "main3"
+        assert ledger(log).commit_of(3, after=1).entry.bid == "main3"
 
     def test_none(self, log):
         two_batches(log)
-        assert ledger(log).written(4, after=2) is None
-        assert ledger(log).written(3, after=2) is None
-        assert ledger(log, "b").written(3, after=0) is None
+        assert ledger(log).commit_of(4, after=2) is None
+        assert ledger(log).commit_of(3, after=2) is None
+        assert ledger(log, "b").commit_of(3, after=0) is None
 
     def test_a_missing_commit_file_is_an_error(self, log):
         two_batches(log)
         DeltaTable(str(log.path)).create_checkpoint()
         log.clean_before(2)
         with pytest.raises(LedgerUnreadableError) as caught:
-            ledger(log).written(4, after=0)
+            ledger(log).commit_of(4, after=0)
         assert isinstance(caught.value, Transient)
 
     @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ class TestWritten:
         DeltaTable(str(log.path)).create_checkpoint()
         log.file(1).write_bytes(content)
         with pytest.raises(LedgerUnreadableError, match="version 1"):
-            ledger(log).written(4, after=0)
+            ledger(log).commit_of(4, after=0)
 
 
 class TestRestore:

@@ -195,9 +195,9 @@ def test_what_a_replay_has_left_is_no_lag_of_the_group(folder: Path, unset: pyte
     unset.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder))
     telemetry = BatchTelemetry(Ingestion("lakehouse", str(folder / "t")), ignore_steps)
     ingested = report(30)
-    telemetry.written(ingested)
+    telemetry.reported(ingested)
     entry = replace(ingested.entry, kind="replay")
-    telemetry.written(replace(ingested, entry=entry, lag={ZERO: 4}))
+    telemetry.reported(replace(ingested, entry=entry, lag={ZERO: 4}))
     found = scraped(folder)
     assert found["stream_assets_lag"] == {("orders",): 70}
     assert found["stream_assets_rows_total"] == {(): 9}
