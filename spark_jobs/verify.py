@@ -442,7 +442,7 @@ def _within_places(entry: LedgerEntry, parts: Mapping[Shard, Intervals]) -> Mapp
 def _has_transform(commit: Commit) -> bool:
     """Whether the rows of a batch may be other than one a message."""
     entry = commit.entry
-    return entry is not None and (bool(entry.transform) or commit.output_rows != entry.rows)
+    return entry is not None and (bool(entry.transform) or commit.output_rows != entry.messages)
 
 
 def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:

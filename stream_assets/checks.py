@@ -302,7 +302,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
         if size and not left:
             continue
         entries.append(entry)
-        messages += (entry.rows + entry.dead) * (left / size if size else 1)
+        messages += (entry.messages + entry.dead) * (left / size if size else 1)
         places.update({shard: places.get(shard, Intervals()) | parts for shard, parts in own.items()})
     return _NewestMessages(entries, round(messages), places)
 

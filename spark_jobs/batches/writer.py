@@ -284,7 +284,7 @@ def _was_clean(entry: LedgerEntry | None, *, is_dense: bool) -> bool:
     """Whether a batch held no dead letter, and where sequences grow by one, a message for each of them."""
     if entry is None or entry.kind != "batch":
         return True
-    return not entry.dead and not (is_dense and entry.rows < sum(widths(entry.ranges).values()))
+    return not entry.dead and not (is_dense and entry.messages < sum(widths(entry.ranges).values()))
 
 
 def write_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> Written | NotClean | None:
@@ -306,7 +306,7 @@ def write_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int])
     frame = read_splits(target.spark, batch.plan.splits, source, identities=batch.identities)
     # All of it: what does not depend on a message is wrong with any other way of writing, too.
     rows = target.columns.rows_of_clean(frame, fail_write)
-    entry = target.entry(batch, rows=sum(counts.values()))
+    entry = target.entry(batch, messages=sum(counts.values()))
     try:
         return _write_rows(target, batch, entry, rows, counts)
     except BatchTooLargeError as error:
@@ -439,7 +439,7 @@ def write(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | No
         SchemaMismatchError, TransformError, WriteError: nothing of the batch is in the table.
         LedgerUnreadableError: whether it is cannot be found out; nothing may be committed to the broker.
     """
-    entry = target.entry(batch, rows=sum(filtered.messages.values()), dead=filtered.dead)
+    entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
     rows, kept = filtered.rows, None
     if entry.does.replaces:
         rows = _with_last_copies(target, rows, filtered.frame, entry)

@@ -156,7 +156,7 @@ class LedgerEntry:
         until: for a replace, up to where later batches must replace, too.
         origin: first positions, resolved to numbers.
         state: the fold at ``base``; ``None`` if the entry is not full.
-        rows: messages that were decoded, before the transform.
+        messages: how many were decoded.
         dead: dead letters.
         identities: for each epoch of each stream, the fingerprint that detects a recreated stream; if the entry is not
             full, those that the ledger did not have at ``base``.
@@ -195,7 +195,7 @@ class LedgerEntry:
     until: Mapping[Shard, int] = field(default_factory=dict)
     origin: Mapping[Shard, int] = field(default_factory=dict)
     state: State | None = field(default_factory=dict)
-    rows: int = 0
+    messages: int = 0
     dead: int = 0
     identities: Mapping[str, str] = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
@@ -365,7 +365,8 @@ _PER_SHARD: Mapping[str, Callable[[Any], object]] = {
 }
 _PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
 # Field names and their JSON keys.
-_KEYS: Mapping[str, str] = {f.name: f.name for f in fields(LedgerEntry)} | {"number": "n", "settled": "letters"}
+_RENAMED = {"number": "n", "settled": "letters", "messages": "rows"}
+_KEYS: Mapping[str, str] = {f.name: _RENAMED.get(f.name, f.name) for f in fields(LedgerEntry)}
 _DEFAULTS: Mapping[str, object] = {
     f.name: f.default if f.default_factory is MISSING else f.default_factory()
     for f in fields(LedgerEntry)

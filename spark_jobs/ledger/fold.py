@@ -78,7 +78,7 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
     """The totals after one commit of the group.
 
     Example:
-        >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, rows=9, dead=1)
+        >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, messages=9, dead=1)
         >>> tally(tally(Totals(), entry), entry).dead
         2
     """

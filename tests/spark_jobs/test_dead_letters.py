@@ -73,7 +73,7 @@ def test_they_are_grouped_by_the_kind_of_their_reason_with_an_example(tables: Ta
 def test_those_that_do_not_count_are_told_apart_when_asked(tables: Tables) -> None:
     replaced = {ORDERS: Intervals.of((2, 3), (9, 10))}
     tables.main.ours(
-        LedgerEntry("replay", "g", "g/replay", 1, "replay", "r1", 0, places=replaced, mode="replace", rows=2)
+        LedgerEntry("replay", "g", "g/replay", 1, "replay", "r1", 0, places=replaced, mode="replace", messages=2)
     )
     letters = tables.letters()
     assert places(letters.to_arrow()) == ["clicks/0=5", "orders/0=40", "orders#2/1=7", "orders/0=None"]
@@ -211,7 +211,7 @@ def test_a_view_of_spark_has_those_that_counted_when_it_was_made(spark: SparkSes
     assert viewed() == [*counted, ("orders#2", 1, 7)]
     replaced = {ORDERS: Intervals.of((2, 3), (9, 10))}
     tables.main.ours(
-        LedgerEntry("replay", "g", "g/replay", 1, "replay", "r1", 0, places=replaced, mode="replace", rows=2)
+        LedgerEntry("replay", "g", "g/replay", 1, "replay", "r1", 0, places=replaced, mode="replace", messages=2)
     )
     tables.add(ORDERS, 60)
     assert len(viewed()) == 6, "until it is made again"

@@ -72,7 +72,7 @@ class Lake:
 
     def batch(self, number: int, sequences: list[int], transform: str, **details: Any) -> None:
         covered = Intervals.of((MIN_SEQUENCE, 1 + BATCH * number))
-        fields = {"ranges": {shard(0): Range(1 + BATCH * number, 1 + BATCH * (number + 1))}, "rows": BATCH}
+        fields = {"ranges": {shard(0): Range(1 + BATCH * number, 1 + BATCH * (number + 1))}, "messages": BATCH}
         state = {shard(0): ShardState(covered, origin=1)}
         self.commit(number + 2, sequences, transform=transform, state=state, **{**fields, **details})
 
@@ -157,7 +157,7 @@ def damaged(lake: Lake, folder: Path) -> Lake:
     """With a batch of the messages 31 to 40, of which two are dead letters: 31 and 32; the transform drops 33."""
     write_stream(folder / "orders.ss", BATCH, shards=1)
     lake.letters("b5", 31, 32)
-    lake.batch(3, list(range(34, 41)), "one", rows=8, dead=2)
+    lake.batch(3, list(range(34, 41)), "one", messages=8, dead=2)
     return lake
 
 
@@ -204,7 +204,7 @@ def test_the_newest_batch_that_wrote_a_range_tells_what_is_there(lake: Lake) -> 
         mode="replace",
         state=covered,
         ranges={shard(0): Range(11, 21)},
-        rows=BATCH,
+        messages=BATCH,
     )
     found = lake.verdict()
     assert (found.rows, found.filtered, found.is_right) == (28, 8, True)
@@ -245,7 +245,7 @@ def test_files_that_are_gone_of_a_batch_that_was_replaced_in_part(lake: Lake) ->
     lake.delete("_sequence > 10 AND _sequence <= 15")
     covered = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 31)), origin=1)}
     replay = {"kind": "replay", "mode": "replace", "transform": "one", "state": covered}
-    lake.commit(5, list(range(11, 16)), ranges={shard(0): Range(11, 16)}, rows=5, **replay)
+    lake.commit(5, list(range(11, 16)), ranges={shard(0): Range(11, 16)}, messages=5, **replay)
     assert lake.verdict().is_right
     DeltaTable(lake.path).optimize.compact()
     DeltaTable(lake.path).vacuum(0, enforce_retention_duration=False, dry_run=False)
@@ -281,7 +281,7 @@ def test_rows_that_were_adopted_are_what_they_are_until_a_batch_writes_them(fold
     copy.insert(1, 2, 2, 4, 5, 5)
     copy.commit(2, [], kind="init", origin={shard(0): 11}, switch="resumable")
     begun = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 11)), origin=11)}
-    copy.commit(3, list(copy.within(1)), state=begun, ranges={shard(0): Range(11, 21)}, rows=BATCH)
+    copy.commit(3, list(copy.within(1)), state=begun, ranges={shard(0): Range(11, 21)}, messages=BATCH)
     found = copy.verdict()
     assert (found.messages, found.rows, found.is_right) == (10, 16, True)
     copy.insert(12)
@@ -290,7 +290,7 @@ def test_rows_that_were_adopted_are_what_they_are_until_a_batch_writes_them(fold
     copy.delete("_sequence < 6 OR _sequence = 12")
     covered = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 21)), origin=11)}
     replay = {"kind": "replay", "mode": "replace", "state": covered}
-    copy.commit(4, [1, 2, 3, 4], ranges={shard(0): Range(1, 6)}, rows=4, **replay)
+    copy.commit(4, [1, 2, 3, 4], ranges={shard(0): Range(1, 6)}, messages=4, **replay)
     assert copy.verdict().examples == {"missing": [5, 12]}
 
 
@@ -354,7 +354,7 @@ def test_dead_letters_that_are_gone_where_whole_batches_are_untold(damaged: Lake
 def test_dead_letters_that_are_gone_without_a_transform(folder: Path) -> None:
     lake = Lake(folder)
     write_stream(folder / "orders.ss", BATCH, shards=1)
-    lake.batch(3, list(range(33, 41)), "", rows=8, dead=2)
+    lake.batch(3, list(range(33, 41)), "", messages=8, dead=2)
     found = lake.verdict()
     assert (found.examples, found.missing, found.missing_dead) == ({"missing": [31, 32]}, 2, {"b5": 2})
 
@@ -392,7 +392,7 @@ def test_dead_letters_of_claimed_entries(lake: Lake, folder: Path) -> None:
     write_stream(folder / "orders.ss", BATCH, shards=1)
     lake.letters("b5", 31, 32)
     claims = {shard(0): ClaimedRange(31, 41, 10)}
-    lake.batch(3, list(range(34, 41)), "one", rows=8, dead=2, ranges={}, claims=claims)
+    lake.batch(3, list(range(34, 41)), "one", messages=8, dead=2, ranges={}, claims=claims)
     delivered = ClaimState({shard(0): Intervals.of((1, 41))}, {}, {})
     assert missing_dead(lake.verdict(claims=delivered)) == (2, 11, 0, {})
     lake.delete_letters("_sequence = 31")
@@ -408,7 +408,7 @@ def test_dead_letters_of_a_batch_of_several_shards(folder: Path) -> None:
         lake.identities, ends = source.identities(), {one: extent.end for one, extent in source.extents().items()}
     lake.commit(1, [], kind="init", origin=dict.fromkeys(shards, 1), switch="resumable")
     ranges = {one: Range(1, ends[one]) for one in shards}
-    lake.commit(2, [], transform="one", state={}, ranges=ranges, rows=3, dead=5)
+    lake.commit(2, [], transform="one", state={}, ranges=ranges, messages=3, dead=5)
     with open_batch_source(lake.url) as source:
         found = verify(source, lake.what)
     assert [(one.messages, *missing_dead(one)) for one in found] == [(4, 0, 0, 4, {"b2": 4}), (4, 0, 3, 1, {"b2": 1})]
@@ -417,7 +417,7 @@ def test_dead_letters_of_a_batch_of_several_shards(folder: Path) -> None:
 def test_the_record_of_a_loss_that_is_gone(lake: Lake, folder: Path) -> None:
     write_stream(folder / "orders.ss", BATCH, shards=1)
     lake.letters("b5", 31, None)
-    lake.batch(3, list(range(33, 41)), "one", rows=9, dead=1, lost={shard(0): Intervals.of((50, 60))})
+    lake.batch(3, list(range(33, 41)), "one", messages=9, dead=1, lost={shard(0): Intervals.of((50, 60))})
     assert (lake.verdict().is_right, lake.verdict().dead) == (True, 2)
     lake.delete_letters("_sequence IS NULL")
     assert missing_dead(lake.verdict())[2:] == (1, {"b5": 1})

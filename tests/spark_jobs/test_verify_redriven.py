@@ -48,7 +48,7 @@ class Lake:
             self.letters(bid, dead)
             ranges = {SHARD: Range(self.first + part.start, self.first + part.stop)}
             rows = [number for number in part if number not in DEAD]
-            self.commit("batch", rows, bid=bid, ranges=ranges, rows=len(rows), dead=len(dead))
+            self.commit("batch", rows, bid=bid, ranges=ranges, messages=len(rows), dead=len(dead))
 
     def moment(self, number: int) -> int:
         return MIDNIGHT_MS + number // 10 * DAY_MS + number
@@ -99,7 +99,7 @@ class Lake:
     def redrive(self, *numbers: int, rows: Iterable[int] | None = None) -> None:
         places = Intervals.of(*((self.first + number, self.first + number + 1) for number in numbers))
         made = list(numbers if rows is None else rows)
-        self.commit("replay", made, mode="replace", places={SHARD: places}, rows=len(numbers))
+        self.commit("replay", made, mode="replace", places={SHARD: places}, messages=len(numbers))
 
     def verdict(self) -> ShardVerdict:
         with open_batch_source(URL) as source:

@@ -61,18 +61,18 @@ def write(table: Path, *batches: tuple[int, int, int], timestamp_ms: int | None 
         identities = source.identities()
     for number, (messages, rows, dead) in enumerate(batches, start=1):
         state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, position)), origin=0)}
-        written = {"ranges": {SHARD: Range(position, position + messages)}, "rows": rows, "dead": dead}
+        written = {"ranges": {SHARD: Range(position, position + messages)}, "messages": rows, "dead": dead}
         known = {"state": state, "identities": identities, "sharing": "resumable"}
         log.ours(made_entry(number, number - 2, bid=f"b{number}", **written, **known), timestamp_ms=timestamp_ms)
         position += messages
     return log
 
 
-def write_next(log: WrittenLog, kind: str, *, number: int, rows: int = 0, **fields: Any) -> None:
+def write_next(log: WrittenLog, kind: str, *, number: int, **fields: Any) -> None:
     """A commit of the group ``g`` now, behind the others, that is no batch of :func:`write`."""
     member = "main" if kind == "batch" else kind
     # It is not full, so that what the one before says of the shards stays.
-    told = {"kind": kind, "bid": f"{kind}{number}", "state": None, "rows": rows, **fields}
+    told = {"kind": kind, "bid": f"{kind}{number}", "state": None, **fields}
     log.ours(made_entry(number, log.next - 1, member=member, **told), timestamp_ms=int(time.time() * 1000))
 
 
@@ -154,9 +154,9 @@ def test_dead_letters_that_were_redriven_or_replayed_count_no_more(folder: Path,
     check = build_dead_letter_ratio_check()
     assert evaluate(check, folder, instance).description == "20 of 40 messages in the newest 2 batches"
     redriven = {SHARD: Intervals.of((0, 15))}
-    write_next(log, "replay", number=1, rows=15, mode="replace", replay="r1", places=redriven)
+    write_next(log, "replay", number=1, messages=15, mode="replace", replay="r1", places=redriven)
     assert evaluate(check, folder, instance).description == "5 of 40 messages in the newest 2 batches"
-    write_next(log, "replay", number=2, rows=5, mode="replace", replay="r2", ranges={SHARD: Range(15, 20)})
+    write_next(log, "replay", number=2, messages=5, mode="replace", replay="r2", ranges={SHARD: Range(15, 20)})
     found = evaluate(check, folder, instance)
     assert found.description == "0 of 40 messages in the newest 3 batches"
     assert found.passed
@@ -167,21 +167,21 @@ def test_a_message_that_was_replayed_often_counts_once(folder: Path, instance: d
     log = write(folder / "t", (2, 1, 1))
     for number in (1, 2, 3):
         ranges = {SHARD: Range(0, 2)}
-        write_next(log, "replay", number=number, rows=1, dead=1, mode="replace", replay=f"r{number}", ranges=ranges)
+        write_next(log, "replay", number=number, messages=1, dead=1, mode="replace", replay=f"r{number}", ranges=ranges)
         write_dead_letters(folder / "t", f"replay{number}", range(1, 2))
     found = evaluate(build_dead_letter_ratio_check(max_ratio=0.4), folder, instance)
     assert found.description == "1 of 2 messages in the newest 1 batch"
     assert not found.passed
-    write_next(log, "replay", number=4, rows=1, mode="replace", replay="r4", ranges={SHARD: Range(0, 1)})
+    write_next(log, "replay", number=4, messages=1, mode="replace", replay="r4", ranges={SHARD: Range(0, 1)})
     found = evaluate(build_dead_letter_ratio_check(max_ratio=0.4), folder, instance)
     assert found.description == "1 of 2 messages in the newest 2 batches"
 
 
 def test_claimed_entries_lie_among_those_of_others(folder: Path, instance: dg.DagsterInstance) -> None:
     log = write(folder / "t", (4, 4, 0))
-    write_next(log, "replay", number=1, rows=4, mode="replace", replay="r", ranges={SHARD: Range(0, 4)})
+    write_next(log, "replay", number=1, messages=4, mode="replace", replay="r", ranges={SHARD: Range(0, 4)})
     claims = {SHARD: ClaimedRange(4, 10, 3)}
-    write_next(log, "batch", number=2, rows=1, dead=2, claims=claims)
+    write_next(log, "batch", number=2, messages=1, dead=2, claims=claims)
     write_dead_letters(folder / "t", "batch2", range(5, 7))
     found = evaluate(build_dead_letter_ratio_check(), folder, instance)
     assert found.description == "2 of 7 messages in the newest 2 batches"
@@ -209,7 +209,7 @@ def test_what_writes_no_new_messages_is_no_batch_that_makes_a_table_fresh(
 
 def test_a_batch_that_a_restore_removed_makes_no_table_fresh(folder: Path, instance: dg.DagsterInstance) -> None:
     log = write(folder / "t", (4, 4, 0), timestamp_ms=int((time.time() - 3600) * 1000))
-    write_next(log, "batch", number=2, rows=2, ranges={SHARD: Range(4, 6)})
+    write_next(log, "batch", number=2, messages=2, ranges={SHARD: Range(4, 6)})
     check = build_freshness_check(max_seconds=900)
     assert evaluate(check, folder, instance).passed
     log.restore(back_to=0, version=0)

@@ -33,7 +33,7 @@ def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSes
     assert steps.ways() == ["one", "both", "careful", "one"]
     assert_each_once(folder / "orders.ss", folder / "t")
     written = [entry for entry in entries(what) if entry.kind == "batch"]
-    assert [(entry.rows, entry.dead) for entry in written] == [(100, 0), (99, 1), (100, 0), (100, 0)]
+    assert [(entry.messages, entry.dead) for entry in written] == [(100, 0), (99, 1), (100, 0), (100, 0)]
     assert [entry.number for entry in written] == [2, 3, 4, 5], "a try takes no number"
     write_stream(folder / "orders.ss", 50, malformed=frozenset({49}))
     drain(spark, url, what)
@@ -135,7 +135,7 @@ def test_a_topic_with_holes_is_tried_once_a_run(spark: SparkSession, broker: Bro
     broker.commit(topic, 3)
     what.drain(later)
     assert later.ways() == ["careful"]
-    assert [entry.rows for entry in entries(what.ingestion) if entry.kind == "batch"] == [9, 3]
+    assert [entry.messages for entry in entries(what.ingestion) if entry.kind == "batch"] == [9, 3]
     assert_these_once(what.rows(), broker.messages(topic))
 
 

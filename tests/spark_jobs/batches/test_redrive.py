@@ -183,7 +183,7 @@ def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSe
     assert sequences_in_table(lake.strict.table) == everything
     lake.assert_right()
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
-    assert [entry.rows for entry in entries] == [1, 1, 2, 3, 2]
+    assert [entry.messages for entry in entries] == [1, 1, 2, 3, 2]
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSessi
             assert (first.wait(), second.wait()) == (0, 0), logs(one[1])
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
-    assert sum(entry.rows for entry in entries) == len(FIXED), "none was redriven twice"
+    assert sum(entry.messages for entry in entries) == len(FIXED), "none was redriven twice"
     listed = DeadLetters.of(lake.strict).kinds(LetterFilter(is_all=True))
     assert [(kind.count, kind.replaced) for kind in listed] == [(0, len(FIXED)), (len(HOPELESS), 0)]
 
@@ -338,4 +338,4 @@ def assert_killed_in_turn(lake: Lake, server: str, environment: Mapping[str, str
         assert process.wait() == 0, logs(table)
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
-    assert [entry.rows for entry in entries] == [1] * len(FIXED), "none was redriven twice"
+    assert [entry.messages for entry in entries] == [1] * len(FIXED), "none was redriven twice"

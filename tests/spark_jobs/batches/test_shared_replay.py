@@ -102,7 +102,7 @@ def test_a_rewind_is_one_commit_on_the_line_of_each_shard(group: Group) -> None:
     ledger = group.what.ledger()
     commits = [c.entry for c in ledger.newest_first() if c.entry and c.version > before]
     assert {entry.app for entry in commits} == group.lines()
-    assert [(len(entry.until), entry.rows) for entry in commits] == [(1, 0)] * SHARDS
+    assert [(len(entry.until), entry.messages) for entry in commits] == [(1, 0)] * SHARDS
     assert ledger.read().positions == group.feed.places(30)
     assert group.feed.told() == group.feed.done(30)
     reports = group.drain(new)

@@ -166,7 +166,7 @@ def entries(draw, version, base, numbers, reference):
         mode=mode,
         until=until,
         origin=origin,
-        rows=TOP,
+        messages=TOP,
         dead=draw(st.integers(0, 3)),
         lost={shard: Intervals.of(part) for shard, part in ranges.items()} if pick(True, False, False) else {},
         replay=pick("", "one", "two") if kind == "replay" and not is_redrive else "",

@@ -515,7 +515,7 @@ def by_shard(values):
         until=by_shard(NUMBERS),
         origin=by_shard(NUMBERS),
         state=by_shard(STATES),
-        rows=NUMBERS,
+        messages=NUMBERS,
         dead=NUMBERS,
         identities=st.dictionaries(TEXTS, TEXTS, max_size=2),
         hint=st.none() | st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=2),

@@ -106,7 +106,7 @@ def test_one_split_that_does_not_know_what_it_holds_is_enough() -> None:
 
 
 def entry(**fields: object) -> LedgerEntry:
-    known: dict[str, object] = {"ranges": {ONE: Range(0, 3), TWO: Range(0, 1)}, "rows": 4}
+    known: dict[str, object] = {"ranges": {ONE: Range(0, 3), TWO: Range(0, 1)}, "messages": 4}
     return LedgerEntry("batch", "g", "g/main", 2, "main", "bid", 1, **{**known, **fields})  # type: ignore[arg-type]
 
 
@@ -143,8 +143,8 @@ def test_rows_of_a_transform_may_take_no_read_of_all_messages_unless_it_is_said(
 
 def test_after_a_batch_that_was_not_clean_none_is_tried() -> None:
     assert counts(planned(entry())) is not None
-    assert counts(planned(entry(rows=3, dead=1))) is None
-    assert counts(planned(entry(rows=3))) is None, "a hole where sequences grow by one"
+    assert counts(planned(entry(messages=3, dead=1))) is None
+    assert counts(planned(entry(messages=3))) is None, "a hole where sequences grow by one"
     sparse = {ONE: Range(0, 3000), TWO: Range(0, 1000)}
-    assert counts(planned(entry(rows=3, ranges=sparse), ranges=sparse)) is not None, "ids have gaps by nature"
-    assert counts(planned(entry(rows=3, dead=1, ranges=sparse), ranges=sparse)) is None
+    assert counts(planned(entry(messages=3, ranges=sparse), ranges=sparse)) is not None, "ids have gaps by nature"
+    assert counts(planned(entry(messages=3, dead=1, ranges=sparse), ranges=sparse)) is None

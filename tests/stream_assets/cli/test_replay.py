@@ -224,5 +224,5 @@ def test_a_replay_that_was_killed_goes_on_with_its_id(spark: SparkSession, serve
     lake.assert_made(by_new=range(9, 81))
     assert lake.facts()[1:] == before[1:]
     entries = [c.entry for c in Ingestion(lake.feed.group, str(lake.table)).ledger().surviving() if c.entry]
-    assert sum(entry.rows for entry in entries if entry.kind == "replay") == 72, "no message is replayed twice"
+    assert sum(entry.messages for entry in entries if entry.kind == "replay") == 72, "no message is replayed twice"
     assert lake.rows("replay", "--id", replay_id, *NEW) == []
