@@ -284,7 +284,7 @@ class RedriveJob(BatchJob):
             return self._planned(
                 "replay",
                 settled,
-                BatchPlan({}, [LetterSplit.of(tried.messages)], tried.messages.num_rows),
+                _plan_of(tried.messages),
                 identities={},
                 letters=tried.corrected,
                 held=tried,
@@ -372,12 +372,16 @@ class RedriveJob(BatchJob):
             return _Try(count, messages, {}, outcome)
         decoded = pa.Table.from_batches(self.target.columns.source.decode(messages.to_batches()))
         read = _kept(messages, decoded.column("_error"), outcome)
-        rejected = refused(self.target, [LetterSplit.of(read)]) if read.num_rows else {}
+        rejected = refused(self.target, _plan_of(read)) if read.num_rows else {}
         if rejected:
             reasons = [rejected.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
             read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
         outcome.decoded = read.num_rows
         return _Try(count, read, intervals_of(read.select(_PLACE), _PLACE), outcome)
+
+
+def _plan_of(messages: pa.Table) -> BatchPlan:
+    return BatchPlan({}, [LetterSplit.of(messages)], messages.num_rows)
 
 
 def intervals_of(table: pa.Table, place: Sequence[str] = PLACE) -> Mapping[Shard, Intervals]:

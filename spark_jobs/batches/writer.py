@@ -6,8 +6,7 @@ Each stage is a function over frozen values; :mod:`spark_jobs.batches.job` says 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +40,7 @@ from spark_jobs.writing.failures import (
 from spark_jobs.writing.layout import create_table
 from spark_jobs.writing.sink import DeltaSink, check_landed, only_within
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
-from stream_consumers.batches import BatchPlan, LastMessage, Range, Split, clean_counts, widths
+from stream_consumers.batches import BatchPlan, LastMessage, Range, clean_counts, widths
 from stream_consumers.errors import (
     BatchTooLargeError,
     ConstraintViolatedError,
@@ -359,7 +358,7 @@ def read(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = Fa
 
 def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool, is_isolated: bool) -> _Read:
     source, splits, what = target.columns.source_of_batch, batch.plan.splits, str(target.url)
-    if batch.plan.records <= target.ingestion.driver_records and not batch.doubtful:
+    if batch.plan.records <= target.ingestion.driver_records and not (batch.doubtful or is_isolated):
         try:
             small = read_small(splits, source, keeps_payloads=keeps_payloads)
         except (DataLossError, BatchTooLargeError) as error:
@@ -405,21 +404,20 @@ def _counted(target: Target, frame: DataFrame) -> _Read:
     return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
 
-def refused(target: Target, splits: Sequence[Split]) -> Mapping[tuple[Shard, int], str]:
+def refused(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
     """The messages that would become dead letters although they can be decoded, and why; nothing is written.
 
     They are decoded in isolation: they are dead letters, and one may have crashed a process before.
 
     Args:
         target: the table.
-        splits: to be read; each message can be decoded, without the new fields that it may have.
+        plan: of dead letters; each message can be decoded, without the new fields that it may have.
 
     Raises:
         TransformError: the transform raised, or fails for some of them.
     """
-    batch = Batch("replay", target.ledger.read(), BatchPlan({}, splits, sys.maxsize))
     with caching() as cached:
-        filtered = read(target, batch, cached, is_isolated=True)
+        filtered = read(target, Batch("replay", target.ledger.read(), plan), cached, is_isolated=True)
         if not filtered.dead:
             return {}
         bad = filtered.frame.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
