@@ -1,6 +1,7 @@
 """The stages of a batch: read, split into rows and dead letters, write, verify; and commits without rows.
 
-Each stage is a function over frozen values; :mod:`spark_jobs.batches.job` says in which order they follow each other.
+Each stage is a function over frozen values, but for what :class:`Target` learns of the columns and the constraints of
+the table; :mod:`spark_jobs.batches.job` says in which order they follow each other.
 """
 
 from __future__ import annotations
