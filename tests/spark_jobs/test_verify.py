@@ -143,7 +143,7 @@ class Lake:
 
     def replay(self, number: int, part: Range, sequences: list[int], mode: str = "replace", **details: Any) -> None:
         covered = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 41)), origin=1)}
-        fields: dict[str, Any] = {"rows": len(sequences), "transform": "one", "state": covered, **details}
+        fields: dict[str, Any] = {"messages": len(sequences), "transform": "one", "state": covered, **details}
         self.commit(number, sequences, kind="replay", mode=mode, ranges={shard(0): part}, **fields)
 
 
