@@ -110,7 +110,6 @@ class DismissJob(BatchJob):
             letters=marked,
             places=intervals_of(letters.filter(letters.column("_sequence").is_valid())),
             mode="replace",
-            hint=state.hint,
             dead=letters.num_rows,
         )
 

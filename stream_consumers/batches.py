@@ -133,8 +133,9 @@ class Resume:
 
     Args:
         positions: the next sequence of each shard, as the ledger has them.
-        hint: what :attr:`BatchPlan.hint` of an earlier batch was; a hint is only ever a shortcut. Shards stand in it as
-            keys, by their names: those of a stream that was recreated since are left out.
+        hint: what :attr:`BatchPlan.hint` of an earlier batch was: a shortcut, and what is known at the positions, see
+            :mod:`stream_consumers.hints`. Shards stand in it as keys, by their names: those of a stream that was
+            recreated since are left out.
     """
 
     positions: Mapping[Shard, int]
@@ -294,6 +295,15 @@ class BatchSource(ClosesOnExit, ABC):
         """
         found = self.extents(resume=resume)
         return {shard: extent.end for shard, extent in found.items()} != {s: e.end for s, e in extents.items()}
+
+    def remember(self, resume: Resume) -> None:
+        """Take what the ledger knows at its positions for the plan that follows.
+
+        Another run may have moved them since :meth:`extents`. By default a source knows nothing at positions.
+
+        Args:
+            resume: positions and hint of the ledger.
+        """
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""

@@ -227,6 +227,10 @@ class EpochSource(BatchSource):
             return None
         return Resume(self._names.all_back(resume.positions), self._names.hint_back(resume.hint))
 
+    def remember(self, resume: Resume) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.remember`."""
+        self._source.remember(Resume(self._names.all_back(resume.positions), self._names.hint_back(resume.hint)))
+
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""
         plan = self._source.plan(self._names.all_back(gaps), limits=limits, parallelism=parallelism)

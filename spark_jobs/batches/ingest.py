@@ -153,6 +153,8 @@ class IngestJob(SourceJob):
     def _captured(self, state: LedgerState) -> Mapping[Shard, Extent]:
         """The ends to go to: those at the first plan; while the job stays, captured anew when they are reached."""
         self._resume = state.resume
+        if self._resume is not None:
+            self._source.remember(self._resume)
         self._version = state.version
         # Without a table, or with one that was deleted meanwhile, the group starts where the stream does now.
         if state.newest is None:
@@ -258,9 +260,7 @@ class IngestJob(SourceJob):
         self.ingestion.refuse_or_record(error)
         ranges = {shard: parts.ranges[0] for shard, parts in state.gone.items()}
         lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
-        return self._planned(
-            "batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost, hint=state.hint
-        )
+        return self._planned("batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost)
 
     def _reconcile(self, state: LedgerState) -> LedgerState:
         """Step 3, and the dead letters of batches that were dropped."""

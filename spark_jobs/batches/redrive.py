@@ -290,7 +290,6 @@ class RedriveJob(BatchJob):
                 held=tried,
                 places=tried.places,
                 mode="replace",
-                hint=state.hint,
             )
         self.settled(state, again=True)
         return None

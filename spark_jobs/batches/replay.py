@@ -368,7 +368,6 @@ class ReplayJob(SourceJob):
             replay=self._replay.id,
             goal=resolved.progress.goal,
             begins=not resolved.progress.done,
-            hint=state.hint,
         )
 
     def finish(self, written: Written) -> Mapping[Shard, int]:

@@ -587,7 +587,7 @@ def commit_empty(
         more = fields(state)
         if more is None:
             return
-        if sink.commit(rows, ledger.entry(kind, state, **{"hint": state.hint, **more}), ledger=ledger) is not None:
+        if sink.commit(rows, ledger.entry(kind, state, **more), ledger=ledger) is not None:
             return
     raise lost_races(ledger, ingestion)
 

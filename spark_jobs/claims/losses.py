@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
 from spark_jobs.batches.writer import Target
 from spark_jobs.claims.status import Skipped, skipped_entries
-from spark_jobs.ledger.entries import ClaimedRange
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.errors import DataLossError
@@ -127,13 +127,13 @@ class ClaimLosses:
         ]
         gone = self._gone.get(shard)
         if gone:
-            known = Intervals.of(*(part for entry in records if not entry.hint for part in entry.lost[shard]))
+            known = Intervals.of(*(part for entry in records if not _of_unread(entry) for part in entry.lost[shard]))
             places = [place for place in map(to_sequence, sorted(gone)) if place not in known]
             return Intervals.of(*((place, place + 1) for place in places)), len(places), None
         assert unread is not None
         # Once it is accounted for the group has counted more: the same place and count mean the same loss.
         hint = {"start": unread.start, "read": unread.read}
-        count = unread.entries - sum(entry.claims[shard].entries for entry in records if entry.hint == hint)
+        count = unread.entries - sum(entry.claims[shard].entries for entry in records if _of_unread(entry) == hint)
         return Intervals.of((unread.start, unread.end)), max(0, count), hint
 
     def account(self, shard: Shard, kind: Skipped | Trimmed | None) -> None:
@@ -196,3 +196,8 @@ def check_restored(ledger: Ledger, state: LedgerState, ingestion: Ingestion) -> 
             batches=len(lost),
             version=state.version,
         )
+
+
+def _of_unread(entry: LedgerEntry) -> Mapping[str, object]:
+    """Where unread entries were trimmed that an entry records; empty if it records others."""
+    return {name: entry.hint[name] for name in ("start", "read") if entry.hint and name in entry.hint}

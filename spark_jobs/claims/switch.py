@@ -18,8 +18,8 @@ from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
+from stream_consumers.hints import known_places
 from stream_consumers.messages import Shard
-from stream_consumers.redis.batches import known_places
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.wording import counted
@@ -145,7 +145,7 @@ def settle_claims(
     known = {shard: facts for shard, facts in delivered.items() if facts is not None and shard in positions}
     ranges = {shard: Range(positions[shard], facts.position) for shard, facts in known.items()}
     counted = {str(shard): [facts.position, facts.read] for shard, facts in known.items() if facts.read is not None}
-    return {s: part for s, part in ranges.items() if part.start < part.end}, {"added_before": counted}
+    return ranges, {"added_before": counted}
 
 
 def leave_claim_mode(claims: RedisClaims) -> None:

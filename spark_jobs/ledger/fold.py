@@ -9,6 +9,9 @@ It goes over the commits in log order:
     init, fence    origins, how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
+What is known at the position of a shard (:mod:`stream_consumers.hints`) is said by the entry that moved it there. The
+others repeat it as it was at their base, which may be outdated. A RESTORE takes it back like the position.
+
 Appends say the last message of each shard that they read; ``last`` is the one with the highest sequence. R is the range
 of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the version it was
 planned from and itself.
@@ -21,6 +24,7 @@ from dataclasses import replace
 from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import MOST_LOSSES, MOST_REPLAYS, ReplayProgress, Totals, replay_key
+from stream_consumers.hints import Places, known_places
 from stream_consumers.messages import Shard
 
 NONE = Intervals()
@@ -72,6 +76,22 @@ def restore(state: State, past: State) -> State:
         redo = then.redo if now.ended is None else Intervals()
         after[shard] = replace(now, covered=then.covered | start, redo=redo, last=then.last)
     return after
+
+
+def moved_places(entry: LedgerEntry) -> Places:
+    """What the hint of an entry says of the shards whose positions it moves."""
+    moved = entry.ranges.keys() | entry.origin.keys()
+    return {shard: place for shard, place in known_places(entry.hint).items() if shard in moved}
+
+
+def places_at(state: State, *places: Places) -> Places:
+    """Of what is known of each shard, the first that is of its position; of shards that have ended, nothing."""
+    return {
+        shard: place
+        for each in reversed(places)
+        for shard, place in each.items()
+        if shard in state and state[shard].ended is None and state[shard].covered.position == place[0]
+    }
 
 
 def tally(totals: Totals, entry: LedgerEntry) -> Totals:

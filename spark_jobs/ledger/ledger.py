@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides, reading
 from spark_jobs.ledger.entries import KEEPER, LedgerEntry, State, Uncounted
-from spark_jobs.ledger.fold import fold, restore, tally
+from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import LastMessage, Resume
@@ -24,6 +24,7 @@ from stream_consumers.errors import (
     LedgerUnreadableError,
     StreamAssetsError,
 )
+from stream_consumers.hints import Places, known_places, with_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 from stream_consumers.wording import counted
@@ -59,6 +60,8 @@ class _Folded:
     totals: Totals = field(default_factory=Totals)
     identities: Mapping[str, str] = field(default_factory=dict)
     sharing: str = ""
+    places: Places = field(default_factory=dict)
+    hint: Mapping[str, object] | None = None
     error: StreamAssetsError | None = None
 
 
@@ -101,7 +104,7 @@ class LedgerState:
         full: the newest full entry; ``None`` if there is none.
         judged: how many replaces ``uncounted`` knows of.
         totals: what the commits of the group add up to.
-        hint: of the newest entry that no RESTORE removed.
+        hint: of the newest entry that no RESTORE removed, with what is known at the position of each shard.
         schema: the columns of the table, as its log has them.
     """
 
@@ -167,7 +170,7 @@ class Ledger:
 
         It is full where that costs little, in every tenth entry of the sequence, where something begins, moves or
         switches, after a RESTORE, and where the newest full one lies so far back that it may be cleaned from the log
-        before this one is.
+        before this one is. In each case it has all that is known at positions, and by default the hint of the ledger.
 
         Args:
             kind: of the entry.
@@ -189,8 +192,11 @@ class Ledger:
             sharing=state.sharing,
             identities=state.identities,
             transform=state.newest.transform if state.newest else "",
+            hint=state.hint,
         )
         entry = replace(entry, **fields)
+        places = places_at(fold(state.shards, entry, late=False), moved_places(entry), known_places(state.hint))
+        entry = replace(entry, hint=with_places(entry.hint, places))
         if self._is_full(entry, state):
             return replace(entry, totals=state.totals)
         new = {name: told for name, told in entry.identities.items() if state.identities.get(name) != told}
@@ -258,7 +264,7 @@ class Ledger:
             identities=folded.identities,
             full=FullEntry(commit.version, commit.timestamp_ms, longest_ms, is_restored),
             totals=folded.totals,
-            hint=self._surviving_hint(snapshot.version) if was_removed else newest.hint,
+            hint=with_places(folded.hint, folded.places),
             schema=snapshot.schema,
         )
         if judge is not None:
@@ -487,12 +493,6 @@ class Ledger:
                 break
         return None
 
-    def _surviving_hint(self, version: int) -> Mapping[str, object] | None:
-        """The hint of the newest entry that no RESTORE removed; ``None`` where the log does not reach back to it."""
-        with suppress(LedgerTruncatedError):
-            return next((commit.entry.hint for commit in self.surviving(version) if commit.entry), None)
-        return None
-
     def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
         """Whether there was a RESTORE up to ``version`` since the entry was planned."""
         return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
@@ -546,8 +546,10 @@ class Ledger:
         found = self._newest_full(version)
         if found is None:
             return _Folded()
-        full = found[1]
-        now = _Folded(full.state or {}, full.totals, full.identities, full.sharing)
+        newest, full = found
+        state = full.state or {}
+        places = places_at(state, known_places(full.hint))
+        now = _Folded(state, full.totals, full.identities, full.sharing, places)
         folds: dict[int, _Folded] = {full.base: now}
         for number in range(full.base + 1, version + 1):
             commit = self._need(number)
@@ -555,21 +557,38 @@ class Ledger:
                 try:
                     target = self._restored_version(commit, known, level)
                     past = folds[target] if target in folds else self._fold_to(target, known, level)
+                    if full.base <= target < newest.version:
+                        past = self._with_older_hint(past, target, known, level)
                 except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
                     past = replace(now, error=unknown)
-                now = replace(now, state=restore(now.state, past.state), totals=past.totals, error=past.error)
+                state = restore(now.state, past.state)
+                places = places_at(state, past.places, now.places)
+                now = replace(now, state=state, totals=past.totals, places=places, hint=past.hint, error=past.error)
             elif entry := commit.entry:
                 late = self._is_restored(entry, number - 1)
                 is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
+                state = fold(now.state, entry, late=late)
                 now = _Folded(
-                    fold(now.state, entry, late=late),
+                    state,
                     tally(now.totals, entry),
                     {**now.identities, **entry.identities},
                     entry.switch or "" if is_switch else now.sharing,
+                    places_at(state, moved_places(entry), now.places),
+                    entry.hint,
                     now.error,
                 )
             folds[number] = now
         return now
+
+    def _with_older_hint(self, past: _Folded, version: int, known: dict[int, _Folded], level: int) -> _Folded:
+        """The fold up to a version, with the hint that entries up to it have, as far as the log reaches back.
+
+        A full entry has in place of what was known where a shard was at its base what is known where it moves it to.
+        """
+        with suppress(LedgerTruncatedError):
+            older = self._fold_to(version, known, level)
+            return replace(past, places={**past.places, **older.places}, hint=older.hint)
+        return past
 
     def _restored_version(self, commit: Commit, known: dict[int, _Folded], level: int = 0) -> int:
         """The version that a RESTORE went back to, or any that is like it for the group.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,7 +31,8 @@ from stream_consumers.batches import (
     total_counts,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
-from stream_consumers.errors import DataLossError, InvalidUrlError
+from stream_consumers.errors import DataLossError
+from stream_consumers.hints import Known, Places, known_places, with_places
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.redis.entries import Entry, plain_entries, read_entry
@@ -183,20 +183,6 @@ def split_slices(
     return [RedisSplit(url, client, tuple(group), page) for group in groups if group]
 
 
-class Known(NamedTuple):
-    """What is known of a stream at a position, when every entry that was lost after it is accounted for.
-
-    Args:
-        added: entries ever added before the position; entries that were lost after it and are accounted for count, too.
-        deleted: the highest sequence that was deleted by then; ``None`` where that is unknown.
-        removed: entries that were removed from the stream by then, in whatever way; ``None`` where that is unknown.
-    """
-
-    added: int
-    deleted: int | None = None
-    removed: int | None = None
-
-
 class Loss(NamedTuple):
     """Entries that were removed before they were read.
 
@@ -284,7 +270,13 @@ class RedisBatchSource(BatchSource):
             shard: Extent(facts.end if facts.first is None else facts.first, facts.end)
             for shard, facts in self._facts.items()
         }
-        self._remember(resume)
+        resume = resume or Resume({})
+        self.remember(resume)
+        for shard, extent in self._extents.items():
+            # Of a shard that was never read, entries that are gone by now do not count as lost.
+            position = resume.positions.get(shard, extent.start)
+            if self._known_at(shard, position) is None:
+                self._count_before(shard, position)
         return self._extents
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
@@ -293,16 +285,10 @@ class RedisBatchSource(BatchSource):
         grown = self.server.growth([self.server.key(shard) for shard in extents])
         return any(now is None or behind(now.last) != extent.end for now, extent in zip(grown, ends))
 
-    def _remember(self, resume: Resume | None) -> None:
-        """Note what is known at each position: what an earlier batch has written down, or else what can be counted."""
-        resume = resume or Resume({})
+    def remember(self, resume: Resume) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.remember`: what is known at each position."""
         for shard, (position, known) in known_places(resume.hint).items():
             self._note(shard, position, known)
-        for shard, extent in self._extents.items():
-            # Of a shard that was never read, entries that are gone by now do not count as lost.
-            position = resume.positions.get(shard, extent.start)
-            if self._known_at(shard, position) is None:
-                self._count_before(shard, position)
 
     def _count_before(self, shard: Shard, position: int) -> None:
         """Take as accounted for what is gone now, where the server counts."""
@@ -318,10 +304,7 @@ class RedisBatchSource(BatchSource):
         self._note(shard, position, Known(added, facts.deleted, facts.removed))
 
     def _note(self, shard: Shard, position: int, known: Known) -> None:
-        places = self._known.setdefault(shard, {})
-        # The newest one is the last.
-        places.pop(position, None)
-        places[position] = known
+        self._known.setdefault(shard, {})[position] = known
 
     def _known_at(self, shard: Shard, position: int) -> Known | None:
         return self._known.get(shard, {}).get(position)
@@ -336,7 +319,7 @@ class RedisBatchSource(BatchSource):
                 self._count_before(shard, position)
             if (now := self._known_at(shard, position)) is not None:
                 places[shard] = (position, now)
-        return _hint_of(places)
+        return with_places(None, places)
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; the time of an entry is in its id."""
@@ -425,7 +408,7 @@ class RedisBatchSource(BatchSource):
         slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
         splits = split_slices(self.url, self.server.client_options, slices, size=size, parallelism=parallelism)
         lost = {shard: loss.part for shard, loss in losses.items()}
-        return BatchPlan(ranges, splits, records, self._hint(walks, losses), lost)
+        return BatchPlan(ranges, splits, records, with_places(None, self._places(walks, losses)), lost)
 
     def _judged(self, walks: Mapping[Shard, _Walk]) -> Mapping[Shard, Loss]:
         """What is lost by facts that are newer than the walks: a walk missed nothing else of what was ever added."""
@@ -457,9 +440,9 @@ class RedisBatchSource(BatchSource):
                     return
                 room -= walks[shard].bytes - before
 
-    def _hint(self, walks: Mapping[Shard, _Walk], losses: Mapping[Shard, Loss]) -> Mapping[str, object]:
+    def _places(self, walks: Mapping[Shard, _Walk], losses: Mapping[Shard, Loss]) -> Places:
         """What is known at the new positions, once the losses are recorded with the batch."""
-        places = {shard: next(reversed(known.items())) for shard, known in self._known.items() if shard not in walks}
+        places = {}
         for shard, walk in walks.items():
             facts, before = self._facts[shard], self._known_at(shard, walk.gap.start)
             if facts.added is None or (walk.at < facts.end and before is None):
@@ -469,7 +452,7 @@ class RedisBatchSource(BatchSource):
                 added = before.added + walk.count + (losses[shard].entries if shard in losses else 0)
             places[shard] = (walk.at, Known(added, facts.deleted, facts.removed))
             self._note(shard, *places[shard])
-        return _hint_of(places)
+        return places
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
@@ -513,37 +496,3 @@ class RedisBatchSource(BatchSource):
     def close(self) -> None:
         """Close the connection."""
         self.server.close()
-
-
-def known_places(hint: object) -> Mapping[Shard, tuple[int, Known]]:
-    """The position of each shard in a hint, and what is known there; other forms are ignored.
-
-    Example:
-        >>> known_places({"added_before": {"orders/0": [5, 3], "orders/1": "?"}, "deleted": {"orders/0": 2}})
-        {Shard(stream='orders', id=0): (5, Known(added=3, deleted=2, removed=None))}
-    """
-    more = {name: _listed(hint, name, 1) for name in ("deleted", "removed")}
-    return {
-        shard: (position, Known(added, **{name: found[shard][0] for name, found in more.items() if shard in found}))
-        for shard, (position, added) in _listed(hint, "added_before", 2).items()
-    }
-
-
-def _hint_of(places: Mapping[Shard, tuple[int, Known]]) -> Mapping[str, object]:
-    listed = [(str(shard), position, known) for shard, (position, known) in sorted(places.items())]
-    return {
-        "added_before": {shard: [position, known.added] for shard, position, known in listed},
-        "deleted": {shard: known.deleted for shard, _, known in listed if known.deleted is not None},
-        "removed": {shard: known.removed for shard, _, known in listed if known.removed is not None},
-    }
-
-
-def _listed(hint: object, key: str, count: int) -> Mapping[Shard, list[int]]:
-    listed = hint.get(key) if isinstance(hint, Mapping) else None
-    found: dict[Shard, list[int]] = {}
-    for name, value in listed.items() if isinstance(listed, Mapping) else ():
-        with suppress(ValueError, TypeError, OverflowError, InvalidUrlError):
-            numbers = [int(number) for number in (value if isinstance(value, list) else [value])]
-            if len(numbers) == count:
-                found[Shard.parse(str(name))] = numbers
-    return found

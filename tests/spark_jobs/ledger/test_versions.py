@@ -18,8 +18,8 @@ from spark_jobs.ledger.totals import Totals
 from spark_jobs.writing.dead_letters import FORMATS
 from stream_consumers.batches import Range
 from stream_consumers.errors import UnsupportedVersionError
+from stream_consumers.hints import known_places
 from stream_consumers.messages import Shard
-from stream_consumers.redis.batches import known_places
 from tests.support.command_line import SCHEMA, run
 from tests.support.letter_tables import ORDERS, Tables
 from tests.support.older_release import OlderRelease

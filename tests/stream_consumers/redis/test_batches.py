@@ -10,6 +10,7 @@ import redis
 
 from stream_consumers.batches import BatchPlan, Range, Resume
 from stream_consumers.errors import DataLossError
+from stream_consumers.hints import Known, known_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.redis.batches import RedisBatchSource
@@ -181,6 +182,27 @@ def test_a_stream_that_is_deleted_while_it_is_planned_is_looked_at_again(reader:
             reader.client.xadd(reader.name, {"msg": b"{}"}, id="1-0")
         with pytest.raises(DataLossError):
             source.plan(gap, limits=Limits(), parallelism=1)
+
+
+def test_what_another_run_knows_is_taken_and_what_it_moved_is_not_said(reader: Reader) -> None:
+    """A run of two shards loses a race, and reads only one of them from where the other run has moved it to."""
+    one, two = (Shard(f"{reader.name}-s", number) for number in range(2))
+    url = StreamUrl.parse(f"redis://{reader.url.nodes[0]}/{one.stream}")
+    keys = {shard: f"{one.stream}:{shard.id}" for shard in (one, two)}
+    for key in keys.values():
+        for _ in range(10):
+            reader.client.xadd(key, {"msg": b"{}"})
+    with RedisBatchSource(url) as slow, RedisBatchSource(url) as fast:
+        gaps = {shard: Range(extent.start, extent.end) for shard, extent in slow.extents().items()}
+        fast.extents()
+        assert slow.plan(gaps, limits=Limits(), parallelism=1) is not None
+        landed = fast.plan(gaps, limits=Limits(12), parallelism=1)
+        assert landed is not None
+        ends = {shard: part.end for shard, part in landed.ranges.items()}
+        slow.remember(Resume(ends, landed.hint))
+        plan = slow.plan({one: Range(ends[one], gaps[one].end)}, limits=Limits(2), parallelism=1)
+        assert plan is not None
+        assert known_places(plan.hint) == {one: (plan.ranges[one].end, Known(8, 0, 0))}
 
 
 def test_an_entry_that_is_deleted_after_it_was_read_is_not_replaced(reader: Reader) -> None:
