@@ -2,10 +2,11 @@
 
 Checkpoints keep the transaction numbers, so that it is known that the group has written, but not how far. Two ways on:
 
-    the broker's mirror   Each commit to the broker has the number of the batch. If that is the last number in the
-                          table, nothing was written since, and the positions of the broker are those of the ledger,
-                          unless a RESTORE has removed rows of that batch: it changes no number. Either the log shows
-                          that there was none since, or the rows reach up to the positions.
+    the broker's mirror   Each commit to the broker has the number of the batch, and its id. If that is the last number
+                          in the table, nothing was written since, and the positions of the broker are those of the
+                          ledger, unless they are of another table of the group, or a RESTORE has removed rows of that
+                          batch: it changes no number. Either the log shows that the batch has this id and leads to
+                          these positions, and that there was no RESTORE since; or the rows reach up to the positions.
     a new start           A user says where. Everything after that place which the table holds is replaced, so that
                           any place is safe.
 
@@ -15,13 +16,14 @@ Either way the state is written down in an empty commit of kind ``keep``.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.writer import commit_empty
-from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.fold import fold
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
@@ -36,12 +38,18 @@ def commit_metadata(app: str, state: LedgerState, shards: Iterable[Shard]) -> st
     Example:
         >>> orders = Shard("orders")
         >>> whole = ShardState(Intervals.of((MIN_SEQUENCE, 90)))
-        >>> commit_metadata("lakehouse/main", LedgerState(8, {orders: whole}, last_number=7), [orders])
-        'lakehouse/main 7'
+        >>> newest = LedgerEntry("batch", "lakehouse", "lakehouse/main", 7, "main", "5f0c", 6)
+        >>> commit_metadata("lakehouse/main", LedgerState(8, {orders: whole}, newest, last_number=7), [orders])
+        'lakehouse/main 7 5f0c'
     """
     known = [state.shards[shard] for shard in shards]
     is_simple = all(len(s.covered.ranges) == 1 and not s.redo for s in known)
-    return f"{app} {state.last_number}" if is_simple else ""
+    if not is_simple:
+        return ""
+    newest = state.newest
+    # The newest entry of a group with several transaction sequences may be of another one.
+    is_known = newest is not None and (newest.app, newest.number) == (app, state.last_number)
+    return f"{app} {state.last_number} {newest.bid if newest and is_known else ''}".rstrip()
 
 
 def commit_positions(source: BatchSource, ingestion: Ingestion, state: LedgerState, streams: Container[str]) -> None:
@@ -100,33 +108,63 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
     ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
     if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
         return None
-    newest: dict[str, int] = {}
+    told: dict[tuple[str, int], _Told] = {}
     for own, shards in ingestion.by_sequence(positions):
         ledger = own.ledger()
-        newest[ledger.app] = ledger.last_number(ledger.member)
-        if any(metadata.get(shard) != f"{ledger.app} {newest[ledger.app]}" for shard in shards):
+        number = ledger.last_number(ledger.member)
+        bids = {_bid_in(metadata.get(shard, ""), ledger.app, number) for shard in shards}
+        bid = bids.pop()
+        if bid is None or bids:
             return None
+        told[ledger.app, number] = _Told(bid, {shard: positions[shard] for shard in shards})
     if any(positions.get(shard, -1) <= last for shard, last in last_in_table(ingestion, source).items()):
         return None
-    return _state(ingestion, source, positions) if _are_rows_there(ingestion, newest, positions) else None
+    return _state(ingestion, source, positions) if _is_confirmed(ingestion, told, positions) else None
 
 
-def _are_rows_there(ingestion: Ingestion, newest: Mapping[str, int], positions: Mapping[Shard, int]) -> bool:
-    """Whether no RESTORE has removed rows of the newest batches.
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the broker was told of a transaction sequence.
+
+    Args:
+        bid: of the newest batch; empty if it was not told, as by older releases.
+        positions: behind that batch.
+    """
+
+    bid: str
+    positions: Mapping[Shard, int]
+
+    def is_of(self, entry: LedgerEntry) -> bool:
+        """Whether it is what this entry led to, and not one with the same number in another table."""
+        if self.bid and (self.bid != entry.bid or not entry.is_full):
+            return self.bid == entry.bid
+        known = fold(entry.state or {}, entry, late=False)
+        return all(shard in known and known[shard].position == end for shard, end in self.positions.items())
+
+
+def _bid_in(metadata: str, app: str, number: int) -> str | None:
+    """The id of the batch in what :func:`commit_metadata` made; ``None`` if that is of another batch."""
+    bid = metadata.removeprefix(f"{app} {number}")
+    return bid.removeprefix(" ") if bid != metadata and bid[:1] in ("", " ") else None
+
+
+def _is_confirmed(ingestion: Ingestion, told: Mapping[tuple[str, int], _Told], positions: Mapping[Shard, int]) -> bool:
+    """Whether the broker was told of batches of this table, and no RESTORE has removed rows of them.
 
     Dead letters do not count as rows here, because a RESTORE of the table leaves them.
 
     Args:
         ingestion: group and table.
-        newest: the last number of each transaction sequence.
+        told: by app id and last number of each transaction sequence.
         positions: up to which they wrote.
     """
-    log, unseen = ingestion.ledger().log, set(newest.items())
+    log, unseen = ingestion.ledger().log, dict(told)
     for commit in log.readable():
         if commit.restored is not None:
             return False
-        if commit.entry is not None:
-            unseen.discard((commit.entry.app, commit.entry.number))
+        entry = commit.entry
+        if entry is not None and (mirror := unseen.pop((entry.app, entry.number), None)) and not mirror.is_of(entry):
+            return False
         if not unseen:
             return True
     # A RESTORE removes the newest rows first, and may itself have been cleaned from the log.

@@ -1,0 +1,132 @@
+"""Which positions at the broker are taken for those of a table whose log was cleaned."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ledger_recovery import commit_positions, read_or_recover
+from spark_jobs.ledger.entries import LedgerEntry
+from stream_consumers.batches import BatchSource, Range
+from stream_consumers.create import open_batch_source
+from stream_consumers.errors import LedgerTruncatedError
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+from tests.support.delta_writes import clean_log
+
+SHARD = Shard("orders")
+MESSAGES = 30
+
+
+@pytest.fixture
+def source() -> Iterator[BatchSource]:
+    url = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/{SHARD.stream}")
+    for number in range(MESSAGES):
+        memory_broker(url).append(SHARD, b'{"id":%d}' % number)
+    with open_batch_source(url) as opened:
+        yield opened
+    forget_memory_broker(url)
+
+
+def land(what: Ingestion, entry: LedgerEntry, sequences: range) -> None:
+    """A commit as the writer of a batch makes it."""
+    rows = {
+        "_stream": pa.array([SHARD.stream] * len(sequences), pa.string()),
+        "_shard": pa.array([SHARD.id] * len(sequences), pa.int64()),
+        "_sequence": pa.array(sequences, pa.int64()),
+    }
+    properties = CommitProperties(
+        custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, entry.number)]
+    )
+    write_deltalake(what.table, pa.table(rows), mode="append", commit_properties=properties)
+
+
+def ingest(what: Ingestion, source: BatchSource, *ends: int, is_overtaken: bool = False) -> None:
+    """Batches up to these ends; before the last one lands, another writer commits if it is overtaken."""
+    ledger = what.ledger()
+    if ledger.read().newest is None:
+        land(what, ledger.entry("init", ledger.read(), origin={SHARD: 0}, switch="resumable"), range(0))
+    for end in ends:
+        start = ledger.read().positions[SHARD]
+        entry = ledger.entry("batch", ledger.read(), ranges={SHARD: Range(start, end)})
+        if is_overtaken and end == ends[-1]:
+            DeltaTable(what.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+        land(what, entry, range(start, end))
+    commit_positions(source, what, ledger.read(), [SHARD.stream])
+
+
+@pytest.fixture
+def cleaned(source: BatchSource, tmp_path: Path) -> Ingestion:
+    """A table with batches [0, 10) and [10, 20); the log begins with the second one, whose base it lacks."""
+    what = Ingestion("lakehouse", str(tmp_path / "cleaned"))
+    ingest(what, source, 10, 20, is_overtaken=True)
+    DeltaTable(what.table).create_checkpoint()
+    *older, _ = sorted(Path(what.table, "_delta_log").glob("*.json"))
+    for file in older:
+        file.unlink()
+    with pytest.raises(LedgerTruncatedError):
+        what.ledger().read()
+    return what
+
+
+def recovered(what: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
+    state, is_recovered = read_or_recover(source, what, what.ledger())
+    assert is_recovered
+    return state.positions
+
+
+def test_what_the_broker_was_told_of_this_table(cleaned: Ingestion, source: BatchSource) -> None:
+    assert recovered(cleaned, source) == {SHARD: 20}
+
+
+@pytest.mark.parametrize("ends", [(10, 30), (15, 20)])
+def test_another_table_of_the_group_with_the_same_number(
+    cleaned: Ingestion, source: BatchSource, tmp_path: Path, ends: tuple[int, ...]
+) -> None:
+    other = replace(cleaned, table=str(tmp_path / "other"))
+    ingest(other, source, *ends)
+    numbers = {what.ledger().last_number("main") for what in (cleaned, other)}
+    assert len(numbers) == 1
+    with pytest.raises(LedgerTruncatedError):
+        read_or_recover(source, cleaned, cleaned.ledger())
+
+
+@pytest.mark.parametrize(("position", "is_of"), [(20, True), (30, False)])
+def test_what_a_release_without_batch_ids_told_the_broker_has_to_be_where_the_batch_ends(
+    cleaned: Ingestion, source: BatchSource, position: int, is_of: bool
+) -> None:
+    source.commit(cleaned.group, {SHARD: position}, metadata="lakehouse/main 3")
+    if is_of:
+        assert recovered(cleaned, source) == {SHARD: position}
+    else:
+        with pytest.raises(LedgerTruncatedError):
+            read_or_recover(source, cleaned, cleaned.ledger())
+
+
+@pytest.mark.parametrize("told", ["", "lakehouse/main", "lakehouse/main 2", "lakehouse/main 33", "other/main 3"])
+def test_what_is_of_another_batch(cleaned: Ingestion, source: BatchSource, told: str) -> None:
+    source.commit(cleaned.group, {SHARD: 20}, metadata=told)
+    with pytest.raises(LedgerTruncatedError):
+        read_or_recover(source, cleaned, cleaned.ledger())
+
+
+@pytest.mark.parametrize("position", [20, 30])
+def test_where_the_batch_was_cleaned_too_the_rows_have_to_reach_the_position(
+    cleaned: Ingestion, source: BatchSource, position: int
+) -> None:
+    metadata = source.committed_metadata(cleaned.group)[SHARD]
+    source.commit(cleaned.group, {SHARD: position}, metadata=metadata)
+    clean_log(cleaned.table)
+    if position == 20:
+        assert recovered(cleaned, source) == {SHARD: position}
+    else:
+        with pytest.raises(LedgerTruncatedError):
+            read_or_recover(source, cleaned, cleaned.ledger())
