@@ -198,7 +198,7 @@ class UnsafeStorageError(StreamAssetsError, Terminal):
 
 
 class StorageMismatchError(StreamAssetsError, Terminal):
-    """Spark and this process see different storage where the table is."""
+    """Spark and this process see different storage where the table is, or it was replaced while it was in use."""
 
 
 class ConstraintViolatedError(StreamAssetsError, Terminal):

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from spark_jobs.table_location import reader_options
 from stream_consumers.client_config import without_values
 from stream_consumers.errors import (
     LedgerUnreadableError,
+    StorageMismatchError,
     StreamAssetsError,
     TableUnreadableError,
     UnsupportedError,
@@ -265,6 +266,14 @@ class TableSnapshot:
         return fields
 
 
+@dataclass(frozen=True, slots=True)
+class _CommitFile:
+    """A commit that was read, and what its file was then; see :meth:`DeltaLog._commit_file`."""
+
+    commit: Commit
+    file: tuple[int, int, int] | None
+
+
 class DeltaLog:
     """The log of the table at ``path``.
 
@@ -283,8 +292,9 @@ class DeltaLog:
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
         self._restored: dict[int, tuple[int, ...]] = {}
-        self._seen: tuple[str, int] | None = None
         self._checked: tuple[Mapping[str, str], str] | None = None
+        self._newest_read: _CommitFile | None = None
+        self._table_id: str | None = None
         self._apps: tuple[tuple[str, int], frozenset[str] | None] | None = None
         # The commit that was opened last: who has just looked for a batch asks for its files next.
         self._opened: tuple[int, str] | None = None
@@ -296,6 +306,7 @@ class DeltaLog:
             TableUnreadableError: something is there, but no Delta table that can be read; or there is no bucket.
             UnsupportedError: a catalog decides on its commits, or an expression in its metadata may run code.
             LedgerUnreadableError: the storage does not answer, or a file of the log is torn.
+            StorageMismatchError: a copy was put in the place of the table since its log was read here.
         """
         self._check_path()
         try:
@@ -315,11 +326,52 @@ class DeltaLog:
         if metadata != self._checked:
             check_expressions(self.path, *metadata)
             self._checked = metadata
-        # A table that was dropped and created again has other commits under the same versions.
-        if self._seen and (snapshot.table_id != self._seen[0] or snapshot.version < self._seen[1]):
-            self._forget()
-        self._seen = (snapshot.table_id, snapshot.version)
+        self._check_same(snapshot)
         return snapshot
+
+    def _check_same(self, snapshot: TableSnapshot) -> None:
+        """Forget what was read of another table, and refuse a copy that was put in the place of the one that was read.
+
+        A table that was dropped and created again has another id. A copy has the same one, and may have other commits
+        under the same versions; so the newest commit that was read has to be there still.
+
+        Raises:
+            StorageMismatchError: it is a copy with other commits; what was read is forgotten.
+        """
+        read, known_id, self._table_id = self._newest_read, self._table_id, snapshot.table_id
+        if known_id != snapshot.table_id:
+            self._forget()
+        elif read is not None and self._commit_file(read.commit.version) != read.file:
+            known = self._commits, self._restored, self._apps
+            self._forget()
+            found = self.commit(read.commit.version)
+            if found == read.commit:
+                # A copy of the same commits, or a file system that numbers its files anew.
+                self._commits, self._restored, self._apps = known
+            elif found is not None or read.commit.version > snapshot.version:
+                raise StorageMismatchError(
+                    f"a copy was put in the place of {self.path} while it was in use: version {read.commit.version} "
+                    f"is {'another commit' if found else 'not there any more'}",
+                    remedy="Run again: what the copy lacks is read again. Stop all runs before you put a copy in the "
+                    "place of a table; if one wrote at that moment, look for missing rows with stream-assets verify.",
+                    version=read.commit.version,
+                )
+
+    def _commit_file(self, version: int) -> tuple[int, int, int] | None:
+        """What tells the file of a commit from another one of its name; ``None`` if it was cleaned from the log.
+
+        Raises:
+            TableUnreadableError, LedgerUnreadableError: see :func:`reading`.
+        """
+        name = f"_delta_log/{version:020d}.json"
+        with self.reading():
+            if "://" not in self.path:
+                with suppress(FileNotFoundError):
+                    found = os.stat(Path(self.path) / name)
+                    return found.st_size, found.st_mtime_ns, found.st_ino
+                return None
+            info = self.files().get_file_info(name)
+        return None if info.type is pyarrow.fs.FileType.NotFound else (info.size, info.mtime_ns or 0, 0)
 
     def open(self, version: int | None = None) -> DeltaTable:
         """A version for delta-rs, the newest by default.
@@ -357,9 +409,9 @@ class DeltaLog:
         )
 
     def _forget(self) -> None:
-        self._commits.clear()
-        self._restored.clear()
-        self._opened = None
+        self._commits = {}
+        self._restored = {}
+        self._newest_read = self._apps = self._opened = None
 
     def transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
         """The app ids of all transactions up to a version, from the newest checkpoint and the commits after it.
@@ -586,11 +638,14 @@ class DeltaLog:
         """One commit; ``None`` if its file was cleaned away.
 
         Raises:
-            LedgerUnreadableError: it is there but cannot be read.
+            LedgerUnreadableError: it is there but cannot be read, or was planned from another table.
             UnsupportedVersionError: a newer release has written it.
         """
         commit = self._commits.get(version)
         if commit is None:
+            is_newest = self._newest_read is None or version > self._newest_read.commit.version
+            # Before it is read: a file that is replaced meanwhile is noticed.
+            file = self._commit_file(version) if is_newest else None
             try:
                 commit = self._parsed(version, lambda text: parse_commit(version, text))
             except FileNotFoundError:
@@ -598,6 +653,18 @@ class DeltaLog:
             except UnsupportedVersionError as error:
                 what = f"version {version} of {self.path}: {error.what}"
                 raise UnsupportedVersionError(what, remedy=error.remedy) from error
+            if commit.entry is not None and commit.entry.base >= version:
+                raise LedgerUnreadableError(
+                    f"version {version} of {self.path} was planned from version {commit.entry.base}: an older copy was "
+                    "put in the place of the table meanwhile, which lacks what the positions say",
+                    remedy="Put back the table that the copy replaced. Or, if it is the newest version, move "
+                    f"_delta_log/{version:020d}.json and the .crc file of the version out of the folder: what the copy "
+                    "lacks is read again. Otherwise read into a new table, as a new group.",
+                    version=version,
+                    base=commit.entry.base,
+                )
+            if is_newest:
+                self._newest_read = _CommitFile(commit, file)
             self._commits[version] = commit
             if len(self._commits) > KEPT_COMMITS:
                 # A job may stay for days.

@@ -163,7 +163,7 @@ class Ledger:
         self.group = group
         self.member = str(member)
         self.app = app_id(group, member)
-        self._last: tuple[str, LedgerState] | None = None
+        self._last: tuple[Commit, LedgerState] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
         """Batch metadata with the next number of the transaction sequence and a new batch id.
@@ -238,7 +238,8 @@ class Ledger:
             )
         if coordinator := next((n for n in snapshot.configuration if n.startswith(COMMIT_COORDINATOR)), None):
             raise catalog_decides(self.log.path, f"{coordinator} is set")
-        if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
+        newest_commit = self.log.commit(snapshot.version)
+        if self._last is not None and self._last[0] == newest_commit:
             return self._last[1]
         newest = self._newest_readable(snapshot)
         if newest is None:
@@ -269,7 +270,8 @@ class Ledger:
         )
         if judge is not None:
             found = replace(found, settled=judge.settled, uncounted=judge.uncounted, judged=judge.judged)
-        self._last = snapshot.table_id, found
+        assert newest_commit is not None  # the newest entry was read
+        self._last = newest_commit, found
         return found
 
     def was_restored(self, *, after: int, state: LedgerState) -> bool:

@@ -25,6 +25,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     LedgerUnreadableError,
+    StorageMismatchError,
     TableUnreadableError,
     Terminal,
     Transient,
@@ -410,6 +411,78 @@ def test_a_table_that_was_dropped_and_created_again(log):
     assert reader.read() == LedgerState(2)
     shutil.rmtree(log.path)
     assert reader.read() == LedgerState(-1)
+
+
+class TestCopy:
+    """A folder with the same table id, put in the place of a table that is in use."""
+
+    @pytest.fixture
+    def copy(self, log, tmp_path):
+        """A copy as of the first batch, to which others have written since."""
+        two_batches(log)
+        copy = WrittenLog(tmp_path / "copy")
+        copy.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
+        copy.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
+        return copy
+
+    def put_in_place(self, log, copy):
+        shutil.rmtree(log.path)
+        copy.path.rename(log.path)
+
+    @pytest.mark.parametrize("foreign", [0, 1, 4])
+    def test_nothing_that_was_read_of_the_table_is_taken_for_the_copy(self, log, copy, foreign):
+        reader = ledger(log)
+        assert reader.read().positions == {SHARD: 9}
+        for _ in range(foreign):
+            copy.commit("OPTIMIZE")
+        self.put_in_place(log, copy)
+        with pytest.raises(StorageMismatchError) as caught:
+            reader.read()
+        assert caught.value.facts == {"version": 2}
+        assert reader.read() == ledger(log).read()
+        assert reader.read().positions == {SHARD: 5}
+
+    def test_a_write_that_landed_in_the_copy_is_not_acknowledged(self, log, copy):
+        reader = ledger(log)
+        planned = entry(4, reader.read().version, ranges={SHARD: Range(9, 12)}, state=known(9))
+        for _ in range(4):
+            copy.commit("OPTIMIZE")
+        copy.ours(planned)
+        self.put_in_place(log, copy)
+        with pytest.raises(StorageMismatchError):
+            reader.written(4, after=planned.base)
+
+    def test_a_copy_of_the_same_commits_is_no_other_table(self, log, tmp_path):
+        two_batches(log)
+        reader = ledger(log)
+        before = reader.read()
+        shutil.copytree(log.path, tmp_path / "copy")
+        self.put_in_place(log, WrittenLog(tmp_path / "copy"))
+        assert reader.read() is before
+
+    def test_what_was_cleaned_since_it_was_read_is_no_copy(self, log):
+        two_batches(log)
+        reader = ledger(log)
+        assert reader.read().positions == {SHARD: 9}
+        log.ours(entry(4, 2, ranges={SHARD: Range(9, 12)}, state=known(9)))
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(3)
+        assert reader.read().positions == {SHARD: 12}
+
+    def test_a_commit_that_was_planned_from_a_later_version_is_refused(self, log, copy):
+        """An older copy was put back between the plan and the commit, which landed all the same."""
+        planned = entry(4, ledger(log).read().version, ranges={SHARD: Range(9, 12)}, state=known(9))
+        self.put_in_place(log, copy)
+        landed = WrittenLog(log.path)
+        landed.next = 2
+        landed.ours(planned)
+        for act in (lambda: ledger(log).read(), lambda: ledger(log).log.commit(2)):
+            with pytest.raises(LedgerUnreadableError) as caught:
+                act()
+            assert caught.value.facts == {"version": 2, "base": 2}
+        # The remedy.
+        log.file(2).unlink()
+        assert ledger(log).read().positions == {SHARD: 5}
 
 
 class TestUnreadableTable:
