@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
+from spark_jobs.jars import cache_folder, own_folder
+from spark_jobs.python_start import imports_from_here
 from spark_jobs.scratch import private_folders, private_variable, set_private_folders
+from stream_consumers.errors import StreamAssetsError
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
@@ -24,6 +28,7 @@ GUARD: Mapping[str, str] = {
 }
 """Settings of each local Spark that this project starts; they win over those of the user."""
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
+JAVA_OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 
 
 def launch(settings: Mapping[str, str]) -> JavaGateway:
@@ -43,18 +48,47 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
 
     properties = Path(private_folders(tempfile.gettempdir()), "settings.conf")
     properties.touch(0o600)
-    given = os.environ.get(ARGUMENTS_VARIABLE)
     words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
+    variables = {
+        ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
+        # The last of two options counts, so that those of the user win.
+        JAVA_OPTIONS_VARIABLE: f"{crash_option()} {os.environ.get(JAVA_OPTIONS_VARIABLE, '')}",
+        # Spark starts its Python workers with -m; Python 3.10 does not know the variable.
+        **({} if imports_from_here() else {"PYTHONSAFEPATH": "1"}),
+    }
     try:
         properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in settings.items()))
-        os.environ[ARGUMENTS_VARIABLE] = f"{words} {given or 'pyspark-shell'}"
-        with private_variable():
+        with private_variable(), _environment(variables):
             return _connecting_to_its_jvm(launch_gateway())  # type: ignore[no-untyped-call]
     finally:
         properties.unlink()
-        os.environ.pop(ARGUMENTS_VARIABLE)
-        if given is not None:
-            os.environ[ARGUMENTS_VARIABLE] = given
+
+
+def crash_option() -> str:
+    """The option of Java for its report of a crash, which has the command line: a file in a folder of mode 0700."""
+    try:
+        folder = own_folder(cache_folder()) / "crashes"
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o700)
+    except (OSError, StreamAssetsError):
+        # Without a cache that can be written, the reports are removed with what else Spark has on the disk.
+        folder = Path(private_folders(tempfile.gettempdir()))
+    within = str(folder.absolute()).replace("%", "%%")
+    return shlex.quote(f"-XX:ErrorFile={within}/hs_err_pid%p.log")
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _connecting_to_its_jvm(gateway: JavaGateway) -> JavaGateway:

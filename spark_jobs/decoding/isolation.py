@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pyspark import cloudpickle
 from spark_jobs.decoding import isolated_process
 from spark_jobs.decoding.isolated_process import OUT_OF_MEMORY, Reply, Request, receive, send, to_block, to_bytes
 from spark_jobs.decoding.limits import allowance, limited_memory
+from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
 MOST_CRASHES = 20
@@ -68,10 +68,9 @@ class _Process:
 
     def __init__(self) -> None:
         # It imports what this process can. In a session of its own no signal of a terminal reaches it.
-        program = f"import sys; sys.path[:] = {[str(path) for path in sys.path]!r}; "
-        program += f"from {isolated_process.__name__} import serve; serve()"
+        command = own_python(f"from {isolated_process.__name__} import serve; serve()")
         self._process = subprocess.Popen(  # noqa: S603 - fixed words
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         self._decode = b""
 

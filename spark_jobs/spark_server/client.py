@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,6 +19,8 @@ from pyspark.sql.connect.client import DefaultChannelBuilder
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+from spark_jobs.python_start import own_python
+from spark_jobs.spark_server import process
 from spark_jobs.spark_server.configuration import CORES, configuration_key, lasting
 from spark_jobs.spark_server.folder import (
     Address,
@@ -234,7 +235,7 @@ def _answers(address: Address) -> bool:
 
 def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
     folder.withdraw()
-    command = [sys.executable, "-m", "spark_jobs.spark_server.process", str(folder.path)]
+    command = own_python(f"from {process.__name__} import main; main(sys.argv[1:])")
     if folder.is_alive():
         raise SparkSessionError(
             f"the local Spark server (process {folder.process()}) neither answers nor ends",
@@ -245,7 +246,7 @@ def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
         with folder.life() as life, folder.log.open("ab") as log:
             said = log.tell()
             subprocess.run(  # noqa: S603 - fixed words
-                [*command, str(life)],
+                [*command, str(folder.path), str(life)],
                 env=lasting(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

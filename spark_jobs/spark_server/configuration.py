@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyspark
 
+from spark_jobs.python_start import imports_from_here
 from spark_jobs.scratch import umask
 
 # The setting of a session that says how many tasks its server runs at the same time.
@@ -60,7 +61,7 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
         "jars": _looks(_jars(settings)),
         "files": _looks(_configuration_files(environment)),
         "server": [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
-        "cwd": [str(here), *_looks([str(here)], of_folder=True)],
+        "cwd": [str(here), *_looks([str(here)], of_folder=True), imports_from_here()],
         "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), umask()],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]

@@ -1,4 +1,4 @@
-"""The process of a server: ``python -m spark_jobs.spark_server.process FOLDER DESCRIPTOR``.
+"""The process of a server.
 
 It leaves the process group of the run that started it, so that a signal to the run does not reach it, makes a classic
 session with the plugin of Spark Connect, says where it listens, and ends when nobody needs it any more.
@@ -69,7 +69,11 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 
 def main(words: list[str]) -> None:
-    """Serve until nobody needs it."""
+    """Serve until nobody needs it.
+
+    Args:
+        words: the folder of the server, and the descriptor of :meth:`ServerFolder.life`.
+    """
     folder, life = ServerFolder(Path(words[0])), int(words[1])
     os.set_inheritable(life, False)
     if os.fork():
@@ -214,7 +218,3 @@ def _cut(log: Path) -> None:
                 shutil.copyfile(log, log.with_suffix(".old"))
             finally:
                 os.truncate(log, 0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

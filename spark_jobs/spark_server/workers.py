@@ -16,6 +16,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from spark_jobs.python_start import worker_python
+
 SESSION_VARIABLE = "SPARK_JOB_ARTIFACT_UUID"
 
 
@@ -31,7 +33,7 @@ def write_interpreter(path: Path, *, python: str, folder: Path) -> None:
     for file in folder.iterdir():
         # Of sessions of servers that have ended.
         file.unlink(missing_ok=True)
-    command = shlex.join([python, "-m", __name__, str(folder)])
+    command = shlex.join([*worker_python(python, f"from {__name__} import main; main(sys.argv[1:])"), str(folder)])
     lines = [
         "#!/bin/sh",
         # What is no module is no worker: Spark asks the interpreter for its version.
@@ -78,7 +80,3 @@ def main(words: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

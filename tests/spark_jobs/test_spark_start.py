@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socketserver
+import stat
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from spark_jobs.spark_start import launch
 from tests.support.settings import ROOT
+from tests.support.spark_servers import spark_servers
 
 START_SECONDS = 300
 
@@ -129,3 +132,50 @@ def test_a_session_after_another_one_takes_the_same_jvm() -> None:
         [sys.executable, "-c", TWICE], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
     )
     assert "children 1\n" in done.stdout, done.stdout + done.stderr
+
+
+SHADOWED = """
+import sys
+from pathlib import Path
+from pyspark.sql import functions as f
+from spark_jobs.session import SparkOptions, create_session
+
+session = create_session(SparkOptions(master="local[1]", in_process=sys.argv[1] == "in_process"))
+assert [row[0] for row in session.range(1).select(f.udf(lambda number: "made", "string")("id")).collect()] == ["made"]
+session.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("place", ["in_process", "server"])
+def test_no_python_of_spark_imports_from_the_working_folder(tmp_path: Path, place: str) -> None:
+    if place == "in_process" and sys.version_info < (3, 11):
+        pytest.skip("this Python knows no PYTHONSAFEPATH")
+    here, mark = tmp_path / "here", tmp_path / "mark"
+    here.mkdir()
+    (here / "json.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit(3)\n")
+    (tmp_path / "shadowed.py").write_text(SHADOWED)
+    with spark_servers(tmp_path / "servers") as servers:
+        done = servers.start(tmp_path / "shadowed.py", place, cwd=here)
+        output, errors = done.communicate(timeout=START_SECONDS)
+    assert not mark.exists()
+    assert done.returncode == 0, output + errors
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_report_of_a_crashed_jvm_is_in_a_private_folder_or_where_the_user_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STREAM_ASSETS_CACHE", str(tmp_path / "50%pure cache"))
+    given = {"spark.driver.extraJavaOptions": f"-XX:ErrorFile={tmp_path}/own.log -XX:-CreateCoredumpOnCrash"}
+    gateway = launch(given if is_given else {"spark.driver.extraJavaOptions": "-XX:-CreateCoredumpOnCrash"})
+    gateway.proc.send_signal(signal.SIGSEGV)
+    gateway.proc.wait(60)
+    crashes = tmp_path / "50%pure cache" / "crashes"
+    assert stat.S_IMODE(crashes.stat().st_mode) == 0o700
+    reports = sorted(file.name for file in (*tmp_path.glob("*.log"), *crashes.iterdir()))
+    assert reports == (["own.log"] if is_given else [f"hs_err_pid{gateway.proc.pid}.log"])
+    assert list(tmp_path.glob("hs_err*")) == []
+    assert "PYTHONSAFEPATH" not in os.environ

@@ -90,3 +90,12 @@ def test_what_a_terminal_says_of_itself_is_no_other_server() -> None:
     assert configuration_key(SETTINGS, {**os.environ, **noise}) == configuration_key(SETTINGS, os.environ)
     kept = dict.fromkeys(("TZ", "HISTORY_TABLE", "TERMS_PATH", "SSH_KEY_FILE", "GPG_KEY", "WT_LIMIT", "DBUS_LINE"), "1")
     assert lasting({**noise, **kept}) == kept
+
+
+def test_a_run_that_imports_from_its_working_folder_has_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = configuration_key(SETTINGS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert configuration_key(SETTINGS) != before

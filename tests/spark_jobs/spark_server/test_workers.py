@@ -26,6 +26,7 @@ def test_workers_work_where_the_run_works_and_end_with_their_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
     (tmp_path / "some_worker.py").write_text(MODULE)
     interpreter, folder = tmp_path / "it's python", tmp_path / "workers of a session"
     write_interpreter(interpreter, python=sys.executable, folder=folder)
@@ -50,6 +51,25 @@ def test_workers_work_where_the_run_works_and_end_with_their_session(
     assert {file.name for file in folder.iterdir()} == {"ended.one", "ended.other"}
     for process in started.values():
         process.communicate()
+
+
+def test_workers_import_nothing_from_the_working_folder_unless_the_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, modules = tmp_path / "here", tmp_path / "modules"
+    here.mkdir()
+    modules.mkdir()
+    (modules / "some_worker.py").write_text("import json; print('the worker')")
+    (here / "json.py").write_text("print('of the working folder')")
+    monkeypatch.chdir(here)
+    environment = {**os.environ, "SPARK_JOB_ARTIFACT_UUID": "one", "PYTHONPATH": f"{ROOT}:{modules}"}
+    said = []
+    for _ in range(2):
+        write_interpreter(tmp_path / "python", python=sys.executable, folder=tmp_path / "workers")
+        command = [str(tmp_path / "python"), "-m", "some_worker"]
+        said.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30))
+        monkeypatch.syspath_prepend(str(here))
+    assert [done.stdout for done in said] == ["the worker\n", "of the working folder\nthe worker\n"]
 
 
 def test_a_worker_that_starts_when_its_session_has_ended_ends_at_once(
