@@ -121,15 +121,13 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open a stream file, as :func:`os.open` does.
 
     Raises:
-        StreamNotFoundError: there is no such file, or its permissions forbid it.
+        StreamNotFoundError: there is no such file, it is a directory, a pipe or a device, or its permissions forbid it.
         StreamExistsError: it must be new, and is there.
     """
     try:
-        descriptor = os.open(path, flags, mode)
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise IsADirectoryError
-        return descriptor
+        if not flags & os.O_EXCL:
+            _check_regular(path)
+        return os.open(path, flags, mode)
     except FileExistsError as error:
         raise StreamExistsError(f"{path} exists already", remedy="Remove it, or append to it.") from error
     except IsADirectoryError as error:
@@ -146,3 +144,18 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
     except PermissionError as error:
         use = "read" if flags == os.O_RDONLY else "written"
         raise StreamNotFoundError(f"{path} may not be {use}", remedy="Change its permissions.") from error
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse what is no regular file before it is opened: a pipe would wait for its other end."""
+    try:
+        found = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(found):
+        raise IsADirectoryError
+    if not stat.S_ISREG(found):
+        raise StreamNotFoundError(
+            f"{path} is a pipe, a socket or a device, not a stream file",
+            remedy="Name a regular file. To read lines from a pipe, use stdio:///KEY.",
+        )

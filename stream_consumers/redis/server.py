@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import redis
 
 from stream_consumers.client_config import ClientConfig, resolve
-from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamNotFoundError
+from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import WILDCARD, Shard, decode_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
@@ -20,6 +20,7 @@ from stream_consumers.redis.ids import behind, id_order, to_id, to_sequence
 from stream_consumers.redis.keys import is_numbered, numbered_key, pattern_of_shards, readable, shard_of
 from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
@@ -154,6 +155,9 @@ class RedisConnection:
         """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone.
 
         With the wildcard, of all streams of the database.
+
+        Raises:
+            UnsupportedError: a stream that is named has numbered keys, and entries in the plain one, too.
         """
         self._keys = {}
         if WILDCARD in self.url.streams:
@@ -161,6 +165,7 @@ class RedisConnection:
         else:
             for stream in self.url.required_streams():
                 self._look_up(stream)
+                self._check_plain_key(stream)
         return sorted(self._keys)
 
     def key(self, shard: Shard) -> bytes:
@@ -178,6 +183,24 @@ class RedisConnection:
                     self._keys[shard] = key
         if not any(shard.stream == stream for shard in self._keys):
             self._keys[Shard(stream, 0)] = decode_key(stream)
+
+    def _check_plain_key(self, stream: str) -> None:
+        """Refuse entries in the plain key of a stream that has numbered ones: they would not be read."""
+        plain = decode_key(stream)
+        numbered = [readable(key) for shard, key in self._keys.items() if shard.stream == stream and key != plain]
+        if not numbered:
+            return
+        with self.explained(f"looking at {readable(plain)}"):
+            length = self.connection.xlen(plain) if self.connection.type(plain) == b"stream" else 0
+        if length:
+            raise UnsupportedError(
+                f"{self.url} has {counted(length, 'entry', 'entries')} in the key {readable(plain)}, which are not "
+                f"read because {stream!r} has keys with numbers, too: {', '.join(sorted(numbered)[:3])}",
+                remedy=f"Move the entries to a key with a number, or rename or delete the key {readable(plain)}.",
+                plain_key=readable(plain),
+                numbered_keys=sorted(numbered)[:3],
+                entries=length,
+            )
 
     def _look_up_all(self) -> None:
         with self.explained("looking for the streams"):

@@ -13,7 +13,7 @@ import pytest
 
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamRemovedError
+from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import DeadLetter, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, FileProducerOptions
@@ -418,3 +418,11 @@ def test_a_shard_that_no_beacon_has_room_for_is_found(path: Path, url: str) -> N
         assert [message.sequence for message in consumer] == [4, 5, 6, 7, 8, 9]
         consumer.seek(from_milliseconds(START_MS + 1))
         assert [message.sequence for message in consumer] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("is_producer", [False, True])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, is_producer: bool) -> None:
+    os.mkfifo(tmp_path / "orders.ss")
+    url = f"file://{tmp_path}/orders.ss/orders"
+    with pytest.raises(StreamNotFoundError):
+        create_producer(url) if is_producer else create_consumer(url)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.messages import Message
+from stream_consumers.redis.batches import RedisBatchSource
 from tests.support.redis_streams import Place
 
 
@@ -43,6 +44,19 @@ def test_a_plain_key_without_messages_hides_nothing(place: Place) -> None:
     with create_producer(place.url, shards=2) as producer:
         producer.send(b"one", shard=1)
     assert [str(message.shard) for message in read(place)] == [f"{place.stream}/1"]
+
+
+def test_a_plain_key_with_messages_beside_numbered_ones_is_refused_by_readers(place: Place) -> None:
+    place.send(range(2), shards=2, is_sharded=True)
+    place.client.xadd(place.stream, {"msg": b"hidden"})
+    for look in (lambda: read(place), lambda: RedisBatchSource(place.url).extents()):
+        with pytest.raises(UnsupportedError) as caught:
+            look()
+        assert caught.value.facts["plain_key"] == place.stream
+        assert caught.value.facts["numbered_keys"] == [f"{place.stream}:0", f"{place.stream}:1"]
+    place.client.delete(place.stream)
+    place.client.set(place.stream, "no stream")
+    assert len(read(place)) == 2
 
 
 def test_numbered_keys_go_on_with_numbers(place: Place) -> None:
