@@ -20,6 +20,7 @@ from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
+from spark_jobs.reading.sql_types import properties
 from spark_jobs.session import check_session
 from spark_jobs.table_location import sql_name
 from spark_jobs.writing.failures import explain
@@ -140,8 +141,7 @@ def _keep_files(spark: SparkSession, log: DeltaLog) -> None:
     snapshot = log.snapshot()
     wanted = file_retention(snapshot.configuration if snapshot else {}, table=log.path)
     if wanted:
-        properties = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
-        spark.sql(f"ALTER TABLE {sql_name(log.path)} SET TBLPROPERTIES ({properties})")
+        spark.sql(f"ALTER TABLE {sql_name(log.path)} SET TBLPROPERTIES {properties(wanted)}")
 
 
 def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[str, str]:

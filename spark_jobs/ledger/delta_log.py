@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_expressions
+from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_expressions
 from spark_jobs.table_location import reader_options
 from stream_consumers.client_config import without_values
 from stream_consumers.errors import (
@@ -293,6 +293,7 @@ class DeltaLog:
         self._commits: dict[int, Commit] = {}
         self._restored: dict[int, tuple[int, ...]] = {}
         self._checked: tuple[Mapping[str, str], str] | None = None
+        self._checksum = ""
         self._newest_read: _CommitFile | None = None
         self._table_id: str | None = None
         self._apps: tuple[tuple[str, int], frozenset[str] | None] | None = None
@@ -326,6 +327,7 @@ class DeltaLog:
         if metadata != self._checked:
             check_expressions(self.path, *metadata)
             self._checked = metadata
+        self._check_checksum(snapshot.version)
         self._check_same(snapshot)
         return snapshot
 
@@ -372,6 +374,25 @@ class DeltaLog:
                 return None
             info = self.files().get_file_info(name)
         return None if info.type is pyarrow.fs.FileType.NotFound else (info.size, info.mtime_ns or 0, 0)
+
+    def _check_checksum(self, version: int) -> None:
+        name = f"_delta_log/{version:020d}.crc"
+        self._status(name)
+        try:
+            text = self._read(name)
+            # Each time: it may be put there later than its version.
+            if text != self._checksum:
+                check_checksum(self.path, text)
+                self._checksum = text
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unreadable(error) from None
+        except ValueError as error:
+            raise LedgerUnreadableError(
+                f"the checksum file {name} of {self.path} cannot be read: {self.said(error)}",
+                remedy="Move it out of the folder; the table is whole without it.",
+            ) from None
 
     def open(self, version: int | None = None) -> DeltaTable:
         """A version for delta-rs, the newest by default.

@@ -138,6 +138,37 @@ def check_expressions(path: str, configuration: Mapping[str, str], schema: str) 
             check_expression(text, where=f"an expression of the column {printable(name)} of {path}")
 
 
+def check_checksum(path: str, text: str) -> None:
+    """Check the metadata in a checksum file, which Spark takes for those of the table, in the same way.
+
+    What delta-rs cannot parse it leaves out, and looks into the commits, while Java reads more than the format has.
+
+    Args:
+        path: of the table.
+        text: of the file; an empty one is left over from a power cut, and is read by nobody.
+
+    Raises:
+        UnsupportedError: an expression may run code or read other tables.
+        ValueError: it is no JSON, or has a name twice.
+    """
+    if not text.strip():
+        return
+    try:
+        metadata = json.loads(text, object_pairs_hook=_unique, parse_int=str, parse_float=str).get("metadata") or {}
+        configuration = {name: str(value) for name, value in metadata.get("configuration", {}).items()}
+        schema = json.dumps(json.loads(metadata.get("schemaString") or '{"fields": []}', object_pairs_hook=_unique))
+        check_expressions(path, configuration, schema)
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it has another form: {error}") from None
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
+
+
 def _of_columns(fields: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     left: list[tuple[str, Any]] = [(field["name"], field) for field in fields]
     while left:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
@@ -18,6 +18,16 @@ def text(value: str) -> str:
     """
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def properties(values: Mapping[str, str]) -> str:
+    r"""Table properties, in parentheses.
+
+    Example:
+        >>> print(properties({"a": "1' = '2"}))
+        ('a' = '1\' = \'2')
+    """
+    return f"({', '.join(f'{text(name)} = {text(value)}' for name, value in values.items())})"
 
 
 def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] = quoted) -> str:

@@ -15,7 +15,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
 from spark_jobs.ledger.table_expressions import CHECK, check_expression
 from spark_jobs.reading.source import STREAM_COLUMNS
-from spark_jobs.reading.sql_types import column_ddl, text
+from spark_jobs.reading.sql_types import column_ddl, properties, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import catalog_away, explain
@@ -183,7 +183,7 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         f"PARTITIONED BY ({', '.join(map(quoted, layout.partition_by))})" if layout.partition_by else "",
         f"CLUSTER BY ({', '.join(map(quoted, layout.cluster_by))})" if layout.cluster_by else "",
         f"COMMENT {text(layout.comment)}" if layout.comment else "",
-        f"TBLPROPERTIES ({', '.join(f'{text(n)} = {text(v)}' for n, v in layout.all_properties().items())})",
+        f"TBLPROPERTIES {properties(layout.all_properties())}",
     ]
     try:
         written = ", ".join([*map(column_ddl, columns.fields), *_generated(spark, columns, layout)])

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_expressions import check_expression, check_expressions
-from stream_consumers.errors import UnsupportedError
+from stream_consumers.errors import LedgerUnreadableError, UnsupportedError
 from tests.support.ledger_tables import write_batch
 
 CALL = "reflect('java.lang.System', 'load', '/x.so')"
@@ -181,3 +182,56 @@ def test_the_same_metadata_are_checked_once_and_others_again(tmp_path: Path, mon
     write_anew(table, PLACES["check"])
     with pytest.raises(UnsupportedError):
         log.snapshot()
+
+
+def checksum(configuration: dict[str, Any], *columns: dict[str, Any], files: object = 1) -> str:
+    schema = json.dumps({"type": "struct", "fields": columns})
+    return json.dumps({"numFiles": files, "metadata": {"configuration": configuration, "schemaString": schema}})
+
+
+def put_checksum(folder: Path, text: str) -> DeltaLog:
+    write_batch(folder / "t", {1: "2026-11-17"})
+    (folder / "t/_delta_log" / f"{0:020d}.crc").write_text(text)
+    return DeltaLog(str(folder / "t"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Java makes a number of the text, and delta-rs does not take the file.
+        checksum({"delta.constraints.x": CALL}, files="1"),
+        checksum({}, field(**{"delta.generationExpression": CALL}), files="1"),
+        checksum({}, field(**{"delta.generationExpression": CALL}), files="1").replace(
+            "generation", "\\\\u0067eneration"
+        ),
+    ],
+)
+def test_an_expression_in_a_checksum_is_refused_that_delta_rs_does_not_see(tmp_path: Path, text: str) -> None:
+    log = put_checksum(tmp_path, text)
+    assert not DeltaTable(log.path).metadata().configuration
+    with pytest.raises(UnsupportedError):
+        log.snapshot()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        checksum({"delta.constraints.x": CALL})[:-1],
+        checksum({"delta.constraints.x": "id > 0"}).replace("{", '{"metadata": {}, ', 1),
+        '{"metadata": [1]}',
+    ],
+)
+def test_a_checksum_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(LedgerUnreadableError):
+        put_checksum(tmp_path, text).snapshot()
+
+
+def test_other_checksums_are_read_and_each_time_anew(tmp_path: Path) -> None:
+    log = put_checksum(tmp_path, checksum({"delta.constraints.x": "id > 0"}, field()))
+    assert log.snapshot() is not None
+    put = tmp_path / "t/_delta_log" / f"{0:020d}.crc"
+    put.write_text(checksum({"delta.constraints.x": CALL}, files="1"))
+    with pytest.raises(UnsupportedError):
+        log.snapshot()
+    put.unlink()
+    assert log.snapshot() is not None
