@@ -19,11 +19,10 @@ from pyspark.util import is_remote_only
 from spark_jobs.executors import send_packages
 from spark_jobs.jars import CACHE_VARIABLE, LOG_STORE_CLASS, cache_folder, delta_jars, java
 from spark_jobs.object_stores import brings_s3, object_store_config
+from spark_jobs.redaction import REMOTE_VARIABLE, hide, redacted, without_secrets
 from spark_jobs.scratch import umask
 from spark_jobs.spark_server.folder import UnusableFolderError
 from spark_jobs.spark_start import GUARD, start_context
-from stream_consumers.addresses import is_server
-from stream_consumers.client_config import without_values
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
@@ -110,21 +109,19 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
         SparkSessionError: the session cannot be had, or cannot write Delta tables.
         InvalidOptionError: ``STREAM_ASSETS_SPARK`` is something else.
     """
+    remote = options.remote or os.environ.get(REMOTE_VARIABLE)
+    hide(options.storage_options, options.config, remote)
     try:
         return check_session(_session(options))
     except (PySparkException, RuntimeError, OSError) as error:
-        where = without_secrets(options.remote) if options.remote else options.master
+        where = without_secrets(remote) if remote else options.master
         remedy = "Check the address, and that Java 17 runs."
-        if isinstance(error, OSError) and not options.remote:
+        if isinstance(error, OSError) and not remote:
             remedy = (
                 f"Jars and Spark servers are kept in {cache_folder()}, Spark's own files in {tempfile.gettempdir()}: "
                 f"both need room, and rights to write; {CACHE_VARIABLE} and TMPDIR name other places."
             )
-        secrets = {"token": (options.remote or "").partition("://")[2].partition("/")[2], **options.storage_options}
-        said = without_values(first_line(error), secrets)
-        raise SparkSessionError(f"no Spark session at {where}: {said}", remedy=remedy) from (
-            None if options.remote or options.storage_options else error
-        )
+        raise SparkSessionError(f"no Spark session at {where}: {first_line(error)}", remedy=remedy) from None
 
 
 def _session(options: SparkOptions) -> SparkSession:
@@ -142,7 +139,7 @@ def _session(options: SparkOptions) -> SparkSession:
     # Some bring what they need.
     of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
     settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config, **(GUARD if is_local else {})}
-    is_served = is_local and "SPARK_REMOTE" not in os.environ
+    is_served = is_local and REMOTE_VARIABLE not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
         # It takes a second to import, which nobody else has to wait for.
         from spark_jobs.spark_server.client import connect  # noqa: PLC0415
@@ -156,7 +153,7 @@ def _session(options: SparkOptions) -> SparkSession:
     java()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if "SPARK_REMOTE" not in os.environ:
+    if REMOTE_VARIABLE not in os.environ:
         start_context(settings, options.master)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -221,18 +218,6 @@ def check_session(session: SparkSession) -> SparkSession:
     return session
 
 
-def without_secrets(remote: str) -> str:
-    """A Connect address without the parameters behind it, which may hold a token.
-
-    Example:
-        >>> without_secrets("sc://spark:15002/;token=secret"), without_secrets("sc://spark;token=secret")
-        ('sc://spark:15002', 'the remote address')
-    """
-    scheme, _, rest = remote.partition("://")
-    server = rest.partition("/")[0]
-    return f"{scheme}://{server}" if is_server(server) else "the remote address"
-
-
 def _reach(remote: str) -> None:
     """Fail at once where nobody listens: the client itself would try again for ten minutes."""
     address = urlsplit(without_secrets(remote))
@@ -252,6 +237,6 @@ def _use_own_python(session: SparkSession) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for messages."""
-    lines = str(error).strip().splitlines()
+    """The first line of an error's text, for messages, without secrets."""
+    lines = redacted(str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import tempfile
@@ -131,6 +132,9 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     # A PySpark that is a client of Spark Connect only has none of these, and needs none.
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
 
+    # At DEBUG it writes each call of Java with its arguments, such as the settings of Spark.
+    calls = logging.getLogger("py4j")
+    calls.setLevel(max(calls.level, logging.INFO))
     if SparkContext._active_spark_context is not None:
         return
     conf = SparkConf().setMaster(master).setAppName("stream-assets")

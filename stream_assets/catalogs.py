@@ -38,7 +38,7 @@ class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # t
 
     example: ClassVar[str]
     """A name, with as many parts as each has."""
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     def table(self, name: str, *, storage_options: Mapping[str, str] | None = None) -> CatalogTable:
         """A table by its name.

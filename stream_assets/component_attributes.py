@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.schema_registry import SchemaRegistry
@@ -72,6 +72,11 @@ def _has_attributes(schema: dict[str, Any]) -> bool:
     return not {"$ref", "allOf"}.isdisjoint(schema) or "$ref" in items
 
 
+class _Attributes(dg.Model):
+    # A value may be a secret.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+
 def attributes_of(
     kind: type[Any], *, type_name: str | None = None, names: Collection[str] | None = None, **types: Any
 ) -> type[BaseModel]:
@@ -109,7 +114,7 @@ def attributes_of(
         )
     # The text after it is for Python.
     summary = (kind.__doc__ or "").partition("\n")[0]
-    return create_model(f"{(type_name or '').title()}{kind.__name__}", __base__=dg.Model, __doc__=summary, **own)
+    return create_model(f"{(type_name or '').title()}{kind.__name__}", __base__=_Attributes, __doc__=summary, **own)
 
 
 def one_of(kinds: Mapping[str, type[Any]]) -> Any:

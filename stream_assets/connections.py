@@ -18,7 +18,7 @@ class StreamConnection(dg.ConfigurableResource):  # type: ignore[type-arg]  # th
     """Where streams are. Each text of it may be a ``dg.EnvVar``, which is looked up when a client is made."""
 
     # A misspelt option, like that of the security protocol, would be left out without a word.
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     def stream(self, *names: str) -> StreamLocation:
         """Streams of it, as the ``source=`` of a stream asset.

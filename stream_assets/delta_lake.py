@@ -29,7 +29,7 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
         '{LAKE}/sales/orders'
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     root: str = Field(description="A folder or URI, like /lake or s3a://bucket/lake.")
     schema_name: str | None = Field(default=None, description="Of all tables, whatever their keys are.")

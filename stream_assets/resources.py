@@ -27,7 +27,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
         True
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
     remote: str | None = Field(default=None, repr=False, description="A Spark Connect address, sc://host:port.")

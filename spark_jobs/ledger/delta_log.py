@@ -24,8 +24,8 @@ from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_expressions
+from spark_jobs.redaction import redacted
 from spark_jobs.table_location import reader_options
-from stream_consumers.client_config import without_values
 from stream_consumers.errors import (
     LedgerUnreadableError,
     StorageMismatchError,
@@ -35,8 +35,6 @@ from stream_consumers.errors import (
     UnsupportedVersionError,
 )
 
-STORES = ("AWS_", "AZURE_", "GOOGLE_")
-"""As the environment variables begin that delta-rs takes for storage options."""
 KEPT_COMMITS = 10_000
 TORN_REMEDY = (
     "A power cut, or a full or broken disk, leaves such files. If it is the newest version, move this file and the "
@@ -418,8 +416,7 @@ class DeltaLog:
         The storage, and delta-rs, repeat them; for that no error of theirs is the cause of one of ours, since Dagster
         keeps causes.
         """
-        of_environment = {name: value for name, value in os.environ.items() if name.startswith(STORES)}
-        return one_line(without_values(str(error), {**of_environment, **self.storage_options}))
+        return one_line(redacted(str(error), self.storage_options))
 
     def _unreadable(self, error: BaseException) -> StreamAssetsError:
         return unreadable(

@@ -26,6 +26,7 @@ from pyspark.errors import (
 )
 
 from spark_jobs.reading.rejection import REJECTED
+from spark_jobs.redaction import redacted
 from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -231,7 +232,7 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
         return None
     ask = getattr(error, "getStackTrace", None)
     # A classic session has the causes nowhere else.
-    causes = str((ask() if ask else getattr(error, "_stackTrace", None)) or "")
+    causes = redacted(str((ask() if ask else getattr(error, "_stackTrace", None)) or ""))
     if lock := _DERBY_LOCK.search(causes):
         return CatalogUnavailableError(
             f"the Hive metastore of this Spark is a Derby database that another process has open: {lock[1]}",
@@ -312,9 +313,9 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error; that of a Java error is asked of the JVM, which may have ended."""
+    """The text of an error, without secrets; that of a Java error is asked of the JVM, which may have ended."""
     try:
-        return str(error)
+        return redacted(str(error))
     except Exception as gone:  # noqa: BLE001 - py4j raises what comes
         return f"{type(error).__name__}{_GONE} ({type(gone).__name__})"
 

@@ -188,16 +188,16 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
     try:
         written = ", ".join([*map(column_ddl, columns.fields), *_generated(spark, columns, layout)])
         spark.sql(f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({written}) {' '.join(filter(None, parts))}")
-    except Exception as error:  # a classic session raises bare errors of Java
+    except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if log.snapshot() is None:
             if away := catalog_away(error):
-                raise away from error
+                raise away from None
             # What Spark refuses as it stands it refuses the next time, too; a storage may answer then.
             kind = InvalidOptionError if isinstance(error, _REFUSALS) else WriteError
             raise kind(
                 f"{log.path} could not be made as it is to be laid out: {first_line(error)}",
                 remedy="Correct how it is to be laid out; nothing was written.",
-            ) from error
+            ) from None
     layout.check_table(log)
 
 
@@ -238,14 +238,14 @@ def register(spark: SparkSession, table: str, name: str) -> None:
     try:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted_name} USING DELTA LOCATION {text(spark_location(table))}")
         known = {spark.sql(f"DESCRIBE DETAIL {one}").collect()[0]["id"] for one in (quoted_name, sql_name(table))}
-    except Exception as error:  # a classic session raises bare errors of Java
+    except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if not isinstance(error, _REFUSALS) or catalog_away(error):
             raise explain(error, table=table) from None
         raise InvalidOptionError(
             f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",
             remedy="The name of a table has letters, digits and underscores, and is that of no view. Its schema is "
             "there (CREATE SCHEMA …), and the session's user may make tables in it.",
-        ) from error
+        ) from None
     if len(known) > 1:
         raise InvalidOptionError(
             f"catalog_table={name!r} is another table, not {table}", remedy="Give it another name, or none."

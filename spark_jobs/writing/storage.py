@@ -74,7 +74,7 @@ def check_unseen(spark: SparkSession, log: DeltaLog) -> None:
         location = _location(spark, log.path)
     except AnalysisException as error:
         if away := catalog_away(error):
-            raise away from error
+            raise away from None
         return
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         raise explain(error, table=log.path) from None
@@ -136,7 +136,7 @@ def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None
         frame = (reader if version is None else reader.option("versionAsOf", version)).load(location)
         frame.schema  # noqa: B018 - a Connect session looks only now
     except AnalysisException as error:
-        raise _mismatch(f"Spark sees no table at {location} ({first_line(error)})", log) from error
+        raise _mismatch(f"Spark sees no table at {location} ({first_line(error)})", log) from None
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         raise explain(error, table=log.path) from None
     return frame

@@ -304,11 +304,20 @@ class SparkChoice:
         return session
 
 
+def _remote(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    return None if value is None else str(resolve(dict([parse_client_option(f"remote={value}")]))["remote"])
+
+
 spark_options = gathered(
     "spark",
     SparkChoice,
     click.option("--master", default="local[*]", show_default=True, help="The Spark master."),
-    click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master."),
+    click.option(
+        "--remote",
+        callback=_remote,
+        help="A Spark Connect address, sc://host:port, instead of --master; env:VARIABLE keeps one with a token in the "
+        "environment.",
+    ),
     click.option(
         "--in-process",
         is_flag=True,

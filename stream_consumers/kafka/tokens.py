@@ -109,11 +109,13 @@ def _imported(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
     try:
         found = getattr(import_module(module), function)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+        missing = f" ({error.name} is missing)" if isinstance(error, ModuleNotFoundError) else ""
         raise InvalidOptionError(
-            f"{OPTION}={name!r} cannot be imported: {type(error).__name__}: {error}",
-            remedy="Install its module, or put it on the path, where the sensor, the run and the executors are.",
-        ) from error
+            f"{OPTION}={name!r} cannot be imported: {type(error).__name__}{missing}",
+            remedy="Install its module, or put it on the path, where the sensor, the run and the executors are; what "
+            "it raised is not repeated, as it may contain a token.",
+        ) from None
     if not callable(found):
         raise InvalidOptionError(
             f"{OPTION}={name!r} is a {type(found).__name__}", remedy="Name a function without arguments."

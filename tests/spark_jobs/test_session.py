@@ -12,6 +12,7 @@ from spark_jobs import session
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.spark_server import client
 from spark_jobs.spark_server.folder import UnusableFolderError
+from spark_jobs.writing.failures import catalog_away, explain
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from tests.support.kept_errors import kept
 
@@ -164,3 +165,43 @@ def test_no_error_repeats_what_may_be_a_token(remote: str) -> None:
     with pytest.raises(SparkSessionError) as raised:
         create_session(SparkOptions(remote=remote))
     assert "hunter2" not in kept(raised.value)
+
+
+@pytest.mark.parametrize("remote", ["sc://127.0.0.1:1/p;token=hunter2", "sc://127.0.0.1:hunter2/;token=x"])
+def test_no_error_repeats_what_may_be_a_token_in_the_environment(monkeypatch: pytest.MonkeyPatch, remote: str) -> None:
+    monkeypatch.setattr(session, "running_session", lambda: None)
+    monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: {})
+    monkeypatch.setenv("SPARK_REMOTE", remote)
+    with pytest.raises(SparkSessionError) as raised:
+        create_session(SparkOptions(config={"spark.connect.x": "1"}))
+    assert "hunter2" not in kept(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "secret"),
+    [
+        (SparkOptions(config={"spark.hadoop.fs.s3a.secret.key": "setting-hunter2"}), "setting-hunter2"),
+        (SparkOptions(storage_options={"AWS_SESSION_TOKEN": "option-hunter2"}), "option-hunter2"),
+        (SparkOptions(), "environment-hunter2"),
+    ],
+)
+def test_no_error_repeats_a_secret_that_spark_was_given(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, options: SparkOptions, secret: str
+) -> None:
+    def refused(settings: Mapping[str, str]) -> None:
+        raise PySparkRuntimeError(f"The token {secret} has expired", {})
+
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "environment-hunter2")
+    monkeypatch.setattr(client, "connect", refused)
+    with pytest.raises(SparkSessionError) as raised:
+        create_session(options)
+    assert "hunter2" not in kept(raised.value)
+    table = "s3a://lake/orders"
+    text = f"java.io.IOException: {table}/_delta_log: the token {secret} has expired"
+    explained = explain(RuntimeError(text), table=table)
+    assert "[hidden] has expired" in str(explained)
+    assert "hunter2" not in str(explained.revealed())
+    hive = f"HiveException: Could not connect to meta store: {secret}"
+    away = catalog_away(RuntimeError(hive))
+    assert away is not None
+    assert "hunter2" not in str(away)

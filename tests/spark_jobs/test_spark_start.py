@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socketserver
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 
-from spark_jobs.spark_start import launch
+from spark_jobs.spark_start import launch, start_context
 from tests.support.settings import ROOT
 from tests.support.spark_servers import spark_servers
 
@@ -179,3 +181,11 @@ def test_the_report_of_a_crashed_jvm_is_in_a_private_folder_or_where_the_user_wa
     assert reports == (["own.log"] if is_given else [f"hs_err_pid{gateway.proc.pid}.log"])
     assert list(tmp_path.glob("hs_err*")) == []
     assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_no_call_of_java_is_logged_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("py4j")
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", object())
+    start_context({}, "local[1]")
+    assert logger.level >= logging.INFO

@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from pydantic import ValidationError
 
 from stream_assets import (
     DeltaLake,
@@ -19,8 +20,10 @@ from stream_assets import (
     StreamFile,
     StreamTranslator,
     StreamTranslatorData,
+    UnityCatalog,
     stream_definitions,
 )
+from stream_assets.component_attributes import attributes_of
 from stream_assets.delta_lake import LakeTable
 from stream_assets.resources import run_session
 from stream_consumers.create import create_producer
@@ -266,3 +269,34 @@ def test_the_log_of_a_run_says_that_it_waits_for_spark(
     assert waiting.startswith(expected)
     assert (str(tmp_path) in waiting) == (remote is None), "a server has the jars of its own"
     assert ready.startswith("Spark is ready after 0.0 s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (KafkaCluster, {"bootstrap_servers": "a:1", "sasl_pasword": "hunter2"}),
+        (RedisServer, {"address": "a:1", "password": ["hunter2"]}),
+        (DeltaLake, {"root": "s3a://b", "storage_options": {"AWS_SECRET_ACCESS_KEY": ["hunter2"]}}),
+        (SparkSessionResource, {"spark_confg": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}}),
+        (UnityCatalog, {"token": "hunter2"}),
+        (attributes_of(KafkaCluster), {"sasl_pasword": "hunter2"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_no_error_of_a_resource_repeats_a_value(kind: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        kind(**given)
+    assert "hunter2" not in kept(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "client"),
+    [
+        (KafkaCluster, {"bootstrap_servers": "a:1", "sasl_password": 4815}, {"sasl.password": "4815"}),
+        (KafkaCluster, {"bootstrap_servers": "a:1", "options": {"x": 4815}}, {"x": "4815"}),
+        (RedisServer, {"address": "a:1", "password": 4815}, {"password": "4815"}),
+    ],
+)
+def test_a_number_is_a_password(kind: Any, given: dict[str, Any], client: dict[str, str]) -> None:
+    """A template that stands for digits is a number."""
+    assert kind(**given).client() == client

@@ -13,6 +13,8 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
+from stream_assets.cli.main import doctor
+from stream_consumers.errors import InvalidOptionError
 from tests.support.command_line import SCHEMA, failing, printed, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -190,3 +192,12 @@ def test_a_closed_pipe_is_no_error(folder: Path) -> None:
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert len(done.stdout.splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_remote_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--remote", "env:SPARK_AT"]
+    monkeypatch.delenv("SPARK_AT", raising=False)
+    with pytest.raises(InvalidOptionError, match="SPARK_AT"):
+        doctor.make_context("doctor", list(words))
+    monkeypatch.setenv("SPARK_AT", "sc://spark:15002/;token=hunter2")
+    assert doctor.make_context("doctor", words).params["remote"] == "sc://spark:15002/;token=hunter2"

@@ -16,6 +16,7 @@ from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError, StreamAssetsError, TokenProviderError
 from stream_consumers.kafka.cluster import KafkaBrokers
+from stream_consumers.kafka.tokens import TokenProvider
 from stream_consumers.options import Limits
 from tests.support import tokens
 from tests.support.kafka_broker import Listeners
@@ -170,3 +171,14 @@ def test_no_error_repeats_an_option(name: str) -> None:
     with pytest.raises(StreamAssetsError) as raised:
         brokers.check()
     assert "hunter2" not in kept(raised.value)
+
+
+def test_what_a_module_of_a_provider_raises_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaking_tokens.py").write_text("raise RuntimeError('401 for hunter2')")
+    (tmp_path / "lacking_tokens.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidOptionError, match="RuntimeError") as raised:
+        TokenProvider("leaking_tokens:token")
+    assert "hunter2" not in kept(raised.value)
+    with pytest.raises(InvalidOptionError, match="no_such_module"):
+        TokenProvider("lacking_tokens:token")
