@@ -171,6 +171,7 @@ def verify(
             tally.add(shard, part, found, batches, start=start, origin=origin)
             others = [compared(held, own)[1] for own in (kept.get(shard, NO_MOMENTS), dead)]
             tally.tell("other", np.unique(np.concatenate(others)))
+    batches.compare_claimed(tallies)
     batches.count_rows(tallies)
     batches.count_dead(tallies, table)
     behind = lag(source, state, extents) if claims is None else claims.lag
@@ -327,6 +328,8 @@ class _Batches:
         self._log = ledger.log
         self._names = names_in_files(ledger.log)
         self._has_transform = bool(state.newest and state.newest.transform)
+        # Where the log reaches back to the first version, what lies in none of its batches was never written.
+        self._is_whole_log = ledger.log.commit(0) is not None
         self._claimed: list[Commit] = []
         self._counted: dict[int, tuple[Commit, Counter[Shard]]] = {}
         self._whole: dict[int, bool] = {}
@@ -338,13 +341,15 @@ class _Batches:
             entry = commit.entry
             if entry is None or entry.kind == "fence" or entry.adds_copies:
                 continue
-            if entry.claims:
+            if entry.claims and not entry.lost:
                 self._claimed.append(commit)
             if entry.dead or entry.lost:
                 version = _NO_BATCH if entry.claims else commit.version
                 self._with_dead.append((entry, version, _within_places(entry, replaced)))
             self._whole[commit.version] = True
-            for shard, parts in entry.affected.items():
+            # What a group that claims entries was moved over is in no range of its own.
+            skipped = {shard: Intervals.of(part) for shard, part in entry.skipped.items()}
+            for shard, parts in {**skipped, **entry.affected}.items():
                 own = parts - judged.get(shard, Intervals())
                 self._whole[commit.version] &= own == parts
                 judged[shard] = judged.get(shard, Intervals()) | own
@@ -353,6 +358,11 @@ class _Batches:
                     replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
+        of_shards: dict[Shard, list[ClaimedRange]] = {}
+        for commit in self._claimed:
+            for shard, claimed in commit.entry.claims.items() if commit.entry else ():
+                of_shards.setdefault(shard, []).append(claimed)
+        self._claims = {shard: _Claims(claimed) for shard, claimed in of_shards.items()}
 
     def read(self, shard: Shard, known: ShardState) -> Intervals:
         """The covered sequences that the group has read: from its origin on, and what batches wrote before it."""
@@ -370,17 +380,19 @@ class _Batches:
             told.setdefault(commit.version, (commit, []))[1].append(piece.clamp(part))
         rest = Intervals.of(part) - Intervals.of(*(piece for _, own in told.values() for piece in own))
         yield from ((Intervals.of(*own), commit) for commit, own in told.values())
-        yield from ((Intervals.of(piece), None) for piece in rest)
+        claimed = self._claims[shard].parts if shard in self._claims else Intervals()
+        yield from ((own, None) for own in (rest & claimed, rest - claimed) if own)
 
     def expected(
         self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, *, start: int
     ) -> tuple[Sequences, str]:
         """The sequence of each row that should be there, and what a message without rows and dead letters counts as."""
         hull = parts.hull
-        claimed = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
-        commits = [commit] if commit is not None else claimed
-        if not (all(map(_has_transform, commits)) if commits else self._has_transform):
-            # Of what the stream has dropped nobody knows more than that each message was one row.
+        commits = [commit] if commit is not None else []
+        if commit is None and shard in self._claims and self._claims[shard].parts & parts:
+            commits = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
+        if not (all(map(_has_transform, commits)) if commits else self._has_transform and not self._is_whole_log):
+            # Each message was one row, or is in no batch at all; of what the stream has dropped no more is known.
             messages = np.union1d(found.messages, found.rows[found.rows < start])
             return np.setdiff1d(messages, found.dead), "missing"
         written = [written_sequences(self._log, each, {shard: hull}, names=self._names) for each in commits]
@@ -391,6 +403,18 @@ class _Batches:
             self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
             return found.rows, "filtered"
         return found.rows, "untold"
+
+    def count_claimed(self, shard: Shard, commit: Commit | None, messages: Sequences, absent: Sequences) -> None:
+        """Remember how many messages there are where entries were claimed, and which of them may be filtered."""
+        is_claimed = commit is None or (commit.entry is not None and bool(commit.entry.places))
+        if is_claimed and shard in self._claims:
+            self._claims[shard].add(messages, absent)
+
+    def compare_claimed(self, tallies: Mapping[Shard, _Tally]) -> None:
+        """Count as missing by how many the messages exceed what batches have claimed: no transform saw those."""
+        for shard, claims in self._claims.items():
+            if count := claims.unclaimed():
+                tallies[shard].move(_NO_BATCH, count, to="missing" if self._is_whole_log else "untold")
 
     def count_rows(self, tallies: Mapping[Shard, _Tally]) -> None:
         """Where the files of a batch are gone, compare how many rows there are with how many it wrote."""
@@ -419,6 +443,36 @@ class _Batches:
                 tallies[shards[0]].counts["missing"] += missing - of_messages
                 for shard, count in (+found).items():
                     tallies[shard].missing_dead[entry.bid] = count
+
+
+class _Claims:
+    """How many entries of a shard batches have claimed, and how many messages there are in the same places.
+
+    Between the entries of a batch lie those of others, so that of claims that overlap only the sums can be compared.
+
+    Args:
+        claimed: by the batches that are in the table.
+    """
+
+    def __init__(self, claimed: Iterable[ClaimedRange]) -> None:
+        self.parts = Intervals.of(*((start, end) for start, end, _ in claimed))
+        self._starts = np.array([part.start for part in self.parts], np.int64)
+        self._unclaimed = np.zeros(len(self._starts), np.int64)
+        self._absent = np.zeros(len(self._starts), np.int64)
+        for start, _, entries in claimed:
+            self._unclaimed[self._at(np.array([start]))] -= entries
+
+    def add(self, messages: Sequences, absent: Sequences) -> None:
+        """Count messages, and those among them that may be filtered, or in no batch."""
+        for counts, found in ((self._unclaimed, messages), (self._absent, absent)):
+            np.add.at(counts, self._at(within(found, self.parts)), 1)
+
+    def unclaimed(self) -> int:
+        """How many of the absent messages no batch can have claimed."""
+        return int(np.clip(self._unclaimed, 0, self._absent).sum())
+
+    def _at(self, places: Sequences) -> Sequences:
+        return np.searchsorted(self._starts, places, side="right") - 1
 
 
 def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int, count: int) -> Counter[Shard]:
@@ -500,6 +554,9 @@ class _Tally:
         if absent_are != "missing":
             absent = np.setdiff1d(absent, expected)
             self.counts[absent_are] += len(absent)
+            batches.count_claimed(shard, commit, found.messages, absent)
+        else:
+            batches.count_claimed(shard, commit, np.setdiff1d(found.messages, absent), _NONE)
         self._absent[_NO_BATCH if commit is None else commit.version, absent_are] += len(absent)
         there = rows + dead > 0
         self.tell("missing", places[rows < wanted])
@@ -509,13 +566,19 @@ class _Tally:
 
     def miss(self, version: int, most: int) -> int:
         """Count messages of a batch as missing that counted as something else; how many of at most so many."""
+        known = min(most, self._absent[version, "missing"])
+        self._absent[version, "missing"] -= known
+        return known + self.move(version, most - known, to="missing")
+
+    def move(self, version: int, most: int, *, to: str) -> int:
+        """Count messages of a batch that may be filtered as something else; how many of at most so many."""
         found = 0
-        for what in ("missing", "filtered", "untold"):
+        for what in ("filtered", "untold"):
             moved = min(most - found, self._absent[version, what])
             self._absent[version, what] -= moved
             self.counts[what] -= moved
             found += moved
-        self.counts["missing"] += found
+        self.counts[to] += found
         return found
 
     def tell(self, what: str, places: Sequences) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -19,7 +20,7 @@ from spark_jobs.batches.adoption import adopt
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger import table_rows
-from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import CLAIMS, ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, Moments, compared, moments_of
 from spark_jobs.verify import ShardVerdict, verify
@@ -397,6 +398,98 @@ def test_dead_letters_of_claimed_entries(lake: Lake, folder: Path) -> None:
     assert missing_dead(lake.verdict(claims=delivered)) == (2, 11, 0, {})
     lake.delete_letters("_sequence = 31")
     assert missing_dead(lake.verdict(claims=delivered)) == (1, 11, 1, {"b5": 1})
+
+
+class ClaimingLake(Lake):
+    """The same messages, in the table of a group that claims entries: what is delivered is asked of the server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url, self.what = write_stream(folder / "orders.ss", MESSAGES, shards=1), ingestion(folder / "t")
+        self.path = self.what.table
+        with open_batch_source(self.url) as source:
+            self.identities = source.identities()
+        self.commit(1, [], kind="init", origin={shard(0): 1}, switch=CLAIMS)
+
+    def claim(self, number: int, claimed: Iterable[int], sequences: list[int], transform: str = "one") -> None:
+        listed = sorted(claimed)
+        claims = {shard(0): ClaimedRange(listed[0], listed[-1] + 1, len(listed))}
+        known = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 1)), origin=1)}
+        self.commit(number, sequences, transform=transform, claims=claims, messages=len(listed), state=known)
+
+    def counts(self, *, pending: Iterable[int] = ()) -> tuple[int, int, int]:
+        unsettled = {shard(0): np.array(sorted(pending), np.int64)}
+        found = self.verdict(claims=ClaimState({shard(0): Intervals.of((1, 31))}, unsettled, {}))
+        return found.missing, found.filtered, found.untold
+
+
+ODD, EVEN = range(1, 31, 2), range(2, 31, 2)
+KEPT = [sequence for sequence in ODD if sequence % 3]
+
+
+def test_entries_that_no_batch_has_claimed_are_missing_and_not_filtered(folder: Path) -> None:
+    """As where a backup was put in the place of the table: another batch had the even ones, and acknowledged them."""
+    lake = ClaimingLake(folder)
+    lake.claim(2, ODD, KEPT)
+    assert lake.counts(pending=EVEN) == (0, 5, 0)
+    assert lake.counts() == (15, 5, 0)
+    lake.claim(3, EVEN, [2, 4])
+    assert lake.counts() == (0, 18, 0)
+    lake.forget_files()
+    assert lake.counts() == (0, 0, 18)
+    lake.delete("_sequence = 2")
+    assert lake.counts() == (0, 0, 19), "how many entries there were is right"
+
+
+def test_entries_outside_of_all_claims_are_missing_by_name(folder: Path) -> None:
+    lake = ClaimingLake(folder)
+    lake.claim(2, range(11, 21), [12, 14])
+    lake.claim(3, range(26, 31), [])
+    assert lake.counts(pending=[*range(1, 11), *range(21, 26)]) == (0, 13, 0)
+    assert lake.counts(pending=range(1, 9)) == (7, 13, 0)
+    found = lake.verdict(claims=ClaimState({shard(0): Intervals.of((1, 24))}, {}, {}))
+    assert found.examples["missing"] == [1, 2, 3, 4, 5]
+
+
+def test_entries_in_batches_that_the_log_forgot_are_untold(folder: Path) -> None:
+    lake = ClaimingLake(folder)
+    lake.claim(2, range(1, 11), [2, 4])
+    lake.claim(3, [n for n in range(11, 31) if n % 2], [21])
+    DeltaTable(lake.path).create_checkpoint()
+    for version in range(2):
+        Path(lake.path, "_delta_log", f"{version:020d}.json").unlink()
+    assert lake.counts() == (0, 9, 18)
+
+
+def test_entries_that_were_redriven_are_claimed_as_well(folder: Path) -> None:
+    lake = ClaimingLake(folder)
+    lake.claim(2, ODD, KEPT)
+    lake.commit(3, [7], mode="replace", transform="one", places={shard(0): Intervals.of((7, 8), (9, 10))}, messages=2)
+    lake.delete("_sequence = 7")
+    lake.insert(7)
+    assert lake.counts(pending=EVEN) == (0, 5, 0)
+    assert lake.counts() == (15, 5, 0)
+
+
+def test_what_a_group_that_claims_was_moved_over_is_skipped_after_a_switch(folder: Path) -> None:
+    lake = ClaimingLake(folder)
+    part = Range(1, 11)
+    lost, claims = {shard(0): Intervals.of(part)}, {shard(0): ClaimedRange(1, 11, 10)}
+    lake.commit(2, [], transform="one", skipped={shard(0): part}, lost=lost, claims=claims)
+    lake.claim(3, range(11, 31), [*range(11, 31)])
+    known = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 31)), origin=1)}
+    lake.letters("b2", None)
+    lake.commit(4, [], kind="fence", state=known, switch="resumable")
+    found = lake.verdict()
+    assert (found.skipped, found.missing, found.filtered, found.is_right) == (10, 0, 0, True)
+
+
+def test_covered_messages_in_no_batch_are_missing_where_the_log_is_whole(folder: Path) -> None:
+    lake = Lake(folder)
+    write_stream(folder / "orders.ss", BATCH, shards=1)
+    known = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 41)), origin=1)}
+    lake.commit(5, [], transform="one", state=known)
+    found = lake.verdict()
+    assert (found.examples, found.missing, found.untold) == ({"missing": [31, 32, 33, 34, 35]}, 10, 0)
 
 
 def test_dead_letters_of_a_batch_of_several_shards(folder: Path) -> None:
