@@ -103,10 +103,10 @@ class LastMessage(NamedTuple):
     epoch: int = -1
 
     def is_replaced(self, found: LastMessage) -> bool:
-        """Whether the stream holds another message in this place.
+        """Whether the stream holds another message in this place, or one after it where none was.
 
         Args:
-            found: the last message that the stream holds up to this sequence. If that is an earlier one, this message
+            found: the last message that the stream holds before the position. If that is an earlier one, this message
                 was removed, by compaction for instance. Leader epochs grow with the sequences, so an earlier message
                 of a newer epoch shows that another log took the place of the one that was read.
 
@@ -119,7 +119,7 @@ class LastMessage(NamedTuple):
         """
         if found.sequence == self.sequence:
             return (found.timestamp_ms, found.checksum) != (self.timestamp_ms, self.checksum)
-        return 0 <= self.epoch < found.epoch
+        return found.sequence > self.sequence or 0 <= self.epoch < found.epoch
 
 
 def message_checksum(key: bytes | None, payload: bytes | None) -> int:
@@ -336,15 +336,16 @@ class BatchSource(ClosesOnExit, ABC):
         """
         return {}
 
-    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """Whether a message that was read is another one now, or was lost with what came after it.
 
         Args:
             shard: of the message.
-            read: the message.
-            held: the last message that the stream holds up to its sequence, from :meth:`last_messages`.
+            read: the last message that was read.
+            held: the last message that the stream holds before the position, from :meth:`last_messages`; ``None`` if
+                that found none.
         """
-        return read.is_replaced(held)
+        return held is not None and read.is_replaced(held)
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""

@@ -268,7 +268,7 @@ class EpochSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
         return self._names.all_out(self._source.last_messages(self._names.all_back(ranges)))
 
-    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.is_replaced`."""
         return self._source.is_replaced(self._names.back(shard), read, held)
 

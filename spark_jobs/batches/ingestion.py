@@ -532,15 +532,17 @@ def truncations(
         reads_last_messages: look at the messages, not only at the ends.
     """
     known = {shard: last for shard, last in state.last_messages.items() if shard in extents}
-    asked = {shard: Range(MIN_SEQUENCE, last.sequence + 1) for shard, last in known.items() if reads_last_messages}
-    held = source.last_messages(asked)
+    positions = {shard: state.shards[shard].covered.position for shard in known}
+    # Up to the position: where the last messages of a range were none to read, others may be there now.
+    asked = {shard: Range(MIN_SEQUENCE, max(last.sequence + 1, positions[shard] or 0)) for shard, last in known.items()}
+    held = source.last_messages(asked) if reads_last_messages else {}
     errors: dict[Shard, SourceTruncatedError] = {}
     for shard, last in known.items():
-        position, end = state.shards[shard].covered.position, extents[shard].end + extents[shard].blocked
+        position, end = positions[shard], extents[shard].end + extents[shard].blocked
         found = held.get(shard)
         if end <= last.sequence:
             what = "ends before the last message that"
-        elif found is not None and source.is_replaced(shard, last, found):
+        elif reads_last_messages and source.is_replaced(shard, last, found):
             what = "holds other messages than"
         else:
             continue

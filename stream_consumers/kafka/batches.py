@@ -60,8 +60,6 @@ SAMPLE_MESSAGES = 256
 SAFE_PART = 0.5
 # Nor is a batch sampled that stays below the limit if its messages are this many times as large as those of any sample.
 FAR_BELOW = 100
-LOOK_BACK = (1, 2, 16)
-"""The last message of a range is looked for at these distances from its end: before it may stand a marker."""
 _NOTHING_THERE = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
@@ -230,6 +228,11 @@ class RangeReader(ClosesOnExit):
 
 def _shard(message: KafkaMessage) -> Shard:
     return Shard(message.topic() or "", message.partition() or 0)
+
+
+def _last_message(message: KafkaMessage) -> LastMessage:
+    checksum, epoch = message_checksum(_bytes(message.key()), _bytes(message.value())), message.leader_epoch()
+    return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
 
 
 def _cut(
@@ -410,18 +413,40 @@ class KafkaBatchSource(BatchSource):
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
         known = {shard: part for shard, part in ranges.items() if shard in self._extents}
-        clamped = {shard: part.clamp(Range(*self._extents[shard][:2])) for shard, part in known.items()}
-        left = {shard: part for shard, part in clamped.items() if part.start < part.end}
-        last: dict[Shard, LastMessage] = {}
-        for distance in LOOK_BACK:
-            for shard, message in self._at({s: max(p.start, p.end - distance) for s, p in left.items()}).items():
-                offset = message.offset() or 0
-                if offset < left[shard].end:
-                    checksum = message_checksum(_bytes(message.key()), _bytes(message.value()))
-                    epoch = message.leader_epoch()
-                    last[shard] = LastMessage(offset, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
-            left = {shard: part for shard, part in left.items() if shard not in last}
-        return last
+        left = {shard: part.clamp(Range(*self._extents[shard][:2])) for shard, part in known.items()}
+        ends = {shard: part.end for shard, part in left.items()}
+        last: dict[Shard, KafkaMessage] = {}
+        distance = 1
+        # Markers and messages of aborted transactions may stand at the end. The search goes twice as far back each
+        # time until it finds a message, then bisects what comes after it.
+        while left := {shard: part for shard, part in left.items() if part.start < part.end}:
+            probes = {
+                shard: (part.start + part.end) // 2 if shard in last else max(part.start, ends[shard] - distance)
+                for shard, part in left.items()
+            }
+            held = self._at(probes)
+            for shard, probe in probes.items():
+                message = held.get(shard)
+                offset = -1 if message is None else message.offset() or 0
+                if message is not None and offset < left[shard].end:
+                    last[shard] = message
+                    left[shard] = Range(offset + 1, left[shard].end)
+                else:
+                    left[shard] = Range(left[shard].start, probe)
+            distance *= 2
+        return {shard: _last_message(message) for shard, message in last.items()}
+
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
+        """Also if it is gone from a topic that removes messages only at its beginning, and begins before it.
+
+        The beginning is asked for after the message was looked for.
+        """
+        if super().is_replaced(shard, read, held):
+            return True
+        is_there = held is not None and held.sequence == read.sequence
+        if is_there or self.cluster.is_compacted(shard.stream):
+            return False
+        return self.cluster.starts([shard])[shard] <= read.sequence
 
     def _at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
         if not offsets:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from confluent_kafka.cimpl import NewTopic
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve, without_values
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
+    AccessDeniedError,
     BrokerUnavailableError,
     GroupActiveError,
     InvalidOptionError,
@@ -69,8 +70,9 @@ _WHY_FIXED = {
     "enable.auto.commit": "it would commit what is not in the table yet",
     "auto.offset.reset": "it would silently skip or repeat messages; use start or reset",
 }
-# The client's type hints do not export it.
+# The client's type hints do not export them.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
+_RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
 _log = logging.getLogger(__name__)
 
 
@@ -314,6 +316,16 @@ class KafkaBrokers(ClosesOnExit):
         return self._ask(
             lambda: self._admin.describe_topics(names, request_timeout=seconds or self.answer_seconds), "topic", seconds
         )
+
+    def is_compacted(self, stream: str) -> bool:
+        """Whether the brokers may remove messages between others; also true where they do not let us know."""
+        topic = _RESOURCE(_RESOURCE.Type.TOPIC, stream)
+        with suppress(AccessDeniedError):
+            found = self._ask(
+                lambda: self._admin.describe_configs([topic], request_timeout=self.answer_seconds), "the settings of"
+            )
+            return "compact" in str(found[topic]["cleanup.policy"].value)
+        return True
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """The first offset that the brokers keep, of each shard."""

@@ -385,13 +385,13 @@ class RedisBatchSource(BatchSource):
         found = {shard: entry for shard, entries in zip(asked, replies) for entry in entries}
         return {shard: _last_message(entry) for shard, entry in found.items()}
 
-    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """An entry between others is gone if it was deleted, or if the server lost it with those that came after it.
 
         Redis 7 keeps the highest id that was deleted; it is asked for after the entry was looked for.
         """
-        if held.sequence >= read.sequence:
-            return read.is_replaced(held)
+        if held is None or held.sequence >= read.sequence:
+            return super().is_replaced(shard, read, held)
         facts = self.server.facts(shard)
         return facts is not None and facts.deleted is not None and facts.deleted < read.sequence
 

@@ -157,7 +157,7 @@ class Broker:
         producer.init_transactions(SECONDS)
         producer.begin_transaction()
         for payload in orders(count, first=first):
-            producer.produce(name, payload, partition=0)
+            producer.produce(name, payload, key=b"k", partition=0)
         assert producer.flush(SECONDS) == 0
         return producer
 

@@ -271,6 +271,24 @@ def test_what_moves_a_group_without_a_loss_raises_no_false_alarm(spark: SparkSes
     assert_each_once(stage.rows(), orders_of("orders", 0, 23))
 
 
+def test_messages_in_place_of_some_that_nobody_could_read(spark: SparkSession, stage: Stage) -> None:
+    """Those of an aborted transaction, for instance: the last message that was read is far before the position."""
+    stage.send(10)
+    broker = memory_broker(stage.url)
+    with broker.changed:
+        del broker.messages[FIRST][5:10]
+    stage.drain(spark)
+    state = stage.what.ledger().read()
+    assert (state.positions[FIRST], state.last_messages[FIRST].sequence) == (10, 4)
+    stage.cut(5)
+    stage.send(10)
+    with pytest.raises(SourceTruncatedError) as error:
+        stage.drain(spark)
+    assert (error.value.facts["position"], error.value.facts["found_sequence"]) == (10, 9)
+    stage.record(spark)
+    assert_each_once(stage.rows(), orders_of("orders", 0, 5) | orders_of("orders#2", 5, 15))
+
+
 def test_entries_of_older_versions_remember_no_message_and_raise_no_alarm(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

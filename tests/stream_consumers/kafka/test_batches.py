@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.batches import MESSAGE_SCHEMA, Range, message_checksum
+from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, Range, message_checksum
 from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError
 from stream_consumers.kafka import batches
 from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
@@ -156,6 +156,39 @@ def test_the_last_message_of_a_range_is_found_before_markers_and_within_what_the
         broker.remove_before(topic, 5)
         assert source.last_messages({first: Range(0, 4)}) == {}
         assert source.last_messages({first: Range(0, 7)})[first].sequence == 6
+
+
+@pytest.mark.parametrize("aborted", [1, 3, 40])
+def test_the_last_message_of_a_range_is_found_before_aborted_ones(broker: Broker, aborted: int) -> None:
+    topic = broker.create()
+    shard = Shard(topic)
+    broker.send(topic, orders(20))
+    broker.abort(topic, aborted)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        end = source.extents()[shard].end
+        assert end == 20 + aborted + 1
+        assert source.last_messages({shard: Range(0, end)})[shard].sequence == 19
+        assert source.last_messages({shard: Range(20, end)}) == {}
+
+
+@pytest.mark.parametrize(("policy", "is_lost"), [("delete", True), ("compact", False), ("compact,delete", False)])
+def test_a_message_that_was_read_is_gone(broker: Broker, policy: str, is_lost: bool) -> None:
+    """Another log, with aborted messages where the message stood, stands for a broker that was restored to a copy."""
+    topic = broker.create(config={"cleanup.policy": policy})
+    shard = Shard(topic)
+    broker.send(topic, orders(5), key=b"k")
+    broker.abort(topic, 5)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        source.extents()
+        held = source.last_messages({shard: Range(0, 8)})[shard]
+        read = LastMessage(7, held.timestamp_ms, 1, held.epoch)
+        assert source.is_replaced(shard, read, held) is is_lost
+        assert source.is_replaced(shard, read, None) is is_lost
+        assert not source.is_replaced(shard, held, held)
+        assert source.is_replaced(shard, LastMessage(3, held.timestamp_ms, 1, held.epoch), held)
+        if "delete" in policy:
+            broker.remove_before(topic, 8)
+            assert not source.is_replaced(shard, read, None), "retention has removed it"
 
 
 def test_a_broker_that_does_not_answer_for_a_last_message(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
