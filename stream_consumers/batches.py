@@ -232,6 +232,9 @@ class BatchSource(ClosesOnExit, ABC):
         url: where it reads from.
     """
 
+    has_own_timestamps = True
+    """Whether another message at the same sequence has another timestamp; not where it is a part of the sequence."""
+
     def __init__(self, url: str | StreamUrl) -> None:
         self.url = StreamUrl.parse(url)
         self.is_exact = True

@@ -205,6 +205,7 @@ class EpochSource(BatchSource):
 
     def __init__(self, source: BatchSource, names: Names) -> None:
         super().__init__(source.url)
+        self.has_own_timestamps = source.has_own_timestamps
         self._source = source
         self._names = EpochNames(names)
 

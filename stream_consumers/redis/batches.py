@@ -242,6 +242,8 @@ class RedisBatchSource(BatchSource):
         InvalidUrlError, InvalidOptionError: credentials in the URL, an option that this project decides.
     """
 
+    has_own_timestamps = False
+
     def __init__(
         self, url: str | StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
     ) -> None:

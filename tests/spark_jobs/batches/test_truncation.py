@@ -380,7 +380,9 @@ def test_a_redis_replica_that_was_promoted_without_the_newest_entries(
     with pytest.raises(SourceTruncatedError):
         stream.drain(spark)
     stream.drain(spark, replace(stream.ingestion(), errors=RECORD))
-    assert_each_once(sequences_in_table(stream.table), rows(stream.name, *kept, *lost) | rows(f"{stream.name}#2", *new))
+    # The time of an entry is in its id, so that it shows no difference: the batch that was lost in part is repeated.
+    repeated = rows(f"{stream.name}#2", *kept, *new)
+    assert_each_once(sequences_in_table(stream.table), rows(stream.name, *kept, *lost) | repeated)
     # Entries that are deleted, or trimmed, are no such loss.
     stream.client.xdel(key, "1010-0")
     add("1011-0")
@@ -388,7 +390,7 @@ def test_a_redis_replica_that_was_promoted_without_the_newest_entries(
     stream.client.xtrim(key, maxlen=0, approximate=False)
     add("1012-0")
     stream.drain(spark)
-    assert sequences_in_table(stream.table).total() == 10 + 6
+    assert sequences_in_table(stream.table).total() == 10 + 6 + 6
 
 
 def test_a_stream_file_that_is_restored_from_a_copy_and_grows_again(spark: SparkSession, folder: Path) -> None:
