@@ -35,7 +35,7 @@ def test_entries_of_redis_with_the_ids_of_lost_ones_are_read(redis_address: str,
             for n in range(50, end):
                 client.xadd(name, {"msg": f"old {n}"}, id=ids[n])
             source.extents()
-            part = Range(begins[start] if start else 0, begins[end - 1] + 1)
+            part = Range(begins[start - 1] + 1 if start else 0, begins[end - 1] + 1)
             entry = made_entry(
                 number,
                 number - 2,
