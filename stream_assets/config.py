@@ -146,7 +146,7 @@ class StreamConfig(ReplayConfig, RunLimits):
 
     Example:
         >>> config = StreamConfig(start=PlaceConfig(rewind="earliest"), stop=PlaceConfig(seek="2026-11-01"))
-        >>> config.replay("run-1").on_replay.value
+        >>> config.replay().on_replay.value
         'replace'
     """
 
@@ -199,14 +199,9 @@ class StreamConfig(ReplayConfig, RunLimits):
                 remedy="Leave one of them out.",
             )
 
-    def replay(self, replay_id: str) -> Replay:
+    def replay(self) -> Replay:
         """What to replay."""
-        return Replay(
-            self.start.bound(),
-            self.stop.bound(),
-            OnReplay(self.on_replay.value),
-            replay_id,
-        )
+        return Replay(self.start.bound(), self.stop.bound(), OnReplay(self.on_replay.value))
 
 
 def checked(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:

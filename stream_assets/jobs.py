@@ -8,7 +8,7 @@ import dagster as dg
 from stream_assets.asset import StreamAsset
 from stream_assets.config import RedriveConfig, ReplayConfig, checked
 from stream_assets.partitions import check_partitions, is_of_partitions, window_replay
-from stream_assets.stream_run import replay_id
+from stream_assets.stream_run import of_run
 from stream_consumers.errors import InvalidOptionError
 
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
@@ -37,7 +37,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
                 f"the job {declared.replay_job_name} replays partitions, and this run has none",
                 remedy="Choose one in the launchpad, or some with 'Launch backfill…' on the page of its partitions.",
             )
-        wanted = window_replay(context.partition_time_window, config, replay_id(context, declared.key))
+        wanted = of_run(context, declared.key, window_replay(context.partition_time_window, config))
         yield from stream.events(context, config, wanted)
 
     description = (

@@ -239,13 +239,12 @@ def is_of_partitions(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
     return bool(context.has_partition_key or context.has_partition_key_range)
 
 
-def partition_replay(window: dg.TimeWindow, config: StreamConfig, replay_id: str) -> Replay:
+def partition_replay(window: dg.TimeWindow, config: StreamConfig) -> Replay:
     """What a run of partitions replays: the messages of their time, of all of them at once.
 
     Args:
         window: from the first partition to the last one.
         config: of the run.
-        replay_id: of its replay.
 
     Raises:
         InvalidOptionError: the run config says something that does not go together with partitions.
@@ -264,16 +263,15 @@ def partition_replay(window: dg.TimeWindow, config: StreamConfig, replay_id: str
             f"{', '.join(refused)} does not go together with partitions: they say what is replayed, and all of it is",
             remedy="Leave it out; or run the asset's job without a partition, which ingests.",
         )
-    return window_replay(window, config, replay_id)
+    return window_replay(window, config)
 
 
-def window_replay(window: dg.TimeWindow, config: ReplayConfig, replay_id: str) -> Replay:
+def window_replay(window: dg.TimeWindow, config: ReplayConfig) -> Replay:
     """The replay of the messages of a window of time.
 
     Args:
         window: in any time zone.
         config: of the run.
-        replay_id: of the replay.
     """
     first, end = (Bound(moment=moment.astimezone(timezone.utc)) for moment in (window.start, window.end))
-    return Replay(first, end, OnReplay(config.on_replay.value), replay_id)
+    return Replay(first, end, OnReplay(config.on_replay.value))

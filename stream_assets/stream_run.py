@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -121,12 +123,12 @@ class StreamRun:
 
 def _made(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig) -> dg.AssetMaterialization | None:
     if run.declared.partitions is not None and is_of_partitions(context):
-        wanted = partition_replay(context.partition_time_window, config, replay_id(context, run.key))
+        wanted = of_run(context, run.key, partition_replay(context.partition_time_window, config))
         return _replayed(run, wanted, PartitionMaterialization(run, context, run.declared.partitions, wanted.id))
     config.check()
     _accept(run, config)
     if config.start.bound() is not None and not config.move_group:
-        wanted = config.replay(replay_id(context, run.key))
+        wanted = of_run(context, run.key, config.replay())
         return _replayed(run, wanted, _replay_told(run, wanted))
     linger_seconds, every_seconds = staying(run.declared.limits, config)
     ingested = IngestMaterializations(run, every_seconds=every_seconds)
@@ -188,7 +190,7 @@ def _run_events(run: RunScope, config: StreamConfig, *, linger_seconds: float) -
 
 def _move(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
     with run.source.open() as opened:
-        own_id = replay_id(run.context, run.declared.key)
+        own_id = replay_id(run.context, run.declared.key, to)
         for move in rewind(run.spark, opened, ingestion, to, replay_id=own_id, on_wait=run.log.warning):
             run.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
 
@@ -204,12 +206,18 @@ def _replayed(run: RunScope, wanted: Replay, told: ReplayMaterialization) -> dg.
         return told.tell(batch_events(job))
 
 
-def replay_id(context: Context, key: dg.AssetKey) -> str:
-    """The id of a run's replay: a retry of a run that failed goes on with it; what had succeeded is begun anew.
+def of_run(context: Context, key: dg.AssetKey, wanted: Replay) -> Replay:
+    """The replay with the id that its run gives it, see :func:`replay_id`."""
+    return replace(wanted, id=replay_id(context, key, wanted.start, wanted.stop, wanted.on_replay.value))
+
+
+def replay_id(context: Context, key: dg.AssetKey, *asked: object) -> str:
+    """The id of a run's replay or move: a retry of a run that failed goes on with it; what had succeeded is begun anew.
 
     Args:
         context: of the run.
         key: of the asset; others of the same run may have the same group and table, and each replays its own stream.
+        asked: what is replayed, or where the group is moved: with another config it is another one.
     """
     run = context.run
     while run.parent_run_id is not None:
@@ -217,7 +225,8 @@ def replay_id(context: Context, key: dg.AssetKey) -> str:
         if parent is None or parent.status is dg.DagsterRunStatus.SUCCESS:
             break
         run = parent
-    return f"{run.run_id}/{key.to_user_string()}"
+    digest = hashlib.sha256(json.dumps([str(part) for part in asked]).encode()).hexdigest()
+    return f"{run.run_id}/{key.to_user_string()}/{digest[:16]}"
 
 
 @contextmanager

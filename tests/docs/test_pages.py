@@ -322,7 +322,7 @@ def test_the_settings_of_a_page_are_accepted(block: Block, tmp_path: Path, monke
         return
     config = StreamConfig(**settings["config"])
     config.check()
-    config.replay("an id")
+    config.replay()
 
 
 @pytest.mark.parametrize("block", blocks_of("toml"))

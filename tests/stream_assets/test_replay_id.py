@@ -8,7 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets.stream_run import replay_id
+from stream_assets.config import PlaceConfig, StreamConfig
+from stream_assets.stream_run import of_run, replay_id
 
 pytestmark = pytest.mark.dagster
 ORDERS, RETURNS = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["sales", "returns"])
@@ -38,3 +39,23 @@ def test_a_retry_continues_what_failed_and_begins_anew_what_succeeded(instance: 
     assert replay_id(retry, ORDERS) == replay_id(failed, ORDERS)
     whole = start(instance, dg.DagsterRunStatus.SUCCESS)
     assert replay_id(start(instance, dg.DagsterRunStatus.STARTED, whole.run), ORDERS) != replay_id(whole, ORDERS)
+
+
+def replayed(context: Any, **config: Any) -> str:
+    return of_run(context, ORDERS, StreamConfig(**config).replay()).id
+
+
+def test_what_is_executed_again_with_another_config_is_another_replay(instance: dg.DagsterInstance) -> None:
+    first, other = PlaceConfig(rewind={"orders/0": 1}), PlaceConfig(rewind={"orders/0": 71})
+    failed = start(instance, dg.DagsterRunStatus.FAILURE)
+    retry = start(instance, dg.DagsterRunStatus.STARTED, failed.run)
+    assert replayed(retry, start=first, max_records=5) == replayed(failed, start=first), "it only does less at a time"
+    asked: list[dict[str, Any]] = [
+        {"start": first},
+        {"start": other},
+        {"start": first, "stop": other},
+        {"start": first, "on_replay": "append"},
+    ]
+    assert len({replayed(failed, **config) for config in asked}) == len(asked)
+    moves = {replay_id(context, ORDERS, place.bound()) for context in (failed, retry) for place in (first, other)}
+    assert len(moves) == 2
