@@ -55,6 +55,8 @@ DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
+    "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
     "spark.sql.shuffle.partitions": "4",
 }
 
