@@ -47,7 +47,7 @@ from spark_jobs.ledger.table_rows import (
     within,
     written_sequences,
 )
-from stream_consumers.batches import BatchSource, Range, Split
+from stream_consumers.batches import BatchSource, Extent, Range, Split
 from stream_consumers.errors import LedgerUnreadableError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
@@ -82,6 +82,8 @@ class ShardVerdict:
             dropped them, or their dead letters are gone.
         lag: messages behind the covered range.
         lost: what the stream does not hold any more of what the group has not read; ``None`` if nothing is gone.
+        uncompared: where the stream holds messages from before the group's origin that no readable batch wrote: the
+            group began after them, or its log was cleaned and its positions were made anew. ``None`` if nothing is.
         examples: some sequences of what is wrong.
         other: sequences whose rows or dead letters have another timestamp than the message that the stream holds there.
         missing_dead: how many dead letters of each batch are not there, by its id; they are among the missing. Of a
@@ -105,6 +107,7 @@ class ShardVerdict:
     missing_dead: Mapping[str, int] = field(default_factory=dict)
     other: int = 0
     lost: Range | None = None
+    uncompared: Range | None = None
 
     @property
     def is_right(self) -> bool:
@@ -178,7 +181,12 @@ def verify(
     for shard, count in table.unplaced_letters().items():
         tallies.setdefault(shard, _Tally()).counts["dead"] += count
     return [
-        tallies[shard].verdict(shard, behind.get(shard, 0), lost.get(shard))
+        tallies[shard].verdict(
+            shard,
+            behind.get(shard, 0),
+            lost.get(shard),
+            batches.uncompared(shard, state.shards.get(shard, ShardState()), extents.get(shard)),
+        )
         for shard in sorted(tallies)
         if shard.stream in streams
     ]
@@ -368,6 +376,14 @@ class _Batches:
         """The covered sequences that the group has read: from its origin on, and what batches wrote before it."""
         written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
         return known.covered & (Intervals.of((known.origin or 0, 2**63 - 1)) | written)
+
+    def uncompared(self, shard: Shard, known: ShardState, extent: Extent | None) -> Range | None:
+        """Where the stream may hold messages that are not compared, because the group began after them."""
+        if extent is None:
+            return None
+        written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
+        before = Intervals.of((extent.start, known.origin or 0)) - written
+        return before.hull if before else None
 
     def of(self, shard: Shard, part: Range) -> Iterator[tuple[Intervals, Commit | None]]:
         """The parts of a range, each with the batch that tells what should be there; ``None`` if none does."""
@@ -588,7 +604,7 @@ class _Tally:
             known = self.examples.setdefault(what, [])
             known += [int(place) for place in places[: EXAMPLES - len(known)]]
 
-    def verdict(self, shard: Shard, lag: int, lost: Range | None) -> ShardVerdict:
+    def verdict(self, shard: Shard, lag: int, lost: Range | None, uncompared: Range | None) -> ShardVerdict:
         """What was found in all."""
         return ShardVerdict(
             shard,
@@ -596,6 +612,7 @@ class _Tally:
             last=self.last,
             lag=lag,
             lost=lost,
+            uncompared=uncompared,
             examples=self.examples,
             missing_dead=self.missing_dead,
             **{name: self.counts[name] for name in _COUNTS},

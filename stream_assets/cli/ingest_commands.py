@@ -314,6 +314,18 @@ def verify(place: Place, as_json: bool) -> None:
             )
         for bid, count in verdict.missing_dead.items():
             tell(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
+        if verdict.untold:
+            tell(
+                f"note: {verdict.shard}: {counted(verdict.untold, 'message')} without rows may be filtered or missing: "
+                "commits or files that tell it are gone, or parts of their batch were replaced",
+                style="yellow",
+            )
+        if verdict.uncompared is not None:
+            tell(
+                f"note: {verdict.shard}: {place.span(verdict.uncompared)} is not compared: the group began after it, "
+                "or its positions were made anew after its log was cleaned",
+                style="yellow",
+            )
     for note in _notes(ingestion.ledger(), state):
         tell(f"note: {note}", style="yellow")
     if not all(verdict.is_right for verdict in verdicts):

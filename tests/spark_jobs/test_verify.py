@@ -252,6 +252,8 @@ def test_files_that_are_gone_of_a_batch_that_was_replaced_in_part(lake: Lake) ->
     DeltaTable(lake.path).vacuum(0, enforce_retention_duration=False, dry_run=False)
     found = lake.verdict()
     assert (found.is_right, found.untold) == (True, 1)
+    told = run("verify", "--source", lake.url, "--table", lake.path, "--group", "lakehouse")
+    assert "1 message without rows may be filtered or missing" in told.stderr.replace("\n", " ")
 
 
 def test_a_log_that_does_not_tell_any_more_is_no_reason_to_call_a_table_wrong(lake: Lake) -> None:
@@ -260,6 +262,24 @@ def test_a_log_that_does_not_tell_any_more_is_no_reason_to_call_a_table_wrong(la
         Path(lake.path, "_delta_log", f"{version:020d}.json").unlink()
     found = lake.verdict()
     assert (found.filtered, found.untold, found.is_right) == (4, 6, True)
+
+
+def test_what_lies_before_positions_that_were_made_anew_is_not_compared_and_named(lake: Lake) -> None:
+    assert lake.verdict().uncompared is None
+    known = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 31)), origin=31)}
+    lake.commit(5, [], kind="keep", transform="one", state=known)
+    DeltaTable(lake.path).create_checkpoint()
+    for version in range(4):
+        Path(lake.path, "_delta_log", f"{version:020d}.json").unlink()
+    assert lake.verdict().uncompared == Range(1, 31)
+    lake.delete("_sequence > 25")
+    found = lake.verdict()
+    assert (found.uncompared, found.missing) == (Range(1, 31), 0)
+    told = run("verify", "--source", lake.url, "--table", lake.path, "--group", "lakehouse")
+    assert (told.exit_code, "1 to 31 is not compared" in told.stderr.replace("\n", " ")) == (0, True)
+    # A replay is compared again, also where it wrote before the origin.
+    lake.replay(6, Range(1, 21), [*range(1, 21)], state=known)
+    assert lake.verdict().uncompared == Range(21, 31)
 
 
 def test_without_a_transform_each_message_is_one_row(folder: Path) -> None:
