@@ -31,7 +31,7 @@ from spark_jobs.spark_server.folder import (
     tidying,
     write_private,
 )
-from spark_jobs.spark_server.port import LOOPBACK, hold
+from spark_jobs.spark_server.port import LOOPBACK, check_offer, hold
 from spark_jobs.spark_server.process import USER, idle_seconds
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 from stream_consumers.wording import counted
@@ -152,6 +152,7 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
     folder = ServerFolder(servers_folder() / configuration_key(settings))
     with tidying():
         folder.make()
+        check_offer(folder)
     name = str(uuid.uuid4())
     with folder.starting():
         address = _running(folder)

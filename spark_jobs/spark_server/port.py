@@ -10,18 +10,24 @@ Ports are held on Linux only. Elsewhere the sockets of this module are bound to 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from spark_jobs.spark_server.folder import ServerFolder
+from spark_jobs.spark_server.folder import ServerFolder, UnusableFolderError
 
 LOOPBACK = "127.0.0.1"
 IS_HELD = sys.platform == "linux"
 _ANSWER_SECONDS = 30.0
+PAUSE_SECONDS = 1.0
+"""How long a server waits before it accepts again, after it could not."""
+_log = logging.getLogger(__name__)
 
 
 def reserve() -> socket.socket:
@@ -43,13 +49,40 @@ def shared(port: socket.socket) -> Iterator[None]:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
+def check_offer(folder: ServerFolder) -> None:
+    """Refuse a folder in which no server could offer its port; call it within :func:`tidying`.
+
+    Some network mounts and sandboxes take no Unix socket, and some take one to which nobody can connect.
+
+    Raises:
+        UnusableFolderError: a socket in the folder cannot be made, or not be connected to.
+    """
+    if not IS_HELD:
+        return
+    probe = folder.path / "probe"
+    try:
+        # A process that was killed here has left it behind.
+        probe.unlink(missing_ok=True)
+        with (
+            _short_name(probe) as name,
+            socket.socket(socket.AF_UNIX) as server,
+            socket.socket(socket.AF_UNIX) as client,
+        ):
+            server.bind(name)
+            server.listen()
+            client.connect(name)
+        probe.unlink()
+    except OSError as error:
+        raise UnusableFolderError(f"{folder.path} takes no Unix socket: {error}") from error
+
+
 def offer(port: socket.socket, folder: ServerFolder) -> None:
     """Pass the port to each client that calls :func:`hold`, until this process ends."""
     if not IS_HELD:
         return
     folder.port.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    with _short_name(folder) as name:
+    with _short_name(folder.port) as name:
         listener.bind(name)
     listener.listen()
     threading.Thread(target=_give, args=(port, listener), daemon=True).start()
@@ -57,7 +90,13 @@ def offer(port: socket.socket, folder: ServerFolder) -> None:
 
 def _give(port: socket.socket, listener: socket.socket) -> None:
     while True:
-        client, _ = listener.accept()
+        try:
+            client, _ = listener.accept()
+        except OSError as error:
+            # The process has too many files open for the moment, for instance; a run waits longer than this.
+            _log.warning("a run did not get the port of this server: %s", error)
+            time.sleep(PAUSE_SECONDS)
+            continue
         # A client that has ended meanwhile does not need it.
         with client, suppress(OSError):
             socket.send_fds(client, [b"."], [port.fileno()])
@@ -77,7 +116,7 @@ def hold(folder: ServerFolder, port: int) -> socket.socket:
         return socket.socket()
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(_ANSWER_SECONDS)
-        with _short_name(folder) as name:
+        with _short_name(folder.port) as name:
             server.connect(name)
         _, descriptors, _, _ = socket.recv_fds(server, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
@@ -90,10 +129,10 @@ def hold(folder: ServerFolder, port: int) -> socket.socket:
 
 
 @contextmanager
-def _short_name(folder: ServerFolder) -> Iterator[str]:
-    """A path of the socket that is short enough: the kernel takes 107 bytes, and folders may have longer paths."""
-    descriptor = os.open(folder.path, os.O_RDONLY)
+def _short_name(path: Path) -> Iterator[str]:
+    """A path of a socket that is short enough: the kernel takes 107 bytes, and folders may have longer paths."""
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
-        yield f"/proc/self/fd/{descriptor}/{folder.port.name}"
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
     finally:
         os.close(descriptor)

@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
 from spark_jobs.session import SPARK_VARIABLE
-from spark_jobs.spark_server.folder import UnusableFolderError, server_folders, servers_folder
+from spark_jobs.spark_server.folder import ServerFolder, UnusableFolderError, server_folders, servers_folder, tidying
+from spark_jobs.spark_server.port import check_offer
 from stream_assets.cli.options import SparkChoice, tell_of_download
 from stream_consumers.errors import MissingDependencyError, StreamAssetsError
 
@@ -62,6 +63,8 @@ def _local_spark() -> str:
     if os.environ.get(SPARK_VARIABLE):
         return f"starts with each run: {SPARK_VARIABLE} is set"
     try:
+        with tidying():
+            check_offer(ServerFolder(servers_folder()))
         living = sum(server.is_alive() for server in server_folders())
         return f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
     except UnusableFolderError as error:

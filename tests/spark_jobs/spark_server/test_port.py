@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
-from spark_jobs.spark_server import client
+from spark_jobs.spark_server import client, port
 from spark_jobs.spark_server.client import connect
 from spark_jobs.spark_server.configuration import configuration_key
-from spark_jobs.spark_server.port import hold, offer, reserve, shared
+from spark_jobs.spark_server.folder import Address, ServerFolder, UnusableFolderError
+from spark_jobs.spark_server.port import check_offer, hold, offer, reserve, shared
 from stream_consumers.errors import SparkEndedError
 from tests.support.held_servers import made, obedient, process
 from tests.support.polling import until
+from tests.support.settings import ROOT
 from tests.support.spark_servers import spark_servers
 
 PLACES = [
@@ -98,6 +103,67 @@ def test_a_server_that_does_not_give_its_port_is_not_used(tmp_path: Path, monkey
         with pytest.raises(SparkEndedError):
             connect(settings)
         assert not server.connected()
+
+
+def test_a_path_of_any_length_takes_a_socket_and_a_file_system_without_sockets_is_refused(tmp_path: Path) -> None:
+    server = made(tmp_path, "a name that is too long for the path of a socket" * 3)
+    (server.path / "probe").touch()
+    for _ in range(2):
+        check_offer(server)
+    assert {path.name for path in server.path.iterdir()} == {"clients"}
+    with pytest.raises(UnusableFolderError):
+        check_offer(ServerFolder(Path("/proc/self")))
+
+
+SANDBOXED = """\
+import errno, sys
+from tests.support.sandbox import refuse_bind
+
+refuse_bind(errno.EOPNOTSUPP)
+from spark_jobs.spark_server.client import connect
+from spark_jobs.spark_server.folder import UnusableFolderError
+
+try:
+    connect({"spark.master": "local[1]"})
+except UnusableFolderError as error:
+    sys.exit(7 if error.__cause__.errno == errno.EOPNOTSUPP else 1)
+"""
+
+
+def test_in_a_sandbox_without_sockets_no_server_is_started(tmp_path: Path) -> None:
+    servers = tmp_path / "servers"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "STREAM_ASSETS_SPARK_SERVERS": str(servers)}
+    done = subprocess.run([sys.executable, "-c", SANDBOXED], env=environment, check=False, timeout=120)
+    assert done.returncode == 7
+    assert not list(servers.glob("*/log"))
+
+
+def full_once(server: ServerFolder, started: Event) -> None:
+    """Offers a port, and cannot open another file until it has logged a failure."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    class Freeing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    logging.getLogger(port.__name__).addHandler(Freeing())
+    port.PAUSE_SECONDS = 0.01
+    held = reserve()
+    offer(held, server)
+    server.publish(Address(held.getsockname()[1], "secret", os.getpid(), 2, "local[2]", "/bin/python", "/work", 0.0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    started.set()
+    signal.pause()
+
+
+def test_a_server_goes_on_to_give_its_port_after_it_could_not(tmp_path: Path) -> None:
+    server = made(tmp_path, "server")
+    with process(full_once, server):
+        address = server.address()
+        assert address is not None
+        # The kernel gives the file of the next client to a process that waits for one before it has come.
+        for _ in range(2):
+            hold(server, address.port).close()
 
 
 RUN = """\
