@@ -71,7 +71,6 @@ def plan_accept(
         )
     names = newest_epochs(state.identities, source.url.required_streams())
     current = named(source, names)
-    check_claims(ingestion, state, names.values(), url=source.url)
     extents = current.extents(resume=state.resume)
     if state.sharing == CLAIMS:
         if claims is None:
@@ -88,6 +87,7 @@ def plan_accept(
         if not found:
             return []
     wanted = _wanted(epochs, names, frozenset(found))
+    check_claims(ingestion, state, wanted, url=source.url)
     return [
         _continued(current, ingestion, state, extents, name)
         if isinstance(found[name], SourceTruncatedError)

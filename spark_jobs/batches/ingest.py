@@ -225,10 +225,10 @@ class IngestJob(SourceJob):
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
-            check_claims(self.ingestion, state, {shard.stream for shard in gaps}, url=self._source.url)
             plan = self._plan_ranges(gaps)
         if plan is None:
             return None
+        check_claims(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
         # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
         last = {} if redo else self._source.last_messages(plan.ranges)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}

@@ -360,20 +360,23 @@ def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozens
 
 
 def check_claims(ingestion: Ingestion, state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
-    """Before the first batch of a stream: refuse a group that began at the same time as another one, and came second.
+    """Refuse a group that began with a stream at the same time as another one, and came second.
 
     Delta accepts the first commits of both, since they share no transaction sequence. The look belongs to each plan
-    until a batch is written, because a run may be killed between its first commit and its look.
+    until a batch is written, because a run may be killed between its first commit and its look. It goes back to the
+    claim in the log, so that a plan asks only for the streams of which it writes something.
 
     Args:
         ingestion: group and table.
-        state: the ledger.
-        streams: those that are read; one that the group has written is not looked for again.
+        state: the ledger. A guess from the rows has no batch id and claims nothing, because it is written down first.
+        streams: those that are about to be written or moved; one that the group has written is not looked for again.
         url: of the source, for the message.
 
     Raises:
         InvalidOptionError, LedgerTruncatedError: see :func:`check_other_group`.
     """
+    if state.newest is None or not state.newest.bid:
+        return
     known: dict[str, list[ShardState]] = {}
     for shard, one in state.shards.items():
         known.setdefault(shard.stream, []).append(one)
@@ -412,11 +415,12 @@ def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerSta
         state: the ledger.
 
     Raises:
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_claims`.
         SourceRecreatedError, SourceTruncatedError: see :func:`check_source`.
     """
-    if state.newest is not None and state.newest.kind == "init":
-        check_claims(ingestion, state, source.identities(), url=source.url)
-    extents = source.extents(resume=state.resume)
+    extents, positions = source.extents(resume=state.resume), state.positions
+    unread = {shard.stream for shard, extent in extents.items() if positions.get(shard, extent.start) < extent.end}
+    check_claims(ingestion, state, unread, url=source.url)
     check_source(source, ingestion.group, state, extents)
     return losses(source, state, extents)
 

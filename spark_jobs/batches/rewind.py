@@ -72,14 +72,12 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
     Raises:
         StreamNotFoundError: the group has written nothing.
         UnsupportedError: the members of the group claim entries one by one.
-        InvalidOptionError: the stream does not hold the place, or it lies behind what is still to be replaced.
+        InvalidOptionError: the stream does not hold the place, or it lies behind what is still to be replaced; or
+            another group writes the stream into the table.
     """
     check_replay(state, ingestion)
     check_sharing(state, ingestion)
     source = ingestion.in_epochs(source)
-    # Without an id of a batch it is a guess from the rows, which is written down before a move.
-    if state.newest is not None and state.newest.bid:
-        check_claims(ingestion, state, source.identities(), url=source.url)
     extents = source.extents()
     check_source(source, ingestion.group, state, extents)
     moves = []
@@ -87,6 +85,7 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
         move = _move(shard, sequence, state.shards.get(shard, ShardState()), extents[shard])
         if move.to != move.position:
             moves.append(move)
+    check_claims(ingestion, state, {move.shard.stream for move in moves}, url=source.url)
     return moves
 
 

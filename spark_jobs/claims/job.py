@@ -97,8 +97,6 @@ class ClaimJob(BatchJob):
         # Per shard, the server's time after which every open name was fenced: entries of other clients that were not
         # delivered or claimed since then are in no batch on its way.
         self._fenced_at: Mapping[Shard, int] = {}
-        # The streams whose claims were compared with those of other groups.
-        self._looked_up: set[str] = set()
         self._given_up = 0
         self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
         self._turn = 0
@@ -128,6 +126,7 @@ class ClaimJob(BatchJob):
             settled = self.settled(state)
             loss = self._losses.next()
             if loss is not None:
+                check_claims(self.ingestion, state, (loss.held.shard.stream,), url=self._claims.url)
                 self.telemetry(Step.PLANNED, loss)
                 return loss
             abandoned = self._settle_names(state)
@@ -235,9 +234,6 @@ class ClaimJob(BatchJob):
             return False
         identities = self._claims.identities()
         check_unwritten(self.target, state, identities)
-        # Once a run: for a stream that has no entries yet, the look goes back to its claim.
-        check_claims(self.ingestion, state, identities.keys() - self._looked_up, url=self._claims.url)
-        self._looked_up |= identities.keys() & {shard.stream for shard in state.shards}
         origin = self._claims.prepare(self.ingestion.start, known=known)
         begun = without_positions(state, (shard.stream for shard in origin))
         if begun:
@@ -346,6 +342,7 @@ class ClaimJob(BatchJob):
         if not held.count:
             return None
         ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
+        check_claims(self.ingestion, state, {shard.stream for shard in ids}, url=self._claims.url)
         # In this order: what others have written of them is in the ledger by now, whatever the server knows of it.
         written = {shard: known.written_end or 0 for shard, known in self.ledger.read().shards.items()}
         doubtful = {

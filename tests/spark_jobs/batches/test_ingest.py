@@ -27,7 +27,8 @@ from stream_consumers.errors import (
     TransformError,
 )
 from stream_consumers.memory import forget_memory_broker, memory_broker
-from stream_consumers.options import AutoStreamReset, ErrorPolicy
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, ConsumerMode, ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import run
 from tests.support.ingesting import drain, entries, ingestion
@@ -55,6 +56,27 @@ def test_a_file_becomes_a_table_and_its_malformed_messages_dead_letters(spark: S
     assert (row["id"], row["user"]) == (1, "u1")
     assert row["_timestamp"].timestamp() == 1_700_000_000.001
     assert drain(spark, url, ingestion(folder / "t")) == []
+
+
+def test_a_member_that_has_one_shard_of_a_new_stream_claims_all_of_them(spark: SparkSession, folder: Path) -> None:
+    """A shard that is not in the claim counts as one that appeared later: what it no longer holds would be lost."""
+    url = "memory://one-more/orders,users"
+    what = replace(ingestion(folder / "t"), sharing=ConsumerMode.LOAD_BALANCED)
+    broker = memory_broker(url)
+    try:
+        broker.append(Shard("orders"), b'{"id": 1}')
+        drain(spark, url, replace(what, shard=Shard("orders")))
+        for number in range(2):
+            for _ in range(5):
+                broker.append(Shard("users", number), b'{"id": 1}')
+            # As retention would.
+            del broker.messages[Shard("users", number)][: 2 + number]
+        with open_batch_source(url) as source:
+            assert IngestJob(spark, source, replace(what, shard=Shard("users", 1))).plan() is not None
+        claim = entries(what)[-1]
+        assert (claim.kind, claim.origin) == ("init", {Shard("users", 0): 2, Shard("users", 1): 3})
+    finally:
+        forget_memory_broker(StreamUrl.parse(url))
 
 
 def test_what_is_appended_later_is_read_once_and_new_shards_from_their_beginning(

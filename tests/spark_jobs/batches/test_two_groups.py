@@ -10,13 +10,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches import writer
+from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.rewind import rewind
 from spark_jobs.writing.layout import TableLayout
-from stream_consumers.create import create_producer
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import AutoStreamReset
 from tests.support.command_line import failing, run
 from tests.support.ingesting import drain, entries, ingestion
-from tests.support.streams import sequences_in_file, sequences_in_table, write_stream
+from tests.support.streams import assert_each_once, sequences_in_file, sequences_in_table, write_stream
 
 pytestmark = pytest.mark.spark
 
@@ -72,3 +75,22 @@ def test_the_second_of_two_groups_is_refused(
     found = sequences_in_table(folder / "t")
     assert {place for place in found if place[0] == "orders"} == sequences_in_file(folder / "orders.ss")
     assert set(found.values()) == {1}
+
+
+def test_a_group_that_was_rewound_before_its_first_batch_replaces_no_rows_of_another_one(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is to replace was not there when it was rewound, and the other group did not see its claim."""
+    monkeypatch.setattr("spark_jobs.ledger.ledger.NEAR", 1)
+    url = write_stream(folder / "orders.ss", 10)
+    first = ingestion(folder / "t", group="first", start=AutoStreamReset.LATEST)
+    drain(spark, url, first)
+    with open_batch_source(url) as source:
+        assert rewind(spark, source, first, Bound.parse("earliest"))
+    spark.sql(f"ALTER TABLE delta.`{first.table}` SET TBLPROPERTIES ('a' = 'b')")
+    drain(spark, url, ingestion(folder / "t", group="second"))
+    before = entries(first)
+    with pytest.raises(InvalidOptionError):
+        drain(spark, url, first)
+    assert entries(first) == before
+    assert_each_once(folder / "orders.ss", folder / "t")

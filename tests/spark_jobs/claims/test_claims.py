@@ -19,8 +19,10 @@ from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.job import ClaimJob
 from spark_jobs.claims.status import claim_state
 from spark_jobs.decoding.decoders import Raw
+from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
 from spark_jobs.metrics.recorders import Recorders
+from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
@@ -46,6 +48,7 @@ from tests.support.ingesting import run_batch
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.polling import until
 from tests.support.redis_tables import Stream
+from tests.support.streams import sequences_in_table
 
 pytestmark = pytest.mark.spark
 RECORD = ErrorPolicy(on_data_loss="record")
@@ -639,6 +642,48 @@ def test_entries_that_another_client_took_from_a_member_at_work_are_written_once
         stream.drain(spark, stream.ingestion(member="other"))
         assert run_batch(sleeper, batch) is None
     stream.assert_each_once()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_group_looks_for_an_earlier_claim_of_a_stream_when_its_first_entry_comes(
+    is_lost: bool, spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the look would go back through the whole log in each run; and another group may write it later."""
+    monkeypatch.setattr("spark_jobs.ledger.ledger.NEAR", 1)
+    asked: list[frozenset[str]] = []
+    look = Ledger.earlier_claim
+
+    def looking(ledger: Ledger, streams: frozenset[str]) -> str | None:
+        asked.append(streams)
+        return look(ledger, streams)
+
+    monkeypatch.setattr(Ledger, "earlier_claim", looking)
+    quiet = f"{stream.name}-quiet"
+    alone = StreamSource(StreamUrl.parse(stream.url.replace(stream.name, quiet)), stream.mode, stream.options)
+    stream.url += f",{quiet}"
+    stream.add(5)
+    # It is there, and empty.
+    stream.client.xgroup_create(quiet, "another client", mkstream=True)
+    with stream.source.claims(stream.group) as claims:
+        job = ClaimJob(spark, claims, stream.ingestion(claims=True, errors=RECORD))
+        batch = job.plan()
+        assert batch is not None
+        assert run_batch(job, batch) is not None
+        assert job.plan() is None
+        assert asked == [{stream.name}]
+        # Of the newest commits none is of the group, so that another one does not see its claim.
+        spark.sql(f"ALTER TABLE delta.`{stream.table}` SET TBLPROPERTIES ('a' = 'b')")
+        stream.client.xadd(quiet, {"msg": b'{"id": 1}'})
+        assert [report.rows for report in drain(spark, alone, stream.ingestion(group="other"))] == [1]
+        if is_lost:
+            stream.client.xtrim(quiet, 0, approximate=False)
+        assert job.has_more()
+        with pytest.raises(InvalidOptionError):
+            job.plan()
+        held = [(shard, ClaimName.parse(raw)) for shard, names in claims.holders().items() for raw in names]
+        released = [name is not None and claims.is_released(shard, name) for shard, name in held]
+        assert released == ([] if is_lost else [True])
+    assert len([place for place in sequences_in_table(stream.table).elements() if place[0] == quiet]) == 1
 
 
 @pytest.mark.parametrize("is_counted", [False, True])
