@@ -230,7 +230,8 @@ class IngestJob(SourceJob):
             return None
         check_claims(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
         # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
-        last = {} if redo else self._source.last_messages(plan.ranges)
+        before = {shard: Range(MIN_SEQUENCE, part.end) for shard, part in plan.ranges.items()}
+        last = {} if redo else self._source.last_messages(before)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
         check_planned(self._source, self.ingestion.group, state, planned)
         lost = {} if redo else plan.lost

@@ -59,7 +59,10 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         covered = known.covered | written
         if shard in entry.until:
             redo |= Intervals.of((entry.ranges[shard].end, entry.until[shard])) & covered
-        after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals())
+        # Without its last message, what was read last before it would be taken for a message that is not the last.
+        is_known = covered.position == known.covered.position or shard in entry.last_messages
+        last = known.last if is_known else None
+        after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals(), last=last)
     return after
 
 
@@ -80,8 +83,7 @@ def restore(state: State, past: State) -> State:
 
 def moved_places(entry: LedgerEntry) -> Places:
     """What the hint of an entry says of the shards whose positions it moves."""
-    moved = entry.ranges.keys() | entry.origin.keys()
-    return {shard: place for shard, place in known_places(entry.hint).items() if shard in moved}
+    return known_places(entry.hint, of=entry.ranges.keys() | entry.origin.keys())
 
 
 def places_at(state: State, *places: Places) -> Places:

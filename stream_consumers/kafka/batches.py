@@ -439,12 +439,14 @@ class KafkaBatchSource(BatchSource):
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """Also if it is gone from a topic that removes messages only at its beginning, and begins before it.
 
-        The beginning is asked for after the message was looked for.
+        The beginning is asked for again, after the message was looked for.
         """
         if super().is_replaced(shard, read, held):
             return True
+        start, end, _ = self._extents[shard]
         is_there = held is not None and held.sequence == read.sequence
-        if is_there or self.cluster.is_compacted(shard.stream):
+        # After the end it may be in a transaction that is still open.
+        if is_there or not start <= read.sequence < end or self.cluster.is_compacted(shard.stream):
             return False
         return self.cluster.starts([shard])[shard] <= read.sequence
 

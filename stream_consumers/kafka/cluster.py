@@ -32,6 +32,7 @@ from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resol
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     AccessDeniedError,
+    BrokerError,
     BrokerUnavailableError,
     GroupActiveError,
     InvalidOptionError,
@@ -320,11 +321,12 @@ class KafkaBrokers(ClosesOnExit):
     def is_compacted(self, stream: str) -> bool:
         """Whether the brokers may remove messages between others; also true where they do not let us know."""
         topic = _RESOURCE(_RESOURCE.Type.TOPIC, stream)
-        with suppress(AccessDeniedError):
+        with suppress(AccessDeniedError, BrokerError):
             found = self._ask(
                 lambda: self._admin.describe_configs([topic], request_timeout=self.answer_seconds), "the settings of"
             )
-            return "compact" in str(found[topic]["cleanup.policy"].value)
+            policy = found[topic].get("cleanup.policy")
+            return policy is None or policy.value != "delete"
         return True
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import redis
 
 from stream_consumers.client_config import ClientConfig, resolve
-from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamNotFoundError, UnsupportedError
+from stream_consumers.errors import (
+    AccessDeniedError,
+    InvalidUrlError,
+    StreamAssetsError,
+    StreamNotFoundError,
+    UnsupportedError,
+)
 from stream_consumers.messages import WILDCARD, Shard, decode_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
@@ -190,7 +196,9 @@ class RedisConnection:
         numbered = [readable(key) for shard, key in self._keys.items() if shard.stream == stream and key != plain]
         if not numbered:
             return
-        with self.explained(f"looking at {readable(plain)}"):
+        # Who has no right to the plain key is not refused.
+        length = 0
+        with suppress(AccessDeniedError), self.explained(f"looking at {readable(plain)}"):
             length = self.connection.xlen(plain) if self.connection.type(plain) == b"stream" else 0
         if length:
             raise UnsupportedError(

@@ -50,4 +50,4 @@ def test_a_tick_opens_each_commit_once(table: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(DeltaLog, "_read", counting)
     assert measure(StreamSource(URL), Ingestion("g", str(table))).total == 2
-    assert opened == {f"_delta_log/{7:020d}.json": 1}
+    assert {name: count for name, count in opened.items() if name.endswith(".json")} == {f"_delta_log/{7:020d}.json": 1}

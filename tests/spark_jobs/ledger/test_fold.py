@@ -397,5 +397,8 @@ def test_the_last_message_grows_with_appends_goes_back_with_a_restore_and_surviv
     assert restore(states[4], states[0])[orders].last is None
     for state in states:
         assert ShardState.from_json(state[orders].to_json()) == state[orders]
+    # Which message was the last one before a position that moves without it (of a group that claimed) is not known.
+    fence = made_entry(5, 0, kind="fence", ranges={orders: Range(15, 20)})
+    assert fold(states[4], fence, late=False)[orders].last is None
     full = made_entry(5, 4, state=states[4])
     assert LedgerEntry.from_json(json.loads(full.to_json())) == full
