@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 
 from stream_consumers.addresses import is_server
 from stream_consumers.client_config import without_values
@@ -12,8 +13,13 @@ from stream_consumers.client_config import without_values
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
 """As the environment variables begin that delta-rs takes for storage options."""
 REMOTE_VARIABLE = "SPARK_REMOTE"
-# As spark.redaction.regex has it, and what may have a password in it.
-_SECRET_SETTINGS = re.compile(r"secret|pass|token|access.?key|credential|ConnectionURL|JavaOptions", re.IGNORECASE)
+# As spark.redaction.regex has it, and what may have a password in it, but for the name of a class.
+_SECRET_SETTINGS = re.compile(
+    r"(?!.*provider$).*(secret|pass|token|(access|account|private).?key|credential|ConnectionURL)", re.IGNORECASE
+)
+_JAVA_OPTIONS = re.compile(r"JavaOptions$", re.IGNORECASE)
+# Options of Java, and of agents in it.
+_SECRET_OPTION = re.compile(r"([^=]*(?:pass|pwd|secret|token|key|credential)[^=]*)=(.+)", re.IGNORECASE | re.DOTALL)
 _hidden: dict[str, str] = {}
 
 
@@ -22,10 +28,13 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
 
     Args:
         options: storage options.
-        settings: of Spark; those that may be secrets are hidden.
+        settings: of Spark; those that may be secrets are hidden, and such options of Java in them.
         remote: a Spark Connect address; what is behind the server is hidden.
     """
-    secrets = {name: value for name, value in settings.items() if _SECRET_SETTINGS.search(name)}
+    secrets = {name: value for name, value in settings.items() if _SECRET_SETTINGS.match(name)}
+    for name, value in settings.items():
+        if _JAVA_OPTIONS.search(name):
+            secrets |= {f"{name} {option}": secret for option, secret in _secret_options(value)}
     _hidden.update({f"session {name}": value for name, value in {**options, **secrets}.items()})
     if remote:
         _hidden["session token"] = _behind_server(remote)
@@ -43,6 +52,17 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
     if remote := os.environ.get(REMOTE_VARIABLE):
         given["environment token"] = _behind_server(remote)
     return without_values(text, {**given, **_hidden, **(options or {})})
+
+
+def _secret_options(options: str) -> Iterator[tuple[str, str]]:
+    """The names and values of those options of Java that may be secrets."""
+    try:
+        words = shlex.split(options)
+    except ValueError:  # a quotation is not closed
+        words = options.split()
+    for word in words:
+        if found := _SECRET_OPTION.search(word):
+            yield found[1], found[2]
 
 
 def _behind_server(remote: str) -> str:

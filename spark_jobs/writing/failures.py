@@ -2,6 +2,9 @@
 
 The texts of Spark, of Delta and of users' functions may hold values of rows. An error of ours names what cannot: types,
 conditions, and what a storage says of its files. The rest is its ``detail``.
+
+What kind of error it is, the text decides as Spark wrote it. Only what is repeated of it is redacted: a secret may be a
+word that stands in the name of a class, too.
 """
 
 from __future__ import annotations
@@ -210,7 +213,7 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
         return explain_read(raised, what=f"the messages for {table}")
     if raised.startswith(_OF_A_READ):
         return UnfinishedReadError(
-            f"the messages for {table} could not be read as planned: {raised.partition(': ')[2]}",
+            f"the messages for {table} could not be read as planned: {redacted(raised.partition(': ')[2])}",
             remedy="Nothing of the batch was written; it is read again at the next run.",
         )
     failed = _failed_row(error, text, raised, table=table)
@@ -232,15 +235,16 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
         return None
     ask = getattr(error, "getStackTrace", None)
     # A classic session has the causes nowhere else.
-    causes = redacted(str((ask() if ask else getattr(error, "_stackTrace", None)) or ""))
+    causes = str((ask() if ask else getattr(error, "_stackTrace", None)) or "")
     if lock := _DERBY_LOCK.search(causes):
         return CatalogUnavailableError(
-            f"the Hive metastore of this Spark is a Derby database that another process has open: {lock[1]}",
+            f"the Hive metastore of this Spark is a Derby database that another process has open: {redacted(lock[1])}",
             remedy="One Spark at a time can have it: end the other one, or run a metastore server for both.",
         )
-    reasons = re.findall(r"java\.net\.\w+: (.*)", f"{text}\n{causes}") or [cause_of(error)]
+    reasons = re.findall(r"java\.net\.\w+: (.*)", f"{text}\n{causes}")
+    said = redacted(reasons[-1].strip()) if reasons else cause_of(error)
     return CatalogUnavailableError(
-        f"the Hive metastore of this Spark does not answer: {reasons[-1].strip()}",
+        f"the Hive metastore of this Spark does not answer: {said}",
         remedy="Check hive.metastore.uris, and that it runs; one in a Derby database is for one Spark at a time.",
     )
 
@@ -248,7 +252,7 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
 def _failed_row(error: Exception, text: str, raised: str, *, table: str) -> FailedRowError | None:
     """What failed in the transform; ``None`` if nothing did."""
     if raised:
-        kind, _, said = raised.partition(": ")
+        kind, _, said = redacted(raised).partition(": ")
         failed = FailedRowError(
             f"a function of the transform raised {kind.rpartition('.')[2]}{_place(text)} while writing {table}",
             remedy=f"Correct it, or let it return null. {_ONE_ROW}",
@@ -298,7 +302,7 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
         "orders could not be read: executors lack a Python package: No module named 'redis'"
     """
     kind = raised_on_executor(raised)
-    name, _, said = raised.partition(": ")
+    name, _, said = redacted(raised).partition(": ")
     if kind is WriteError:
         failure = kind(f"{what} could not be read: {name}", remedy=_READ_AGAIN)
         failure.detail = said
@@ -313,9 +317,9 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error, without secrets; that of a Java error is asked of the JVM, which may have ended."""
+    """The text of an error, with its secrets; that of a Java error is asked of the JVM, which may have ended."""
     try:
-        return redacted(str(error))
+        return str(error)
     except Exception as gone:  # noqa: BLE001 - py4j raises what comes
         return f"{type(error).__name__}{_GONE} ({type(gone).__name__})"
 
@@ -340,7 +344,7 @@ def public_text(error: BaseException, *, table: str = "") -> str:
             return cause_of(error)
         given = error.getMessageParameters() or {}
         named = ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in _NAMES)
-        return f"[{condition}]{f' {named}' if named else ''}"
+        return f"[{condition}]{f' {redacted(named)}' if named else ''}"
     first, *causes = [_public(line, table) for line in _heads(text_of(error))]
     said = first or type(error).__name__
     caused = next((cause for cause in reversed(causes) if cause and cause != first), "")
@@ -355,20 +359,24 @@ def _heads(text: str) -> list[str]:
 
 def _public(line: str, table: str) -> str:
     if condition := _CONDITION.match(line):
-        return f"[{condition[1]}]"
+        return f"[{redacted(condition[1])}]"
     if _GONE in line:
         return line.partition(_GONE)[0] + _GONE
     found = _JAVA_ERROR.search(line)
-    if found and found[2] and table and table in found[2] and _OF_STORAGE.match(found[1]):
-        return f"{found[1].rpartition('.')[2]}: {found[2]}"
-    return found[1].rpartition(".")[2] if found else ""
+    if not found:
+        return ""
+    # A token may look like the name of a class, and its last part alone is not known as one.
+    name = redacted(found[1]).rpartition(".")[2]
+    if found[2] and table and table in found[2] and _OF_STORAGE.match(found[1]):
+        return f"{name}: {redacted(found[2])}"
+    return name
 
 
 def _place(text: str) -> str:
     """Where a Python function raised, out of the traceback in a text of Spark."""
     # A function may have compiled code under a name that holds a value.
     places = [place for place in _PLACE.findall(text) if "/pyspark/" not in place[0] and Path(place[0]).is_file()]
-    return " in line {1} of {0}".format(*places[-1]) if places else ""
+    return f" in line {places[-1][1]} of {redacted(places[-1][0])}" if places else ""
 
 
 def place_of(error: BaseException) -> str:
@@ -400,10 +408,12 @@ def cause_of(error: BaseException) -> str:
     said = re.sub(r"To enable schema migration.*?for details\.", "", said, flags=re.DOTALL)
     # The class of a Java error, before its text.
     said = re.sub(r"^(\((\w+\.)+[\w$]+\) |(\w+\.)+[\w$]+: )", "", said.strip())
-    told = " ".join(said.split()) or type(error).__name__
+    # A secret that is cut may not be known as one.
+    told = redacted(" ".join(said.split())) or type(error).__name__
     told = told if len(told) <= MOST_CHARACTERS else f"{told[:MOST_CHARACTERS]} …"
     causes = re.findall(r"^\s*Caused by: (?:(?:\w+\.)+[\w$]+: )?(.+)$", text, re.MULTILINE)
-    return told if not causes or causes[-1].strip() in told else f"{told}; caused by: {causes[-1].strip()}"
+    cause = redacted(causes[-1].strip()) if causes else ""
+    return told if cause in told else f"{told}; caused by: {cause}"
 
 
 def raised_on_executor(reason: str) -> type[StreamAssetsError]:

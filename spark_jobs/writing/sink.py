@@ -166,4 +166,7 @@ def is_conflict(error: BaseException) -> bool:
 
     In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
     """
-    return isinstance(error, CONFLICTS) or any(text in text_of(error) for text in CONFLICT_TEXTS)
+    if isinstance(error, CONFLICTS):
+        return True
+    said = text_of(error)
+    return any(text in said for text in CONFLICT_TEXTS)

@@ -13,14 +13,24 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.session import SparkSession as RemoteSession
 
+from spark_jobs import redaction
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import sql_name
-from spark_jobs.writing.failures import UnexplainedError, UnfinishedReadError, cause_of, explain
+from spark_jobs.writing.failures import (
+    FailedRowError,
+    UnexplainedError,
+    UnfinishedReadError,
+    catalog_away,
+    cause_of,
+    explain,
+    explain_failed_read,
+)
 from spark_jobs.writing.sink import DeltaSink, is_conflict
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
+    CatalogUnavailableError,
     ConstraintViolatedError,
     SchemaMismatchError,
     StreamAssetsError,
@@ -242,3 +252,94 @@ def test_an_error_of_a_jvm_that_has_ended_is_told_too() -> None:
     assert isinstance(error, WriteError)
     assert error.what.startswith("Spark could not write to /lake/t: GoneError, and the JVM of Spark does not answer")
     assert not is_conflict(GoneError())
+
+
+BAD_REQUEST = "org.apache.hadoop.fs.s3a.AWSBadRequestException: PUT /lake/t: invalid region for spark"
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The values that are hidden; none when the test begins."""
+    values: dict[str, str] = {}
+    monkeypatch.setattr(redaction, "_hidden", values)
+    return values
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"spark.hadoop.fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"},
+        {"spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=/lake/spark/log4j2.properties -Dregion=invalid"},
+        {"spark.driver.extraJavaOptions": "-Dnote='region -Dx=spark"},
+    ],
+)
+def test_settings_that_are_no_secrets_are_shown(hidden: dict[str, str], settings: dict[str, str]) -> None:
+    redaction.hide({}, settings, None)
+    said = f"{BAD_REQUEST}; {' '.join(settings.values())}"
+    assert redaction.redacted(said) == said
+    assert hidden == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-Dfile=spark -Djavax.net.ssl.trustStorePassword=hunter2",
+        "-Ddb.pass='to hunter2'",
+        "-Ddb.pass='hunter2",
+        "-javaagent:/opt/agent.jar=port=1,apikey=hunter2",
+        "-Ddb.url=jdbc:postgresql://db/hive?password=hunter2",
+    ],
+)
+def test_options_of_java_that_may_be_secrets_are_hidden(hidden: dict[str, str], options: str) -> None:
+    redaction.hide({}, {"spark.driver.extraJavaOptions": options}, None)
+    assert len(hidden) == 1
+    assert "hunter2" not in redaction.redacted(f"spark file: {options}, hunter2")
+    assert redaction.redacted("spark file") == "spark file"
+
+
+@pytest.mark.parametrize("word", ["io", "delta", "exceptions", "io.delta.exceptions.ConcurrentAppendException"])
+def test_a_lost_race_is_known_whatever_is_secret(hidden: dict[str, str], word: str) -> None:
+    hidden["password"] = word
+    raised = Py4JError(f"An error occurred.\n: io.delta.exceptions.ConcurrentAppendException: {word}")
+    assert is_conflict(raised)
+    assert "ConcurrentAppendException" not in word or "Concurrent" not in str(explain(raised, table="t").revealed())
+
+
+@pytest.mark.parametrize("word", ["org", "apache", "org.apache.hadoop.fs.s3a.Simple"])
+def test_the_name_of_a_java_error_is_shown_whatever_is_secret(hidden: dict[str, str], word: str) -> None:
+    hidden["password"] = word
+    error = explain(Py4JError(f"An error occurred while calling o9.save.\n: {BAD_REQUEST} {word}"), table="/lake/t")
+    assert "AWSBadRequestException: PUT /lake/t: invalid region for spark [hidden]" in error.what
+    assert word not in error.detail
+
+
+def test_errors_are_classified_whatever_is_secret_and_repeat_no_secret(hidden: dict[str, str]) -> None:
+    words = ["Permission", "DELTA", "stream_consumers", "BrokerUnavailableError", "HiveException", "DIVIDE", "hunter2"]
+    hidden.update({f"password {word}": word for word in words})
+    hidden["token"] = "eyJ0.eyJ1.Hunter2"
+    denied = explain(Py4JError("java.io.IOException: /lake/t hunter2: Permission denied"), table="/lake/t")
+    constraint = explain(RuntimeError("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] hunter2"), table="/lake/t")
+    lines = "Traceback\nstream_consumers.errors.BrokerUnavailableError: no kafka://a for hunter2"
+    away = explain(PythonException(lines), table="/lake/t")
+    unread = explain_failed_read(PythonException("Traceback\nValueError: hunter2"), what="orders")
+    row = explain(PythonException("Traceback\nValueError: hunter2"), table="/lake/t")
+    divided = explain(RuntimeError("[DIVIDE_BY_ZERO] hunter2. SQLSTATE: 22012"), table="/lake/t")
+    hive = catalog_away(
+        RuntimeError("HiveException: Could not connect to meta store: java.net.SocketException: hunter2")
+    )
+    token = explain(RuntimeError("org.apache.spark.SparkException: no\nCaused by: eyJ0.eyJ1.Hunter2"), table="/lake/t")
+    long = explain(RuntimeError(f"{'x ' * 748}hunter2"), table="/lake/t")
+    assert hive is not None
+    errors = [denied, constraint, away, unread, row, divided, hive, token, long]
+    assert [type(error) for error in errors] == [
+        AccessDeniedError,
+        ConstraintViolatedError,
+        BrokerUnavailableError,
+        WriteError,
+        FailedRowError,
+        FailedRowError,
+        CatalogUnavailableError,
+        UnexplainedError,
+        UnexplainedError,
+    ]
+    assert [error for error in errors if "hunt" in str(error.revealed()).lower()] == []
