@@ -6,27 +6,50 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 
 def imports_from_here() -> bool:
-    """Whether this process looks into its working folder for modules."""
+    """Whether this process looks into its working folder for modules, or has loaded one from there.
+
+    Dagster looks there only while it loads the definitions, and a worker has to import their functions.
+    """
+    return _looks_here() or Path.cwd() in [Path(folder).resolve() for folder in _folders_of_modules()]
+
+
+def _looks_here() -> bool:
     return Path.cwd() in [Path(folder).resolve() for folder in sys.path]
 
 
+def _folders_of_modules() -> set[Path]:
+    """The folders that the loaded modules are in, without the file that Python was started with."""
+    places: set[Path] = set()
+    for name, module in tuple(sys.modules.items()):
+        found = getattr(module, "__spec__", None)
+        if "." in name or name == "__main__" or not isinstance(found, ModuleSpec):
+            continue
+        if found.submodule_search_locations:
+            places.update(Path(place).parent for place in found.submodule_search_locations)
+        elif found.has_location and found.origin:
+            places.add(Path(found.origin).parent)
+    return places
+
+
 def own_python(statement: str) -> list[str]:
-    """The command of a Python that imports what this process can.
+    """The command of a Python that imports what this process can, or could when its modules were loaded.
 
     Args:
         statement: what it runs; ``sys`` is imported.
     """
-    return _command(sys.executable, repr([str(folder) for folder in sys.path]), statement)
+    here = [str(Path.cwd())] if imports_from_here() and not _looks_here() else []
+    return _command(sys.executable, repr(here + [str(folder) for folder in sys.path]), statement)
 
 
 def worker_python(python: str, statement: str) -> list[str]:
     """The command of a Python that Spark starts, which imports what its ``PYTHONPATH`` and its packages have.
 
-    It looks into the working folder of this process, too, if this process does.
+    It looks into the working folder of this process, too, if this process imports from there.
 
     Args:
         python: the interpreter; it may have other packages than this one.
