@@ -19,21 +19,32 @@ HIDDEN = "[hidden]"
 """Stands in the text of a client or a server for the value of an option."""
 # Options whose values are shown: a file, if the value is a path; an address, if it has no credentials; and what names
 # or chooses something. All others may be secrets.
-_FILE = re.compile(r"(location|file|path|certs|bundle|keytab|service_account|application_credentials)$", re.IGNORECASE)
+_FILE = re.compile(
+    r"(location|file|path|certs|bundle|keytab|(key|trust).?store|service_account|application_credentials)$",
+    re.IGNORECASE,
+)
 _PATH = re.compile(r"[~.]{0,2}/[^\n\"'{}=;?#]*|[\w./-]+\.[a-z]\w{0,6}")
 _ADDRESS = re.compile(r"(url(_s3)?|uri|endpoint|servers?|host|address|proxy)$", re.IGNORECASE)
-_SECRET = re.compile(r"pass|pwd|secret|token|key|user.?info|auth(orization)?$|credential(?!s.source)", re.IGNORECASE)
+# The type of a key store and the provider of credentials are no secrets.
+_SECRET = re.compile(
+    r"(?!.*(algorithm|provider|source|type)$).*(pass|pwd|secret|token|key|user.?info|auth(orization)?$|credential)",
+    re.IGNORECASE | re.DOTALL,
+)
 _CHOICE = re.compile(
     r"(name|user|arn|region|location|level|protocol|mechanisms?|service|field|type|source|strategy|family|reset"
+    r"|algorithm|codec|debug|encoding|mode|output|pager|profile|project|provider|conditional.?put"
     r"|(client|group|instance|transactional|tenant|pool|project).?id)$",
     re.IGNORECASE,
 )
-_NO_SECRET = re.compile(
-    r"true|false|none|required|optional|-?\d+(\.\d+)?\w{0,2}|arn:\S*|.{0,3}", re.IGNORECASE | re.DOTALL
-)
+# No secret, whatever the option is; and no secret, unless the option is one.
+_WORD = re.compile(r"\s*(true|false|none|arn:aws[\w-]*:\S*)\s*", re.IGNORECASE)
+_NO_SECRET = re.compile(r"required|optional|-?\d+(\.\d+)?\w{0,2}|arn:\S*|.{0,3}", re.IGNORECASE | re.DOTALL)
 _BETWEEN_PARTS = re.compile(r"[\s:@/?#&,;=\"'{}\\]+")
 _QUOTED = re.compile(r"([\"'])(.+?)\1", re.DOTALL)
-_NO_PARTS = frozenset({"http", "https", "socks5", "socks5h", "required", "username", "password", "token"})
+_NO_PARTS = frozenset({
+    "http", "https", "socks5", "socks5h", "required", "username", "password", "token", "credentials", "true", "false",
+    "none",
+})  # fmt: skip
 _BACKSLASHES = re.compile(r"\\+")
 _LEAST_PART = 4
 # A client or a server may cut what it repeats: the first 12 characters of a value are taken for it. A shorter value may
@@ -173,10 +184,10 @@ def variable(value: object) -> str:
 def without_values(text: str, options: Mapping[str, object]) -> str:
     """The text of a client or a server, which may repeat the options that it was given, without their values.
 
-    Shown are numbers, paths of files, addresses without credentials, and what names or chooses something, such as a
-    user or a region; anything else may be a secret. A secret is recognized as it is, encoded for a URL, in base64 and
-    escaped, and one of fewer than 12 characters only as a word of its own. Of a longer one the beginning suffices. Its
-    parts are secrets, too, such as the password in a URL, unless it is the path of a file.
+    Shown are numbers, truth values, paths of files, addresses without credentials, and what names or chooses something,
+    such as a user or a region; anything else may be a secret. A secret is recognized as it is, encoded for a URL, in
+    base64 and escaped, and one of fewer than 12 characters only as a word of its own. Of a longer one the beginning
+    suffices. Its parts are secrets, too, such as the password in a URL, unless it is the path of a file.
 
     Args:
         text: of an error.
@@ -189,7 +200,7 @@ def without_values(text: str, options: Mapping[str, object]) -> str:
     secrets: set[str] = set()
     for name, value in options.items():
         if _may_be_secret(name, value):
-            secrets |= _secrets(str(value), has_parts=bool(_SECRET.search(name) or not _PATH.fullmatch(str(value))))
+            secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
         text = _without(text, secret)
     return text
@@ -197,14 +208,14 @@ def without_values(text: str, options: Mapping[str, object]) -> str:
 
 def _may_be_secret(name: str, value: object) -> bool:
     text = "" if value is None or isinstance(value, bool) else str(value)
-    if not text.strip() or not is_plain_text(text):
+    if not text.strip() or _WORD.fullmatch(text) or not is_plain_text(text):
         return False
     if _FILE.search(name) and _PATH.fullmatch(text):
         return False
     if _ADDRESS.search(name) and all(is_address(one.strip()) for one in text.split(",")):
         return False
     is_choice = _CHOICE.search(name) and "://" not in text and set("?#;").isdisjoint(text)
-    return bool(_SECRET.search(name)) or not (is_choice or _NO_SECRET.fullmatch(text))
+    return bool(_SECRET.match(name)) or not (is_choice or _NO_SECRET.fullmatch(text))
 
 
 def _secrets(value: str, *, has_parts: bool) -> set[str]:

@@ -107,6 +107,14 @@ def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, 
         ),
         ({"ssl.key.location": "-----BEGIN KEY----- hunter2"}, "no file hunter2", "no file [hidden]"),
         ({"AWS_WEB_IDENTITY_TOKEN_FILE": "eyJ0.eyJ1.hunter2xyz"}, "no eyJ0.eyJ1.hunter2xyz", "no [hidden]"),
+        (
+            {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/0a1b-2c3d"},
+            "no credentials provider at http://169.254.170.2/v2/credentials/0a1b-2c3d, 0a1b-2c3d",
+            "no credentials provider at http://169.254.170.2[hidden], [hidden]",
+        ),
+        ({"password": "true,hunter2", "debug": "hunter2://x"}, "true: hunter2", "true: [hidden]"),
+        ({"AWS_PROFILE": "a?key=hunter2"}, "no profile hunter2", "no profile [hidden]"),
+        ({"ssl.keystore": "-----BEGIN KEY----- hunter2"}, "no file hunter2", "no file [hidden]"),
         ({"plugin.library": "/opt/kafka/lib"}, "kafka needs lib in /opt/kafka/lib", "kafka needs lib in [hidden]"),
     ],
 )
@@ -134,10 +142,24 @@ def test_a_short_value_is_hidden_as_a_word_however_it_is_written(
         ("proxy", "http://proxy:3128"),
         ("sasl.oauthbearer.token.endpoint.url", "https://login:443/oauth2/token"),
         ("enable.sasl.oauthbearer.unsecure.jwt", "true"),
+        ("sasl.oauthbearer.assertion.private.key.encrypted", "false"),
+        ("use_credentials", "none"),
+        ("AWS_SSE_KMS_KEY_ID", "arn:aws:kms:us-east-1:123456789012:key/orders"),
+        ("AWS_DEFAULT_OUTPUT", "json"),
+        ("AWS_PROFILE", "default"),
+        ("AWS_RETRY_MODE", "standard"),
+        ("AWS_S3_LOCKING_PROVIDER", "dynamodb"),
+        ("aws_conditional_put", "etag"),
+        ("GOOGLE_CLOUD_PROJECT", "orders"),
+        ("ssl.endpoint.identification.algorithm", "https"),
+        ("debug", "broker,security"),
+        ("spark.hadoop.fs.s3a.aws.credentials.provider", "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"),
+        ("javax.net.ssl.keyStore", "/etc/kafka/security.jks"),
+        ("ssl.keystore.type", "PKCS12"),
     ],
 )
 def test_the_text_of_a_client_keeps_what_names_or_chooses_something(name: str, value: str) -> None:
-    said = f"{value}: no file or token of {value}, true for kafka at proxy:3128 with key.pem"
+    said = f"{value}: no file or token of {value}, true or false or none for kafka at proxy:3128 with key.pem"
     assert without_values(said, {name: value}) == said
 
 
