@@ -134,7 +134,8 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
 
     # At DEBUG it writes each call of Java with its arguments, such as the settings of Spark.
     calls = logging.getLogger("py4j")
-    calls.setLevel(max(calls.level, logging.INFO))
+    if calls.getEffectiveLevel() < logging.INFO:
+        calls.setLevel(logging.INFO)
     if SparkContext._active_spark_context is not None:
         return
     conf = SparkConf().setMaster(master).setAppName("stream-assets")

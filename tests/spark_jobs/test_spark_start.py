@@ -183,9 +183,27 @@ def test_the_report_of_a_crashed_jvm_is_in_a_private_folder_or_where_the_user_wa
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-def test_no_call_of_java_is_logged_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("py4j")
-    monkeypatch.setattr(logger, "level", logging.DEBUG)
+@pytest.mark.parametrize(
+    ("of_root", "own", "expected"),
+    [
+        (logging.DEBUG, logging.NOTSET, logging.INFO),
+        (logging.WARNING, logging.DEBUG, logging.INFO),
+        (logging.WARNING, logging.NOTSET, logging.WARNING),
+        (logging.DEBUG, logging.ERROR, logging.ERROR),
+    ],
+)
+def test_no_call_of_java_is_logged_with_its_arguments_and_no_more_than_the_user_wants(
+    monkeypatch: pytest.MonkeyPatch, of_root: int, own: int, expected: int
+) -> None:
+    root, logger = logging.getLogger(), logging.getLogger("py4j")
+    levels = root.level, logger.level
     monkeypatch.setattr(SparkContext, "_active_spark_context", object())
-    start_context({}, "local[1]")
-    assert logger.level >= logging.INFO
+    try:
+        # An attribute that is set does not change the level that is cached.
+        root.setLevel(of_root)
+        logger.setLevel(own)
+        start_context({}, "local[1]")
+        assert logger.getEffectiveLevel() == expected
+    finally:
+        root.setLevel(levels[0])
+        logger.setLevel(levels[1])
