@@ -2,9 +2,8 @@
 
 The last messages that earlier batches read say up to where the stream is still the same: their checksums are in the
 ledger. From there on the timestamps of rows and dead letters are compared with those of the stream. Where these do not
-show a difference either, or cannot, since neighbours have the same one or it is a part of the sequence (Redis), the
-answer is the end of what is known to be the same, so that no message is lost; those that are the same on both sides are
-then read again.
+show a difference either, or cannot, since they are a part of the sequence (Redis), the answer is the end of what is
+known to be the same, so that no message is lost; those that are the same on both sides are then read again.
 """
 
 from __future__ import annotations
@@ -18,17 +17,7 @@ import numpy as np
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import (
-    MESSAGE_MOMENT,
-    NO_MOMENTS,
-    ROW_MOMENT,
-    Moments,
-    Sequences,
-    compared,
-    in_ranges,
-    moments_of,
-    scan,
-)
+from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, NO_MOMENTS, ROW_MOMENT, compared, in_ranges, moments_of, scan
 from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
 from stream_consumers.errors import LedgerTruncatedError, LedgerUnreadableError
 from stream_consumers.messages import Shard
@@ -122,7 +111,7 @@ def _by_timestamps(
             same, _ = compared(held.get(shard, NO_MOMENTS), rows)
             # What was removed may have been compacted, or lost: it counts as a difference.
             other = np.setdiff1d(rows.sequences, same)
-            same = same[same < other.min()] if len(other) else _told_apart(same, rows)
+            same = same[same < other.min()] if len(other) else same
             alike[shard] = max(alike[shard], int(same.max()) + 1 if len(same) else 0)
             gap = left.pop(shard)
             if len(other):
@@ -130,12 +119,3 @@ def _by_timestamps(
             elif part.end < gap.end:
                 left[shard] = Range(part.end, gap.end)
     return differing, alike
-
-
-def _told_apart(same: Sequences, rows: Moments) -> Sequences:
-    """Without the last ones if they have one timestamp: so may others that are there in place of them."""
-    sequences, first = np.unique(rows.sequences, return_index=True)
-    same = np.unique(same)
-    moments = rows.timestamps_ms[first[np.searchsorted(sequences, same)]]
-    before = int(np.flatnonzero(moments != moments[-1]).max(initial=-1)) + 1 if len(same) else 0
-    return same if len(same) - before <= 1 else same[:before]
