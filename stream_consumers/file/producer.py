@@ -24,6 +24,7 @@ from stream_consumers.urls import StreamUrl
 
 COALESCE_BYTES = 1024 * 1024
 _PRIVATE = 0o600
+_OF_OTHERS = 0o077
 _QUEUED = "Make room, or correct what is wrong, then flush again: the messages stay queued, in order."
 _DROPPED = "The producer has ended: look at how far the file goes, and send the rest again with another one."
 _log = logging.getLogger(__name__)
@@ -39,11 +40,12 @@ class FileProducer(ProducerBase):
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
         options: see :class:`stream_consumers.options.FileProducerOptions`.
-        is_private: let no other user read the file: create it with mode 0600, and set this mode for a file that exists.
+        is_private: let no other user use the file: it is created with mode 0600, and gets it where others have rights.
 
     Raises:
         StreamNotFoundError, StreamExistsError: the file does not exist, or exists, against ``options.creation``.
-        UntrustedFileError: the file is to be private, and is a symbolic link or belongs to another user.
+        UntrustedFileError: the file is to be private, and is a symbolic link, belongs to another user, or is on a file
+            system that cannot keep it from them.
         ProducerBusyError: another producer has it open.
         FormatError: the file is not a stream file.
         SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
@@ -65,6 +67,8 @@ class FileProducer(ProducerBase):
         self._waiting: list[Shard] = []
         self._file = self._open_private() if is_private else self._open()
         try:
+            if is_private:
+                self._keep_private()
             self._claim()
             size = os.fstat(self._file).st_size
             self._writer = self._continue() if size else self._create()
@@ -123,25 +127,36 @@ class FileProducer(ProducerBase):
         return open_file(self._path, flags | more_flags, mode)
 
     def _open_private(self) -> int:
-        """Open the file itself, which belongs to this user, and which no other user can read from then on."""
+        """Open the file itself; one that is created has the mode 0600 from the beginning."""
         try:
-            file = self._open(os.O_NOFOLLOW, _PRIVATE)
+            return self._open(os.O_NOFOLLOW, _PRIVATE)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
             raise UntrustedFileError(
                 f"{self._path} is a symbolic link", remedy="Give the path of the file itself."
             ) from error
-        found = os.fstat(file)
+
+    def _keep_private(self) -> None:
+        """Check that the file belongs to this user, and let no other user read it from now on."""
+        found = os.fstat(self._file)
         if found.st_uid != os.geteuid():
-            os.close(file)
             raise UntrustedFileError(
                 f"{self._path} belongs to the user {found.st_uid}, who could read what is written into it",
-                remedy=f"Use another file, or give this one to the user {os.geteuid()} with chown.",
+                remedy=f"Use a file elsewhere, or give this one to the user {os.geteuid()} with chown, where its file "
+                "system can do so.",
             )
-        if stat.S_IMODE(found.st_mode) != _PRIVATE:
-            os.fchmod(file, _PRIVATE)
-        return file
+        if found.st_mode & _OF_OTHERS:
+            # What the file system did is what counts: one without modes refuses this, or does nothing.
+            with suppress(OSError):
+                os.fchmod(self._file, _PRIVATE)
+            mode = stat.S_IMODE(os.fstat(self._file).st_mode)
+            if mode & _OF_OTHERS:
+                raise UntrustedFileError(
+                    f"{self._path} has the mode {mode:04o}, which its file system does not change: other users could "
+                    "use it",
+                    remedy="Use a file on another file system, or mount this one for this user only.",
+                )
 
     def _claim(self) -> None:
         try:

@@ -106,7 +106,8 @@ def spool_stdin(
         InvalidUrlError: the URL names a host, or no stream.
         ProducerBusyError: another producer has the file open.
         StreamNotFoundError: the folder of the file does not exist, or stdin is closed.
-        UntrustedFileError: the file is a symbolic link, or belongs to another user.
+        UntrustedFileError: the file is a symbolic link, belongs to another user, or is on a file system that cannot
+            keep it from them.
         StreamRemovedError, FormatError: reading stdin failed; the messages before that are in the file.
 
     Example:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -131,6 +132,27 @@ def test_a_file_of_another_user_and_a_link_are_refused(path: Path, monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     with pytest.raises(UntrustedFileError):
         spool_stdin(ORDERS, path, broker=broker_of(b"2\n"))
+    assert [f.payload for f in frames(path)] == [b"1"]
+
+
+def _refuse(file: int, mode: int) -> None:
+    raise PermissionError(errno.EPERM, "this file system has no modes")
+
+
+@pytest.mark.parametrize("fchmod", [_refuse, lambda file, mode: None])
+def test_a_file_system_without_modes_must_keep_the_file_from_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fchmod: Callable[[int, int], None]
+) -> None:
+    """Each file of vfat has the mode that the file system is mounted with; CIFS may take another one and forget it."""
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    path.touch(0o700)
+    path.chmod(0o700)
+    spool_stdin(ORDERS, path, broker=broker_of(b"1\n"))
+    path.chmod(0o755)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(UntrustedFileError):
+        spool_stdin(ORDERS, path, broker=broker_of(b"2\n"))
+    assert os.listdir("/proc/self/fd") == before, "it was closed"
     assert [f.payload for f in frames(path)] == [b"1"]
 
 
