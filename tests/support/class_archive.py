@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +20,8 @@ from tests.support.streams import write_stream
 OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 """Options of the JVMs that Spark's own scripts start."""
 ARCHIVE = "spark-classes.jsa"
+WRITE_SECONDS = 300.0
+"""How long a JVM has to write the archive when it ends, in seconds: less than 30 alone, 120 beside a test run."""
 
 
 def quick_options() -> str:
@@ -34,7 +35,7 @@ def make_archive() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, made = Path(name), cache_folder() / f"{ARCHIVE}.new"
         os.environ[OPTIONS_VARIABLE] = f"-XX:ArchiveClassesAtExit={made} -Xlog:cds=off -Xlog:cds+dynamic=off"
-        with connect_server(folder, stop=signal.SIGTERM) as address:
+        with connect_server(folder, stop_seconds=WRITE_SECONDS) as address:
             spark = create_session(SparkOptions(remote=address))
             what = ingestion(folder / "t", records=20)
             drain(spark, write_stream(folder / "orders.ss", 40, malformed=frozenset({7})), what)

@@ -70,11 +70,13 @@ def running(
     *,
     environment: Mapping[str, str] | None = None,
     stop: signal.Signals = signal.SIGKILL,
+    stop_seconds: float = STOP_SECONDS,
     with_children: bool = False,
 ) -> Iterator[Server]:
     """A running process; it works in the folder of its log, and gets ``stop`` at the end.
 
-    With ``with_children`` what it has started is killed then, and does not see a Ctrl-C before.
+    It is killed if it does not end within ``stop_seconds``. With ``with_children`` what it has started is killed then,
+    too, and does not see a Ctrl-C before.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -91,7 +93,7 @@ def running(
         finally:
             process.send_signal(stop)
             try:
-                process.wait(STOP_SECONDS)
+                process.wait(stop_seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -14,7 +14,7 @@ import pyspark
 
 from spark_jobs.session import delta_spark_config
 from spark_jobs.spark_server.configuration import CORES
-from tests.support.servers import anew, running
+from tests.support.servers import STOP_SECONDS, ServerFailedError, anew, running
 from tests.support.settings import ROOT, SMALL
 
 START_SECONDS = 240.0
@@ -29,7 +29,7 @@ def connect_server(
     storage_options: Mapping[str, str] | None = None,
     packages: Path = ROOT,
     more: Mapping[str, str] | None = None,
-    stop: signal.Signals = signal.SIGKILL,
+    stop_seconds: float = 0,
 ) -> Iterator[str]:
     """A running server; its address.
 
@@ -39,15 +39,18 @@ def connect_server(
         storage_options: for that table.
         packages: a folder that its Python workers import from.
         more: settings of Spark.
-        stop: ends it.
+        stop_seconds: how long it has to end by itself; it is killed at once by default.
+
+    Raises:
+        ServerFailedError: it did not end within ``stop_seconds``, and was killed.
     """
     config = {**delta_spark_config(table, storage_options), **(more or {})}
-    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)), config, packages, stop)) as address:
+    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)), config, packages, stop_seconds)) as address:
         yield address
 
 
 @contextmanager
-def _server(folder: Path, config: Mapping[str, str], packages: Path, stop: signal.Signals) -> Iterator[str]:
+def _server(folder: Path, config: Mapping[str, str], packages: Path, stop_seconds: float) -> Iterator[str]:
     settings = {
         **config,
         **SMALL,
@@ -68,9 +71,16 @@ def _server(folder: Path, config: Mapping[str, str], packages: Path, stop: signa
     command = [str(submit), "--master", "local[2]", "--class", MAIN, *words, "spark-internal"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(packages)}
     with running(
-        "the Spark Connect server", command, folder / "server.log", environment=environment, stop=stop
+        "the Spark Connect server",
+        command,
+        folder / "server.log",
+        environment=environment,
+        stop=signal.SIGTERM if stop_seconds else signal.SIGKILL,
+        stop_seconds=stop_seconds or STOP_SECONDS,
     ) as server:
         said = server.until(
             lambda: server.said(r"Spark Connect server started at: (\S+:\d+)"), seconds=START_SECONDS, what="its start"
         )
         yield f"sc://{said[0]}"
+    if stop_seconds and server.process.returncode == -signal.SIGKILL:
+        raise ServerFailedError(f"the Spark Connect server did not end within {stop_seconds:g} seconds")
