@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs import redaction
 from spark_jobs.session import SparkOptions, create_session
 from tests.support.class_archive import OPTIONS_VARIABLE, quick_options
 from tests.support.kafka_broker import Listeners, kafka_broker
@@ -46,6 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = next((name for name in STARTED_ONCE if name in needed), None)
         if group:
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True)
+def own_hidden_values() -> Iterator[None]:
+    """What a test lets errors hide is shown again in the next test."""
+    before = dict(redaction._hidden)
+    yield
+    redaction._hidden.clear()
+    redaction._hidden.update(before)
 
 
 @pytest.fixture(scope="session")
