@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
+_OF_WORKERS = "stream-assets"
+"""The value that says that the variable is for the workers only; any value does for Python."""
 
 
 def imports_from_here() -> bool:
@@ -58,6 +63,22 @@ def worker_python(python: str, statement: str) -> list[str]:
     here = [str(Path.cwd())] if imports_from_here() else []
     # The empty name is the working folder, which -c puts there.
     return _command(python, f"{here!r} + [folder for folder in sys.path if folder]", statement)
+
+
+def worker_variables() -> dict[str, str]:
+    """The variables of a Python that is started with ``-m``, so that it looks where :func:`worker_python` does.
+
+    Python 3.10 does not know them.
+    """
+    if imports_from_here() or os.environ.get(SAFE_PATH_VARIABLE):
+        return {}
+    return {SAFE_PATH_VARIABLE: _OF_WORKERS}
+
+
+def forget_worker_variables() -> None:
+    """Let what a worker starts import as ever: ``python tool.py`` has to find the modules beside ``tool.py``."""
+    if os.environ.get(SAFE_PATH_VARIABLE) == _OF_WORKERS:
+        del os.environ[SAFE_PATH_VARIABLE]
 
 
 def _command(python: str, path: str, statement: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
 from spark_jobs.jars import cache_folder, own_folder
-from spark_jobs.python_start import imports_from_here
+from spark_jobs.python_start import worker_variables
 from spark_jobs.scratch import private_folders, private_variable, set_private_folders
 from stream_consumers.errors import StreamAssetsError
 
@@ -54,8 +54,8 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
         ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
         # The last of two options counts, so that those of the user win.
         JAVA_OPTIONS_VARIABLE: f"{crash_option()} {os.environ.get(JAVA_OPTIONS_VARIABLE, '')}",
-        # Spark starts its Python workers with -m; Python 3.10 does not know the variable.
-        **({} if imports_from_here() else {"PYTHONSAFEPATH": "1"}),
+        # Spark starts its Python workers with -m.
+        **worker_variables(),
     }
     try:
         properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in settings.items()))

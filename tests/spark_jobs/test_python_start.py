@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_jobs.python_start import SAFE_PATH_VARIABLE, forget_worker_variables, worker_variables
 from tests.support.settings import ROOT
 
 SECONDS = 300
@@ -97,3 +98,18 @@ def test_modules_of_the_working_folder_are_known(tmp_path: Path, module: str, fi
         timeout=SECONDS,
     )
     assert done.stdout == f"{is_here}\n"
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_what_workers_start_has_the_variables_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(SAFE_PATH_VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(SAFE_PATH_VARIABLE, given)
+    for name, value in worker_variables().items():
+        monkeypatch.setenv(name, value)
+    assert os.environ[SAFE_PATH_VARIABLE], "a worker looks elsewhere"
+    forget_worker_variables()
+    assert os.environ.get(SAFE_PATH_VARIABLE) == given

@@ -137,13 +137,16 @@ def test_a_session_after_another_one_takes_the_same_jvm() -> None:
 
 
 SHADOWED = """
+import subprocess
 import sys
 from pathlib import Path
 from pyspark.sql import functions as f
 from spark_jobs.session import SparkOptions, create_session
 
 session = create_session(SparkOptions(master="local[1]", in_process=sys.argv[1] == "in_process"))
-assert [row[0] for row in session.range(1).select(f.udf(lambda number: "made", "string")("id")).collect()] == ["made"]
+tool = str(Path(__file__).with_name("tool.py"))
+made = f.udf(lambda number: subprocess.check_output([sys.executable, tool], text=True), "string")
+assert [row[0] for row in session.range(1).select(made("id")).collect()] == ["made"]
 session.stop()
 """
 
@@ -157,6 +160,9 @@ def test_no_python_of_spark_imports_from_the_working_folder(tmp_path: Path, plac
     here.mkdir()
     (here / "json.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit(3)\n")
     (tmp_path / "shadowed.py").write_text(SHADOWED)
+    # What a worker starts imports as ever.
+    (tmp_path / "tool.py").write_text("import beside")
+    (tmp_path / "beside.py").write_text("print('made', end='')")
     with spark_servers(tmp_path / "servers") as servers:
         done = servers.start(tmp_path / "shadowed.py", place, cwd=here)
         output, errors = done.communicate(timeout=START_SECONDS)
