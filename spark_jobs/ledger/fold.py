@@ -59,9 +59,10 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         covered = known.covered | written
         if shard in entry.until:
             redo |= Intervals.of((entry.ranges[shard].end, entry.until[shard])) & covered
-        # Without its last message, what was read last before it would be taken for a message that is not the last.
-        is_known = covered.position == known.covered.position or shard in entry.last_messages
-        last = known.last if is_known else None
+        # A message that is not the last one before the position would be taken for one that others came after.
+        is_read = shard in entry.last_messages and covered.position == entry.ranges[shard].end
+        is_last = is_read or (known.last is not None and known.last.sequence + 1 == covered.position)
+        last = known.last if is_last or covered.position == known.covered.position else None
         after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals(), last=last)
     return after
 

@@ -400,5 +400,8 @@ def test_the_last_message_grows_with_appends_goes_back_with_a_restore_and_surviv
     # Which message was the last one before a position that moves without it (of a group that claimed) is not known.
     fence = made_entry(5, 0, kind="fence", ranges={orders: Range(15, 20)})
     assert fold(states[4], fence, late=False)[orders].last is None
+    # Nor is it where the position moves over what a batch wrote that landed after a RESTORE.
+    late = {orders: ShardState(origin=0, covered=Intervals.of((MIN_SEQUENCE, 0), (5, 8)))}
+    assert fold(late, entry(1, 5), late=False)[orders].last is None
     full = made_entry(5, 4, state=states[4])
     assert LedgerEntry.from_json(json.loads(full.to_json())) == full

@@ -450,7 +450,7 @@ class TestCopy:
         copy.ours(planned)
         self.put_in_place(log, copy)
         with pytest.raises(StorageMismatchError):
-            reader.written(4, after=planned.base)
+            reader.commit_of(4, after=planned.base)
 
     def test_a_copy_of_the_same_commits_is_no_other_table(self, log, tmp_path):
         two_batches(log)
