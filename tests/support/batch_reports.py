@@ -16,5 +16,5 @@ def report(number: int, *, replaced: int | None = 0) -> BatchReport:
     shard, start = (ZERO, ONE)[number % 2], number // 2 * 10
     ranges = {shard: Range(start, start + 10)}
     lost = {shard: Intervals.of((start, start + 1))} if number == 3 else {}
-    entry = made_entry(number, number - 1, group="lakehouse", bid=f"bid-{number}", ranges=ranges, lost=lost)
+    entry = made_entry(number, number - 2, group="lakehouse", bid=f"bid-{number}", ranges=ranges, lost=lost)
     return BatchReport(entry, BatchPlan(ranges, [], 10), number, {shard: 9}, 9, 1, {shard: 100 - number}, 0.5, replaced)
