@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -20,11 +21,15 @@ def imports_from_here() -> bool:
 
     Dagster looks there only while it loads the definitions, and a worker has to import their functions.
     """
-    return _looks_here() or Path.cwd() in [Path(folder).resolve() for folder in _folders_of_modules()]
+    return _is_here_in(sys.path) or _has_loaded_from_here()
 
 
-def _looks_here() -> bool:
-    return Path.cwd() in [Path(folder).resolve() for folder in sys.path]
+def _has_loaded_from_here() -> bool:
+    return _is_here_in(_folders_of_modules())
+
+
+def _is_here_in(folders: Iterable[str | Path]) -> bool:
+    return Path.cwd() in [Path(folder).resolve() for folder in folders]
 
 
 def _folders_of_modules() -> set[Path]:
@@ -47,7 +52,7 @@ def own_python(statement: str) -> list[str]:
     Args:
         statement: what it runs; ``sys`` is imported.
     """
-    here = [str(Path.cwd())] if imports_from_here() and not _looks_here() else []
+    here = [str(Path.cwd())] if not _is_here_in(sys.path) and _has_loaded_from_here() else []
     return _command(sys.executable, repr(here + [str(folder) for folder in sys.path]), statement)
 
 
