@@ -51,9 +51,11 @@ def divergences(
     last = {shard: state.last_messages[shard] for shard in shards}
     held = source.last_messages({shard: Range(one.sequence, one.sequence + 1) for shard, one in last.items()})
     # Where another message has the very same timestamp, timestamps show nothing.
-    telling = {s: Range(starts[s], ends[s]) for s in shards if s not in held or held[s].timestamp_ms != last[s][1]}
-    if not source.has_own_timestamps:
-        telling = {}
+    telling = {
+        shard: Range(starts[shard], ends[shard])
+        for shard in shards
+        if source.has_own_timestamps and (shard not in held or held[shard].timestamp_ms != last[shard].timestamp_ms)
+    }
     differing, alike = _by_timestamps(source, ingestion, telling)
     # A stream that ends before the last message was only cut: all that it holds may be the same.
     is_short = {shard: extents[shard].end <= last[shard].sequence for shard in shards}
