@@ -19,7 +19,7 @@ from tests.support.kafka_broker import Listeners, kafka_broker
 from tests.support.profiles import load_profile
 from tests.support.redis_server import redis_server
 from tests.support.settings import ROOT, SMALL
-from tests.support.spark_connect import connect_server
+from tests.support.spark_connect import connect_server, end_python_workers
 
 os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
 # A test that is about the server that outlives runs says so; the others leave nothing behind.
@@ -114,6 +114,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The one Spark Connect server of a test run; its address."""
     with connect_server(tmp_path_factory.mktemp("connect")) as address:
         yield address
+
+
+@pytest.fixture(autouse=True)
+def _few_python_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets no Python workers pile up at the Spark Connect server."""
+    yield
+    if "server" in request.fixturenames:
+        end_python_workers()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -84,3 +84,26 @@ def _server(folder: Path, config: Mapping[str, str], packages: Path, stop_second
         yield f"sc://{said[0]}"
     if stop_seconds and server.process.returncode == -signal.SIGKILL:
         raise ServerFailedError(f"the Spark Connect server did not end within {stop_seconds:g} seconds")
+
+
+def end_python_workers() -> None:
+    """End the Python workers of the servers that this process started.
+
+    Spark forks the workers of each session from a process of its own, of 100 MB, and keeps that until the server
+    stops. A session that still needs one has it started again.
+    """
+    for server in _children(os.getpid(), MAIN):
+        for workers in _children(server, "worker_daemon"):
+            with suppress(ProcessLookupError):
+                os.kill(workers, signal.SIGTERM)
+
+
+def _children(process: int, word: str) -> list[int]:
+    """The processes that a process has started, with a word in their command."""
+    found = []
+    for threads in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, threads.read_text().split()):
+                if word in Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace"):
+                    found.append(child)
+    return found
