@@ -14,11 +14,10 @@ from pyspark.sql import SparkSession
 from benchmarks import messages
 from benchmarks.harness import Bench
 from benchmarks.messages import DDL, PARTITIONS, documents
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
-from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import written_events
-from spark_jobs.batches.linger import Linger
+from spark_jobs.batches.run_control import HeldSignals, IdleWait
 from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.create import StreamSource
 from stream_consumers.urls import StreamUrl
@@ -84,7 +83,7 @@ def micro_batch(bench: Bench) -> None:
         url = StreamUrl.parse(f"kafka://{address}/{topic}")
         ingestion = Ingestion(group="bench", table=str(table), decoder=Json(DDL), retry_seconds=0.0)
         with StreamSource(url).open() as source:
-            job = IngestJob(spark, source, ingestion, observer=steps, linger=Linger(3600.0))
+            job = IngestJob(spark, source, ingestion, observer=steps, idle_wait=IdleWait(3600.0))
             for turn in range(WARM_BATCHES + BATCHES):
                 messages.to_kafka(address, topic, documents(ROWS))
                 if turn == WARM_BATCHES:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag, losses, truncations
+from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import read_or_recover
-from spark_jobs.claims.status import losses_of_claims
+from spark_jobs.batches.source_checks import check_sharing, check_source, lag, losses, truncations
+from spark_jobs.claims.claim_state import losses_of_claims
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Extent, Range
 from stream_consumers.create import StreamSource

@@ -4,7 +4,7 @@ Many small files become few, files that nobody needs are deleted, and a group th
 again what its ledger knows, before the commits that say it are cleaned from the Delta log.
 
 Spark does it, not delta-rs: a commit of delta-rs does not go through the log store of the table, which alone keeps two
-commits apart (:mod:`spark_jobs.writing.storage`), and tables with deletion vectors or column mapping are beyond it.
+commits apart (:mod:`spark_jobs.writing.delta_table`), and tables with deletion vectors or column mapping are beyond it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.writer import commit_empty
+from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
 from spark_jobs.reading.sql_types import properties
 from spark_jobs.session import check_session
 from spark_jobs.table_location import sql_name
+from spark_jobs.writing.delta_table import HISTORY, check_log_store, is_conflict
 from spark_jobs.writing.failures import explain
-from spark_jobs.writing.sink import is_conflict
-from spark_jobs.writing.storage import HISTORY, check_log_store
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 
 FILE_RETENTION = "delta.deletedFileRetentionDuration"

@@ -1,31 +1,42 @@
 """Changes how a group shares its shards, which changes the transaction sequences of its batches.
 
 A batch planned in an old sequence could land next to one of a new sequence: the same messages twice. So the old
-sequences are fenced, each by an empty commit that takes its next number, before anybody plans in the new ones:
+sequences are fenced, each by an empty commit that takes its next number, before a run plans in the new ones:
 
     one sequence -> one a shard    ONE commit fences the sequence and switches
     one a shard -> one sequence    1 "switching": no run plans any more   2 every shard is fenced   3 the switch
 
-Redis, where members claim entries, is in :mod:`spark_jobs.claims.switch`. A switch that was killed on the way is run
-again. tests/spark_jobs/test_mode_switch_model.py explores all interleavings.
+With Redis, members may claim entries one by one. There the server's position decides what is delivered next:
+
+    positions -> claims   1 "switching"   2 the group is set to the ledger's positions and to claim mode   3 the switch
+    claims -> positions   1 nothing may be pending   2 "switching", the group leaves claim mode, every member and
+                          every open claim is fenced   3 what was delivered is covered   4 the switch
+
+Claim mode keeps a late run by position from moving the group back. A switch that was killed on the way is run again.
+tests/spark_jobs/test_mode_switch_model.py explores all interleavings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.writer import commit_empty
-from spark_jobs.claims.switch import check_switch, enter_claim_mode, keep_claim_mode, leave_claim_mode, settle_claims
+from spark_jobs.batches.target_table import commit_empty
+from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, check_restored, moved_forwards, skipped_entries
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
+from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchSource, Range
-from stream_consumers.errors import StreamNotFoundError
+from stream_consumers.epochs import split_epoch
+from stream_consumers.errors import GroupActiveError, InvalidOptionError, StreamNotFoundError
+from stream_consumers.hints import known_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, choice
+from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.wording import counted
 
 
 def switch_sharing(
@@ -113,3 +124,133 @@ def _fence(
 ) -> None:
     more = {"switch": switch, "ranges": ranges or {}} | ({"hint": hint} if hint else {})
     commit_empty(spark, ingestion, "fence", lambda state: more)
+
+
+def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
+    """Step 2 towards claims: every shard continues at the position of the ledger.
+
+    Args:
+        claims: the group.
+        state: the ledger; nothing is written by position any more.
+        was_claimed: the entries were claimed all along, so that the server's position is right as it is.
+    """
+    counted = known_places(state.hint)
+    for shard, position in state.positions.items():
+        if shard not in claims.shards or was_claimed:
+            continue
+        place, known = counted.get(shard, (None, None))
+        read = known.added if known is not None and place == position else None
+        claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
+        # The table has them; whoever holds them would be taken over from.
+        claims.group.acknowledge_below(shard, position)
+    keep_claim_mode(claims, state)
+
+
+def keep_claim_mode(claims: RedisClaims, state: LedgerState) -> None:
+    """Set claim mode where it is missing."""
+    for shard in claims.shards:
+        if shard in state.shards and claims.group.facts(shard) is not None:
+            claims.group.enter_claim_mode(shard)
+
+
+def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, *, to_claims: bool) -> None:
+    """Refuse what cannot be switched.
+
+    Raises:
+        InvalidOptionError: streams of the group are missing in the URL, or positions have gaps.
+        DataLossError: a RESTORE removed claimed batches, or another client moved the group forwards.
+        SourceRecreatedError: the group is gone, or was moved back.
+        GroupActiveError: entries are pending.
+    """
+    read = {split_epoch(shard.stream)[0] for shard in state.shards}
+    missing = sorted(read - set(claims.url.required_streams()))
+    if missing:
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} reads {', '.join(missing)}, too, which {claims.url} does not name",
+            remedy="Name all streams of the group in the URL: a group has one mode.",
+        )
+    if not to_claims:
+        check_restored(ingestion.ledger(), state, ingestion)
+        check_position(claims, state)
+        check_settled(claims)
+        if skipped := skipped_entries(claims, ingestion.ledger()):
+            raise moved_forwards(claims, skipped)
+        return
+    broken = sorted(str(shard) for shard, s in state.shards.items() if len(s.covered.ranges) > 1 or s.redo)
+    if broken:
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} has to write {', '.join(broken)} again in part, since a RESTORE",
+            remedy=f"Let it run in mode {state.sharing or 'resumable'} to its end, then switch.",
+        )
+
+
+def check_position(claims: RedisClaims, state: LedgerState) -> None:
+    """Refuse where the server's position, which is to be the ledger's, is not behind all that is written.
+
+    Raises:
+        SourceRecreatedError: the group is gone, or was moved back.
+    """
+    claims.check({shard: known.written_end for shard, known in state.shards.items()})
+
+
+def check_settled(claims: RedisClaims) -> None:
+    """Refuse while entries are pending: a position says nothing of them.
+
+    Raises:
+        GroupActiveError: with the numbers.
+    """
+    pending = {shard: backlog.pending for shard, backlog in claims.backlog().items() if backlog.pending}
+    if pending:
+        raise GroupActiveError(
+            f"group {claims.group.name!r} of {claims.url} has "
+            f"{counted(sum(pending.values()), 'pending entry', 'pending entries')}",
+            remedy="Let its members write or acknowledge them and end; then switch. If a switch was begun, first go "
+            "back with: stream-assets switch --to load_balanced.",
+            **{str(shard): count for shard, count in sorted(pending.items())},
+        )
+
+
+def settle_claims(
+    claims: RedisClaims, ledger: Ledger, fence: Callable[[str, int], None]
+) -> tuple[Mapping[Shard, Range], Mapping[str, object]]:
+    """Steps 2 and 3 towards positions: no batch lands any more, and what was delivered is to be covered.
+
+    Args:
+        claims: the group.
+        ledger: of the group.
+        fence: takes a number of a member away.
+
+    Returns:
+        What is to be covered, and the hint for the first batch by position.
+
+    Raises:
+        GroupActiveError: entries are left that are in no batch.
+        SourceRecreatedError: the group is gone, or was moved back.
+    """
+    status = ClaimStatuses(ledger)
+    names = {name for listed in claims.holders().values() for raw in listed if (name := ClaimName.parse(raw))}
+    for name, found in status.of(names).items():
+        if found is ClaimStatus.OPEN:
+            fence(name.member, name.number)
+    written = {name for name, found in status.of(names).items() if found is ClaimStatus.WRITTEN}
+    for shard in claims.shards:
+        for name in written:
+            for page in claims.pending(shard, name, idle=False):
+                claims.acknowledge({shard: [entry.id for entry in page]})
+    # In this order: what somebody is given in between is pending.
+    delivered = {shard: claims.group.facts(shard) for shard in claims.shards}
+    check_settled(claims)
+    state = ledger.read()
+    check_position(claims, state)
+    positions = state.positions
+    known = {shard: facts for shard, facts in delivered.items() if facts is not None and shard in positions}
+    ranges = {shard: Range(positions[shard], facts.position) for shard, facts in known.items()}
+    counted = {str(shard): [facts.position, facts.read] for shard, facts in known.items() if facts.read is not None}
+    return ranges, {"added_before": counted}
+
+
+def leave_claim_mode(claims: RedisClaims) -> None:
+    """Nothing is claimed any more: the scripts that claim look for claim mode."""
+    for shard in claims.shards:
+        if claims.group.facts(shard) is not None:
+            claims.group.leave_claim_mode(shard)

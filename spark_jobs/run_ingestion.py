@@ -17,13 +17,11 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingest import LOOK_SECONDS, IngestJob
+from spark_jobs.batches.ingest_job import LOOK_SECONDS, IngestJob
 from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Event, Ingestion, Observer, Tail, Waiting, ignore_steps
-from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import STANDBY_SECONDS, batch_events, reports_of
-from spark_jobs.batches.linger import Linger
-from spark_jobs.batches.retries import Retries
-from spark_jobs.claims.job import ClaimJob
+from spark_jobs.batches.run_control import HeldSignals, IdleWait, Retries
+from spark_jobs.claims.claim_job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.create import StreamSource
 from stream_consumers.epochs import EpochNames, named
@@ -62,7 +60,7 @@ def run_events(
 ) -> Iterator[Event]:
     """Micro-batches up to the end that the source had at the beginning, and what comes while the run stays.
 
-    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.interruption.HeldSignals`.
+    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.run_control.HeldSignals`.
 
     Args:
         spark: a session that can write Delta tables.
@@ -84,7 +82,7 @@ def run_events(
         InvalidOptionError: arguments that do not go together.
         StreamAssetsError: whatever stops it; what was yielded before is safe.
     """
-    linger = Linger(linger_seconds)
+    idle_wait = IdleWait(linger_seconds)
     _check_run(source, ingestion, has_bound=bool(origin or stop))
     if stop and linger_seconds:
         raise InvalidOptionError(
@@ -96,17 +94,17 @@ def run_events(
         names = ingestion.epochs(source.url.required_streams())
         with (yield from retries.call(lambda: source.claims(ingestion.group, names))) as claims:
             member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
-            yield from batch_events(member, max_batches=max_batches, linger=linger)
+            yield from batch_events(member, max_batches=max_batches, idle_wait=idle_wait)
         return
-    make_job = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop, linger=linger)
+    make_job = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop, idle_wait=idle_wait)
     is_shared = source.mode is ConsumerMode.LOAD_BALANCED
     while True:
         left = None if max_batches is None else max_batches - count
         try:
             if is_shared:
-                events = _shared_events(spark, source, ingestion, make_job, left=left, stop=stop, linger=linger)
+                events = _shared_events(spark, source, ingestion, make_job, left=left, stop=stop, idle_wait=idle_wait)
             else:
-                events = _own_events(source, ingestion, make_job, left=left, linger=linger)
+                events = _own_events(source, ingestion, make_job, left=left, idle_wait=idle_wait)
             for event in events:
                 count += isinstance(event, BatchReport)
                 if not isinstance(event, Waiting):
@@ -146,11 +144,11 @@ MakeJob = Callable[[BatchSource, Ingestion], IngestJob]
 
 
 def _own_events(
-    source: StreamSource, ingestion: Ingestion, make_job: MakeJob, *, left: int | None, linger: Linger
+    source: StreamSource, ingestion: Ingestion, make_job: MakeJob, *, left: int | None, idle_wait: IdleWait
 ) -> Iterator[Event]:
     """A run that has all shards of the group."""
     with source.open() as opened:
-        yield from batch_events(make_job(opened, ingestion), max_batches=left, linger=linger)
+        yield from batch_events(make_job(opened, ingestion), max_batches=left, idle_wait=idle_wait)
         if tail := opened.unreadable_tail():
             yield Tail(tail)
 
@@ -163,12 +161,12 @@ def _shared_events(
     *,
     left: int | None,
     stop: Bound | None,
-    linger: Linger,
+    idle_wait: IdleWait,
 ) -> Iterator[Event]:
     """A run that is one of several members, each with some of the shards."""
     own = replace(ingestion, retry_seconds=0.0)
     with source.join(ingestion.group) as membership:
-        drain = SharedDrain(spark, source, own, membership, make_job, max_batches=left, stop=stop, linger=linger)
+        drain = SharedDrain(spark, source, own, membership, make_job, max_batches=left, stop=stop, idle_wait=idle_wait)
         yield from drain.events()
 
 
@@ -229,7 +227,7 @@ class SharedDrain:
         make_job: of one shard; its observer is called from several threads.
         max_batches: stop after this number, of all shards together.
         stop: go no further than this.
-        linger: how long to stay when the group has reached the end.
+        idle_wait: how long to stay when the group has reached the end.
     """
 
     def __init__(
@@ -242,7 +240,7 @@ class SharedDrain:
         *,
         max_batches: int | None = None,
         stop: Bound | None = None,
-        linger: Linger | None = None,
+        idle_wait: IdleWait | None = None,
     ) -> None:
         self._spark = spark
         self._source = source
@@ -252,7 +250,7 @@ class SharedDrain:
         self._names = EpochNames(ingestion.epochs(source.url.required_streams()))
         self._make_job = make_job
         self._stop_at = stop
-        self._linger = linger or Linger()
+        self._idle_wait = idle_wait or IdleWait()
         self._jobs: dict[Shard, IngestJob] = {}
         self._left = max_batches
         self._done: set[Shard] = set()
@@ -323,8 +321,8 @@ class SharedDrain:
             return False
         if self._left is not None and self._left <= 0:
             return True
-        if not self._linger.is_over:
-            for _ in self._linger.looks():
+        if not self._idle_wait.is_over:
+            for _ in self._idle_wait.polls():
                 if held.is_pending or self._has_more(ends):
                     break
                 yield CONTINUES

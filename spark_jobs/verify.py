@@ -22,8 +22,9 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.batches.ingestion import Ingestion, lag, losses_of_stream
-from spark_jobs.claims.status import ClaimState
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.source_checks import lag, losses_of_stream
+from spark_jobs.claims.claim_state import ClaimState
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals

@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
+from spark_jobs.batches.dead_letter_jobs import Redrive
 from spark_jobs.batches.ingestion import Observer, ignore_steps
-from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import Replay
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.table_location import check_location

@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.redrive import Redrive
+from spark_jobs.batches.dead_letter_jobs import Redrive
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_assets.options import BatchLimits, RunLimits
 from stream_consumers.errors import InvalidOptionError

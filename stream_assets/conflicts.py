@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
+from spark_jobs.dead_letters.table import dead_letter_path
 from spark_jobs.table_location import check_location
-from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_assets.stream_to_table import StreamToTable
 from stream_assets.translator import cluster_name
 from stream_consumers.errors import InvalidOptionError

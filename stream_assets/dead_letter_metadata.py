@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 import dagster as dg
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.dead_letters import DeadLetters, LetterKind
-from spark_jobs.writing.letters import LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter, LetterKind
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.readable import shortened
 from stream_consumers.wording import counted
@@ -38,7 +37,9 @@ def letter_reasons(
     """
     wanted, most_shown = LetterFilter(batches=batches), MOST_PAYLOAD if payloads else 0
     try:
-        kinds = DeadLetters.of(ingestion).kinds(wanted, limit=MOST_LOOKED_AT, most_shown=most_shown)
+        kinds = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options).kinds(
+            wanted, limit=MOST_LOOKED_AT, most_shown=most_shown
+        )
     except StreamAssetsError as error:
         return dg.MetadataValue.text(f"the dead letters cannot be read: {error}")
     return dg.MetadataValue.md(reasons_markdown(kinds, payloads=payloads)) if kinds else None

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import BatchReport, Continues, Event, Ingestion, Waiting
 from spark_jobs.batches.replay import replay_commits
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.writing.storage import read_table
+from spark_jobs.writing.delta_table import read_table
 from stream_assets.dead_letter_metadata import letter_reasons
 from stream_assets.metadata import (
     OF_PARTITIONS,

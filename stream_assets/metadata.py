@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import dagster as dg
 from pyspark.sql.types import StructField
 
+from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport
-from spark_jobs.batches.redrive import Outcome
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range

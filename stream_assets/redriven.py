@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dagster as dg
 
+from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob, Outcome, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import BatchReport, Waiting
 from spark_jobs.batches.job import batch_events
-from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
-from spark_jobs.dismissal import Dismissal, DismissJob
-from spark_jobs.writing.letters import LetterFilter
+from spark_jobs.dead_letters.reader import LetterFilter
 from stream_assets.config import RedriveConfig
 from stream_assets.materializations import Context, RunScope, Told
 from stream_assets.metadata import outcome_metadata, redrive_metadata

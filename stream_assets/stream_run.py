@@ -14,13 +14,12 @@ import dagster as dg
 from sensors.lag_sensor import MEMBER_TAG
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Redrive
 from spark_jobs.batches.ingestion import BatchReport, Event, Ingestion, Transform
 from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.ledger_recovery import has_begun
-from spark_jobs.batches.redrive import Redrive
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.retries import result_of
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
+from spark_jobs.batches.run_control import result_of
 from spark_jobs.decoding.isolation import prepare
 from spark_jobs.run_ingestion import run_events
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig

@@ -14,7 +14,7 @@ import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, Transform, ignore_steps
-from spark_jobs.batches.retries import Retries, result_of
+from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import S3, check_location, scheme

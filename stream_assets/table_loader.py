@@ -25,7 +25,7 @@ from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_rows import TIME
-from spark_jobs.writing.storage import read_table
+from spark_jobs.writing.delta_table import read_table
 from stream_assets.metadata import PAGE, VERSION, made_of
 from stream_assets.partitions import within_window
 from stream_assets.resources import run_session

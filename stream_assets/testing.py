@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jobs.batches.ingestion import Batch, Step
-from spark_jobs.writing.dead_letters import dead_letter_path
+from spark_jobs.dead_letters.table import dead_letter_path
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import choose_fields
 

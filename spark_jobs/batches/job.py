@@ -19,40 +19,55 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.batches.bad_rows import caching
+from spark_jobs.batches.bad_rows import Cached, FilteredBatch, caching
 from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
-from spark_jobs.batches.interruption import HeldSignals
-from spark_jobs.batches.linger import Linger
-from spark_jobs.batches.pace import Pace
-from spark_jobs.batches.retries import Retries
-from spark_jobs.batches.telemetry import BatchTelemetry
-from spark_jobs.batches.turns import TurnRequestedError, Turns
-from spark_jobs.batches.writer import (
-    MAX_RACES,
-    OutdatedError,
-    Target,
-    Written,
-    lost_races,
-    one_pass_counts,
-    read,
-    write,
-    write_in_one_pass,
-)
+from spark_jobs.batches.run_control import BatchSizer, HeldSignals, IdleWait, Retries
+from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, TurnRequestedError, Turns, lost_races
+from spark_jobs.dead_letters.table import LETTER_SCHEMA, NotCounting, Settlement, lost_ranges
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.ledger.delta_log import Commit
+from spark_jobs.ledger.entries import MODES, LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import recorders
+from spark_jobs.reading.rejection import fail_write
+from spark_jobs.reading.small import read_small
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits
 from spark_jobs.spark_server.configuration import CORES
-from spark_jobs.structured_logs import about
-from spark_jobs.writing.dead_letters import Settlement
-from spark_jobs.writing.failures import explained
-from stream_consumers.batches import BatchPlan, BatchSource, Range
-from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
+from spark_jobs.structured_logs import FIELDS, about
+from spark_jobs.writing.delta_table import (
+    only_within,
+    read_table,
+)
+from spark_jobs.writing.failures import (
+    FailedRowError,
+    RejectedRowError,
+    UnexplainedError,
+    UnfinishedReadError,
+    explain_failed_read,
+    explain_read,
+    explained,
+)
+from stream_consumers.batches import BatchPlan, BatchSource, Range, clean_counts, widths
+from stream_consumers.errors import (
+    BatchTooLargeError,
+    ConstraintViolatedError,
+    DataLossError,
+    SchemaMismatchError,
+    SourceRecreatedError,
+    StreamAssetsError,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -88,7 +103,7 @@ class BatchJob(ABC):
         self.ledger = self.target.ledger
         self.retries = Retries(ingestion.retry_seconds)
         self.turns = Turns(spark, ingestion, self.ledger)
-        self.pace = Pace(ingestion.limits)
+        self.sizer = BatchSizer(ingestion.limits)
         self._races = 0
         self._settlement: Settlement | None = None
         # The version up to which RESTOREs are known to the settlement.
@@ -241,7 +256,7 @@ class SourceJob(BatchJob):
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
         try:
-            return self._source.plan(gaps, limits=self.pace.limits, parallelism=self._parallelism)
+            return self._source.plan(gaps, limits=self.sizer.limits, parallelism=self._parallelism)
         except DataLossError as error:
             raise OutdatedError(error) from error
 
@@ -257,7 +272,9 @@ class SourceJob(BatchJob):
             )
 
 
-def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linger | None = None) -> Iterator[Event]:
+def batch_events(
+    job: BatchJob, *, max_batches: int | None = None, idle_wait: IdleWait | None = None
+) -> Iterator[Event]:
     """Plan, write, verify and commit batches until there is nothing left.
 
     What fails for a reason that may be gone soon is tried again for ``retry_seconds``: a plan is made anew, from the
@@ -267,7 +284,7 @@ def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linge
     Args:
         job: plans the batches.
         max_batches: stop after this number of them.
-        linger: how long to stay when everything is in the table.
+        idle_wait: how long to stay when everything is in the table.
 
     Yields:
         Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and while the
@@ -276,7 +293,7 @@ def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linge
     Raises:
         StreamAssetsError: whatever stops it; what was yielded before is in the table.
     """
-    linger = linger or Linger()
+    idle_wait = idle_wait or IdleWait()
     count, worked_at = 0, time.monotonic()
     while count != max_batches:
         held = HeldSignals()
@@ -292,7 +309,7 @@ def batch_events(job: BatchJob, *, max_batches: int | None = None, linger: Linge
                 worked_at = time.monotonic()
                 continue
         if (yield from job.retries.call(job.is_drained)):
-            if not (yield from _idle(job, linger)):
+            if not (yield from _idle(job, idle_wait)):
                 return
             worked_at = time.monotonic()
         elif time.monotonic() - worked_at > STANDBY_SECONDS:
@@ -343,7 +360,7 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
         return False
     if written is None:
         return False
-    job.pace.took(batch.plan.records, time.monotonic() - began)
+    job.sizer.adapt(batch.plan.records, time.monotonic() - began)
     lag = yield from job.retries.call(partial(job.finish, written))
     try:
         yield job.report(written, lag, time.monotonic() - began)
@@ -362,7 +379,7 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
     3. Only now it is known that the stream is still the one that was planned.
     4. The dead letters are written, then the rows; the ledger says whether they landed.
     5. After a lost race for its number a replay waits, or asks the other runs to wait, with a commit of its own
-       (:meth:`spark_jobs.batches.turns.Turns.ask`); then it tries what it has read under the next one.
+       (:meth:`spark_jobs.batches.target_table.Turns.ask`); then it tries what it has read under the next one.
 
     Args:
         job: which planned it.
@@ -410,9 +427,9 @@ def _look_again(job: BatchJob, outdated: OutdatedError) -> None:
     job.lose_race(outdated.reason)
 
 
-def _idle(job: BatchJob, linger: Linger) -> Generator[Event, None, bool]:
+def _idle(job: BatchJob, idle_wait: IdleWait) -> Generator[Event, None, bool]:
     """Look for more while the run stays: whether there is something."""
-    for _ in linger.looks():
+    for _ in idle_wait.polls():
         if (yield from job.retries.call(job.has_more)):
             return True
         # Nothing is left to do, so that nothing can be wrong with it.
@@ -433,10 +450,10 @@ def reports_of(events: Iterable[Event]) -> Iterator[BatchReport]:
 
 
 def drain_batches(
-    job: BatchJob, *, max_batches: int | None = None, linger: Linger | None = None
+    job: BatchJob, *, max_batches: int | None = None, idle_wait: IdleWait | None = None
 ) -> Iterator[BatchReport]:
     """The batches of :func:`batch_events`."""
-    return reports_of(batch_events(job, max_batches=max_batches, linger=linger))
+    return reports_of(batch_events(job, max_batches=max_batches, idle_wait=idle_wait))
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -446,3 +463,391 @@ def parallelism(spark: SparkSession) -> int:
     except PySparkException:
         # A Connect session does not say, unless the server is ours; others may have more or fewer cores.
         return int(spark.conf.get(CORES, "8") or 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch that is in the table.
+
+    Args:
+        batch: as it was written: after another try it has another batch id than it was planned with.
+        entry: what its commit says.
+        commit: the commit.
+        messages: messages decoded, per shard.
+    """
+
+    batch: Batch
+    entry: LedgerEntry
+    commit: Commit
+    messages: Mapping[Shard, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NotClean:
+    """A batch was not written while it was read, because something is wrong with a message, or with a row.
+
+    Args:
+        is_unexplained: the reason is unknown: a message may have crashed a Python worker.
+    """
+
+    is_unexplained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Messages that were read before they are written.
+
+    Args:
+        frame: with the columns of :func:`spark_jobs.reading.source.read_splits`.
+        messages: how many could be decoded, per shard.
+        dead: how many dead letters there are.
+    """
+
+    frame: DataFrame
+    messages: Mapping[Shard, int]
+    dead: int
+
+
+def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] | None:
+    """The messages of each shard, if the batch can be written while it is read; ``None`` if it is counted first.
+
+    One pass needs more messages than the driver reads, splits that know what a clean read gives, an append, and rows
+    that take a read of every split to its end. It is not tried after a batch that was not clean, because most of what
+    is wrong comes again.
+    """
+    is_plain = batch.kind == "batch" and not MODES[batch.fields.get("mode", "append")].replaces
+    has_more = batch.doubtful or batch.fields.get("claims") or batch.fields.get("lost")
+    reads_all = ingestion.transform is None or ingestion.is_row_wise
+    is_large = batch.plan.records > ingestion.driver_records
+    if not is_large or not is_plain or has_more or not reads_all or not batch.plan.splits:
+        return None
+    counts = clean_counts(batch.plan.splits)
+    if counts is None:
+        return None
+    planned = sum(widths(batch.plan.ranges).values())
+    return counts if _was_clean(batch.state.newest, is_dense=sum(counts.values()) == planned) else None
+
+
+def _was_clean(entry: LedgerEntry | None, *, is_dense: bool) -> bool:
+    """Whether a batch held no dead letter, and where sequences grow by one, a message for each of them."""
+    if entry is None or entry.kind != "batch":
+        return True
+    return not entry.dead and not (is_dense and entry.messages < sum(widths(entry.ranges).values()))
+
+
+def write_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> Written | NotClean | None:
+    """Write the batch while it is read; executors check that it is what was planned, or nothing is committed.
+
+    Args:
+        target: the table.
+        batch: planned.
+        counts: the messages of each shard, if it is clean.
+
+    Returns:
+        ``None`` if another run was faster.
+
+    Raises:
+        OutdatedError: the stream lost messages of the batch; nothing was written.
+        StreamAssetsError: see :func:`write`.
+    """
+    source = target.columns.source_of_batch
+    frame = read_splits(target.spark, batch.plan.splits, source, identities=batch.identities)
+    # All of it: what does not depend on a message is wrong with any other way of writing, too.
+    rows = target.columns.rows_of_clean(frame, fail_write)
+    entry = target.entry(batch, messages=sum(counts.values()))
+    try:
+        return _write_rows(target, batch, entry, rows, counts)
+    except BatchTooLargeError as error:
+        raise OutdatedError(error) from error
+    except StreamAssetsError as error:
+        of_rows = (FailedRowError, ConstraintViolatedError) if target.filter.makes_dead_letters else ()
+        if not isinstance(error, (UnfinishedReadError, RejectedRowError, UnexplainedError, *of_rows)):
+            raise
+        # What is wrong, if the messages can be read, shows once more.
+        _log.info("batch %d of %s is read and counted first: %s", batch.number, target.ledger.app, error)
+        return NotClean(isinstance(error, UnexplainedError))
+
+
+def read(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
+    """Read the messages, count them, and find those that are bad.
+
+    They are read again where the first read shows what had to be known before it: undeclared fields that become
+    columns, a transform that begins to reject rows, whose payloads are needed, or a message that crashes the decoder.
+
+    Args:
+        target: the table.
+        batch: planned.
+        cached: keeps what is read until the batch is written.
+        is_isolated: executors decode in processes of their own.
+
+    Raises:
+        OutdatedError: the stream lost messages of the batch.
+        TransformError: the transform raised, or fails for some messages.
+        StreamAssetsError: they cannot be read.
+    """
+    while True:
+        keeps_payloads = target.filter.needs_payloads
+        try:
+            found = _read(target, batch, cached, keeps_payloads=keeps_payloads, is_isolated=is_isolated)
+        except UnexplainedError as error:
+            if is_isolated:
+                raise
+            _log.warning("batch %d of %s is decoded in isolation: %s", batch.number, target.ledger.app, error)
+            is_isolated = True
+            continue
+        if found.dead and target.columns.learn_fields(found.frame):
+            continue
+        judged = target.filter.judge(found.frame, cached)
+        if target.filter.needs_payloads and not keeps_payloads:
+            continue
+        if judged.frame is not found.frame:
+            found = _counted(target, judged.frame)
+        return FilteredBatch(judged.frame, judged.rows, found.messages, found.dead)
+
+
+def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool, is_isolated: bool) -> _Read:
+    source, splits, what = target.columns.source_of_batch, batch.plan.splits, str(target.url)
+    if batch.plan.records <= target.ingestion.driver_records and not (batch.doubtful or is_isolated):
+        try:
+            small = read_small(splits, source, keeps_payloads=keeps_payloads)
+        except (DataLossError, BatchTooLargeError) as error:
+            raise OutdatedError(error) from error
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a decoder of the user's may raise anything
+            raise explain_read(f"{type(error).__name__}: {error}", what=what) from None
+        if small is not None:
+            return _Read(small.frame(target.spark, source), small.messages, small.dead)
+    try:
+        frame = read_splits(target.spark, splits, source, keeps_payloads=keeps_payloads, is_isolated=is_isolated)
+        frame = cached.keep(_without_written(target, frame, batch.doubtful))
+    except Exception as error:  # noqa: BLE001 - Spark raises what comes, once it has ended
+        raise explain_failed_read(error, what=what) from None
+    return _counted(target, frame)
+
+
+def _without_written(target: Target, frame: DataFrame, doubtful: Mapping[Shard, Range]) -> DataFrame:
+    """Without what is in the table, or in the dead letters that count, within ``doubtful``."""
+    if not doubtful:
+        return frame
+    condition = in_ranges(doubtful)
+    found = read_table(target.spark, target.ledger.log).where(condition).select(*PLACE)
+    dead_letters = target.dead_letters.counted(target.spark, target.ledger)
+    if dead_letters is not None:
+        found = found.unionByName(dead_letters.where(condition).select(*PLACE))
+    return frame.join(found, [*PLACE], "left_anti").select(*map(quoted, frame.columns))
+
+
+def _counted(target: Target, frame: DataFrame) -> _Read:
+    """Read the source into the cache, and count."""
+    is_dead = f.col("_error").isNotNull().cast("bigint")
+    counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
+    try:
+        found = counts.collect()
+    except Exception as error:  # noqa: BLE001 - Spark raises what comes
+        explained = explain_failed_read(error, what=str(target.url))
+        if isinstance(explained, (DataLossError, BatchTooLargeError)):
+            raise OutdatedError(explained) from None
+        raise explained from None
+    messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
+    return _Read(frame, messages, sum(int(row["dead"]) for row in found))
+
+
+def refused(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
+    """The messages that would become dead letters although they can be decoded, and why; nothing is written.
+
+    They are decoded in isolation: they are dead letters, and one may have crashed a process before.
+
+    Args:
+        target: the table.
+        plan: of dead letters; each message can be decoded, without the new fields that it may have.
+
+    Raises:
+        TransformError: the transform raised, or fails for some of them.
+    """
+    with caching() as cached:
+        filtered = read(target, Batch("replay", target.ledger.read(), plan), cached, is_isolated=True)
+        if not filtered.dead:
+            return {}
+        bad = filtered.frame.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
+        return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}
+
+
+def write(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | None:
+    """Steps 5 to 7: write the dead letters, then the rows; ``None`` if another run was faster.
+
+    Args:
+        target: the table.
+        batch: planned.
+        filtered: what was read of it.
+
+    Raises:
+        DataLossError: rows or dead letters would be replaced whose messages the stream does not hold any more.
+        SchemaMismatchError, TransformError, WriteError: nothing of the batch is in the table.
+        LedgerUnreadableError: whether it is cannot be found out; nothing may be committed to the broker.
+    """
+    entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
+    rows, kept = filtered.rows, None
+    if entry.does.replaces:
+        rows = _with_last_copies(target, rows, filtered.frame, entry)
+    if entry.does.uncounts_letters and not entry.places:
+        # A redrive reads the dead letters themselves.
+        kept, count = _last_letters(target, filtered.frame, entry)
+        entry = replace(entry, dead=entry.dead + count)
+    if entry.dead or entry.lost:
+        letters = filtered.frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
+        letters = letters.unionByName(lost_ranges(target.spark, entry)) if entry.lost else letters
+        if not target.dead_letters.write(letters, kept, ledger=target.ledger, number=entry.number, bid=entry.bid):
+            return None
+    return write_recorded(target, batch, entry, rows, filtered.messages)
+
+
+def write_recorded(
+    target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
+) -> Written | None:
+    """Write what the batch records in the dead-letter table, then the rows; ``None`` if another run was faster."""
+    if batch.letters is not None:
+        schema = from_arrow_schema(pa.schema([LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
+        frame = target.spark.createDataFrame(batch.letters, schema)
+        if not target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid):
+            return None
+    target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
+    return _write_rows(target, batch, entry, rows, messages)
+
+
+def _write_rows(
+    target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
+) -> Written | None:
+    """Steps 6 and 7: the rows in one commit, and a look whether it landed; ``None`` if another run was faster."""
+    target.observer(Step.WRITING, batch)
+    if target.ingestion.transform is not None:
+        rows = only_within(rows, entry.extents)
+    failure = target.sink.try_write(rows, entry)
+    target.observer(Step.ROWS_WRITTEN, batch)
+    try:
+        commit = target.sink.verified(entry, failure, spark=target.spark, ledger=target.ledger)
+    except ConstraintViolatedError as error:
+        raise target.filter.located(error, rows) from error
+    except SchemaMismatchError:
+        if target.columns.is_of_now(target.ledger.read()):
+            raise
+        _log.info("the columns of %s are other ones by now; planning again", target.ingestion.table)
+        return None
+    if commit is None:
+        _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
+        return None
+    target.observer(Step.VERIFIED, batch)
+    return Written(batch, entry, commit, messages)
+
+
+def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:
+    """Together with the rows of the range whose messages cannot be read again: they are the last copies.
+
+    Raises:
+        DataLossError: there are some, and it was not said that they are to be kept.
+    """
+    log = target.ledger.log
+    table = read_table(target.spark, log)
+    last, count = _unread(target, table, frame, entry, what="rows")
+    if not count:
+        return rows
+    snapshot = log.snapshot()
+    computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
+    return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
+
+
+def _last_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
+    """Likewise the dead letters that count, and how many; the batch that replaces their range writes them again."""
+    table, ledger, where = target.dead_letters, target.ledger, in_places(entry.affected)
+    # Most ranges have none, which is known without a job of Spark.
+    if not any(len(part) for part in table.scan(ledger.group, NotCounting(), PLACE, where=where)):
+        return None, 0
+    letters = table.counted(target.spark, ledger)
+    assert letters is not None
+    last, count = _unread(target, letters, frame, entry, what="dead letters")
+    return (last if count else None), count
+
+
+def _unread(
+    target: Target, held: DataFrame, frame: DataFrame, entry: LedgerEntry, *, what: str
+) -> tuple[DataFrame, int]:
+    """Those in the range of a batch whose messages are not in ``frame``, which was read of it, and how many.
+
+    Raises:
+        DataLossError: there are some, and it was not said that they are to be kept.
+    """
+    ingestion = target.ingestion
+    last = held.where(in_places(entry.affected)).join(frame.select(*PLACE), [*PLACE], "left_anti")
+    found = last.agg(f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last"))
+    counts = found.collect()[0]
+    if not counts["rows"]:
+        return last, 0
+    error = DataLossError(
+        f"{counts['rows']} {what} of {ingestion.table} between sequences {counts['first']} and "
+        f"{counts['last']} would be replaced, but {target.url} does not hold their messages any more",
+        remedy="They are the last copy, so they are not touched. Replay only what the stream holds, or set "
+        "on_data_loss='record': then they stay as they are, and the others are replaced.",
+    )
+    ingestion.refuse_or_record(error)
+    _log.warning("%d %s whose messages are gone from %s stay as they are", counts["rows"], what, target.url)
+    return last, int(counts["rows"])
+
+
+class BatchTelemetry:
+    """An observer that measures the time between the steps, and calls another one.
+
+    Args:
+        ingestion: what goes where.
+        observer: called at each step; the time that it takes is not counted.
+    """
+
+    def __init__(self, ingestion: Ingestion, observer: Observer) -> None:
+        self._ingestion = ingestion
+        self._observer = observer
+        self._recorders = recorders()
+        self._since = time.monotonic()
+
+    def __call__(self, step: Step, batch: Batch | None) -> None:
+        """A step is done."""
+        seconds = time.monotonic() - self._since
+        if batch is not None:
+            fields = {"batch": batch.bid, "batch_number": batch.number, "batch_kind": batch.kind}
+            about({**fields, "group": self._ingestion.group, "table": self._ingestion.table})
+            self._recorders.step(self._labels(batch.kind), step.value, seconds)
+        self._observer(step, batch)
+        self._since = time.monotonic()
+
+    def planning(self) -> None:
+        """Another batch is looked for: what is logged now is about none."""
+        about({})
+        self._since = time.monotonic()
+
+    def reported(self, report: BatchReport) -> None:
+        """A batch is in the table and committed."""
+        entry = report.entry
+        messages = sum(report.messages.values())
+        lag: dict[str, int] = {}
+        for shard, count in report.lag.items():
+            lag[shard.stream] = lag.get(shard.stream, 0) + count
+        # What a replay has left is not what the group is behind.
+        behind = lag if entry.kind == "batch" else {}
+        numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, behind)
+        if entry.kind != "dismiss":
+            self._recorders.batch(self._labels(entry.kind), numbers)
+        fields = {
+            "version": report.version,
+            "messages": messages,
+            "rows": report.rows,
+            "bytes": report.bytes,
+            "dead_letters": report.dead,
+            "seconds": round(report.seconds, 3),
+            "lag": sum(lag.values()),
+        }
+        text = (
+            "%(kind)s is in version %(version)d of %(table)s: %(messages)d messages, %(rows)d rows, "
+            "%(dead_letters)d dead letters in %(seconds).2f s, lag %(lag)d"
+        )
+        _log.info(text, {"kind": entry.kind, "table": self._ingestion.table, **fields}, extra={FIELDS: fields})
+
+    def _labels(self, kind: str) -> BatchLabels:
+        return BatchLabels(self._ingestion.group, self._ingestion.table, kind)

@@ -1,16 +1,25 @@
-"""The batch metadata: what each of our commits says of itself in the ``userMetadata`` of the Delta log."""
+"""The batch metadata: what each of our commits says of itself in the ``userMetadata`` of the Delta log.
+
+Texts of usual size stay JSON that people can read in ``DESCRIBE HISTORY``. A large one is packed (:func:`pack`): each
+object whose keys are shards and whose values are whole numbers, or equally many of them, is a table. Its numbers are
+laid out by significance, the high bytes of all first: those hardly differ between shards, and what stands in several
+tables, like the position and the start of the range after it, is there once after compression.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals, json_values, per_shard
-from spark_jobs.ledger.packing import LARGEST_PLAIN, pack, unpack
-from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import LastMessage, Range
 from stream_consumers.errors import FormatError, InvalidUrlError
 from stream_consumers.messages import Shard
@@ -32,6 +41,105 @@ BATCH_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What the id of a batch looks like: it stands in SQL conditions."""
 SHARINGS = ("", *(mode.value for mode in ConsumerMode), SWITCHING, CLAIMS, LEAVING_CLAIMS)
 """How a group may share its shards."""
+LARGEST_PLAIN = 4096
+"""Bytes of a text that is left as it is."""
+LARGEST_UNPACKED = 64 * 1024 * 1024
+"""Bytes of a text after it is unpacked: a million shards take half of it."""
+LARGEST_SKELETON = 4 * 1024 * 1024
+"""Bytes of its JSON, each of which may become 25 in memory."""
+MOST_ROWS = 2_000_000
+"""Rows of all tables of a text, each of which takes some hundred bytes in memory."""
+_FEWEST_ROWS = 8
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+_COLUMNS = "\0columns"
+_REST = "\0rest"
+MOST_REPLAYS = 16
+"""How many replays and rewinds are remembered; of older ones the log has to be searched."""
+MOST_LOSSES = 16
+"""Of how many losses of a shard the place is remembered; older ones are joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is; of a rewind, what it has moved.
+
+    Args:
+        goal: all that it replaces; a shard may be missing, where it has nothing to replace.
+        done: what of that is in the table.
+        is_whole: whether ``done`` is all of it; not where it was begun so long ago that it was forgotten meanwhile.
+    """
+
+    goal: Mapping[Shard, Range] = field(default_factory=dict)
+    done: Mapping[Shard, Intervals] = field(default_factory=dict)
+    is_whole: bool = True
+
+
+def replay_key(kind: str, replay: str) -> str:
+    """What a replay is remembered by: a run that moved its group may be run again with a replay, under the same id.
+
+    Example:
+        >>> replay_key("replay", "nightly")
+        'replay/nightly'
+    """
+    return f"{kind}/{replay}"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the commits of a group add up to, as far as no RESTORE removed them.
+
+    Args:
+        dead: dead letters, with those in ranges that were replaced since.
+        lost: what was gone from the stream before it was read.
+        replaced: how many commits have replaced rows.
+        replays: the replays and rewinds by :func:`replay_key`, the newest one last.
+        is_forgetful: whether there were so many that the oldest ones are not named.
+
+    Example:
+        >>> totals = Totals(dead=3, replaced=1)
+        >>> Totals.from_json(totals.to_json()) == totals
+        True
+    """
+
+    dead: int = 0
+    lost: Mapping[Shard, Intervals] = field(default_factory=dict)
+    replaced: int = 0
+    replays: Mapping[str, ReplayProgress] = field(default_factory=dict)
+    is_forgetful: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; what is nothing is left out."""
+        found = {
+            "dead": self.dead,
+            "lost": self.lost,
+            "replaced": self.replaced,
+            # A list: an object that is packed has no order.
+            "replays": [[key, one.goal, one.done, one.is_whole] for key, one in self.replays.items()],
+            "forgetful": self.is_forgetful,
+        }
+        return {name: json_values(value) for name, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> Totals:
+        """Read :meth:`to_json` back.
+
+        Raises:
+            UnsupportedVersionError: there is something that this release does not know.
+        """
+        check_keys(known, what="the totals", keys=("dead", "lost", "replaced", "replays", "forgetful"))
+        replays = {
+            key: ReplayProgress(
+                per_shard(goal, lambda part: Range(*part)), per_shard(done, Intervals.from_json), is_whole
+            )
+            for key, goal, done, is_whole in known.get("replays", ())
+        }
+        return cls(
+            known.get("dead", 0),
+            per_shard(known.get("lost", {}), Intervals.from_json),
+            known.get("replaced", 0),
+            replays,
+            known.get("forgetful", False),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,3 +485,129 @@ _PLAIN: Mapping[str, type] = {f.name: _PLAIN_TYPES[str(f.type)] for f in fields(
 _MARKS = frozenset(("v", "kind", "group", "app", "bid"))
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
+
+
+def pack(document: Mapping[str, object]) -> str:
+    """JSON of the document, compressed, in characters that need no escape in JSON.
+
+    Example:
+        >>> document = {"ranges": {f"orders/{number}": [number, number + 5] for number in range(1000)}}
+        >>> packed = pack(document)
+        >>> len(packed) < 1000, unpack(packed) == document
+        (True, True)
+    """
+    planes: list[bytes] = []
+    skeleton = json.dumps(_without_tables(document, planes), separators=(",", ":")).encode()
+    return base64.b85encode(zlib.compress(b"%d\n" % len(skeleton) + skeleton + b"".join(planes))).decode()
+
+
+def unpack(text: str) -> Any:
+    """Read :func:`pack` back.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        unpacker = zlib.decompressobj()
+        size, _, left = unpacker.decompress(base64.b85decode(text), LARGEST_UNPACKED).partition(b"\n")
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacker.eof:
+        raise ValueError(f"it is cut, or has more than {LARGEST_UNPACKED:,} bytes")
+    if not 0 < int(size) <= LARGEST_SKELETON:
+        raise ValueError(f"it has {int(size):,} bytes of JSON, more than {LARGEST_SKELETON:,}")
+    planes = _Planes(left[int(size) :])
+    found = _with_tables(json.loads(left[: int(size)]), planes)
+    planes.check_end()
+    return found
+
+
+def _without_tables(value: object, planes: list[bytes]) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    rows = {key: row for key, cell in value.items() if (row := _row(key, cell)) is not None}
+    if len(rows) < _FEWEST_ROWS:
+        return {key: _without_tables(cell, planes) for key, cell in value.items()}
+    listed = sorted((*row, key) for key, row in rows.items())
+    groups = []
+    for (stream, is_list, width), found in groupby(listed, key=lambda row: (row[0], row[1], len(row[3]))):
+        part = list(found)
+        ids = np.array([row[2] for row in part], "<i8")
+        groups.append([stream, is_list, width, len(part)])
+        cells = np.array([row[3] for row in part], "<i8")
+        planes += [_plane(np.diff(ids, prepend=0)), *(_plane(cells[:, column]) for column in range(width))]
+    rest = {key: _without_tables(cell, planes) for key, cell in value.items() if key not in rows}
+    return {_COLUMNS: groups, _REST: rest}
+
+
+def _row(key: object, cell: object) -> tuple[str, bool, int, list[Any]] | None:
+    """Stream, whether the numbers are a list, shard id and numbers; ``None`` if this is nothing for a table."""
+    numbers = list(cell) if isinstance(cell, (list, tuple)) else [cell]
+    if not numbers or not all(type(n) is int and _LOWEST <= n <= _HIGHEST for n in numbers):
+        return None
+    try:
+        shard = Shard.parse(str(key))
+    except InvalidUrlError:
+        return None
+    return (shard.stream, isinstance(cell, (list, tuple)), shard.id, numbers) if str(shard) == key else None
+
+
+def _with_tables(value: object, planes: _Planes) -> object:
+    if not isinstance(value, dict):
+        return value
+    if _COLUMNS not in value:
+        return {key: _with_tables(cell, planes) for key, cell in value.items()}
+    found: dict[str, object] = {}
+    for stream, is_list, width, count in value[_COLUMNS]:
+        planes.count_rows(count, width)
+        ids = np.cumsum(planes.next(count)).tolist()
+        columns = [planes.next(count).tolist() for _ in range(width)]
+        for number, *cells in zip(ids, *columns):
+            found[str(Shard(stream, number))] = cells if is_list else cells[0]
+    return found | {key: _with_tables(cell, planes) for key, cell in value[_REST].items()}
+
+
+def _plane(numbers: Any) -> bytes:
+    return bytes(numbers.astype("<i8").view(np.uint8).reshape(-1, 8).T.tobytes())
+
+
+class _Planes:
+    """The columns, one after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+        self._rows = 0
+
+    def count_rows(self, count: int, width: int) -> None:
+        """Count a table.
+
+        Raises:
+            ValueError: it has no columns, or there are too many rows.
+        """
+        self._rows += count
+        if width < 1 or self._rows > MOST_ROWS:
+            raise ValueError(f"it has a table of {count} rows and {width} columns, {self._rows} rows in all")
+
+    def next(self, count: int) -> Any:
+        """The numbers of the next column.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        start, self._at = self._at, self._at + 8 * count
+        if not start < self._at <= len(self._content):
+            raise ValueError(
+                f"a column of {count} numbers is not in the {len(self._content) - start} bytes that are left"
+            )
+        own = np.frombuffer(self._content, np.uint8, 8 * count, start)
+        return own.reshape(8, count).T.copy().view("<i8").reshape(count)
+
+    def check_end(self) -> None:
+        """Check that there is no other column.
+
+        Raises:
+            ValueError: there is.
+        """
+        if self._at != len(self._content):
+            raise ValueError(f"{len(self._content) - self._at} bytes are of no column")

@@ -21,9 +21,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
+from spark_jobs.ledger.entries import (
+    MOST_LOSSES,
+    MOST_REPLAYS,
+    LedgerEntry,
+    ReplayProgress,
+    ShardState,
+    State,
+    Totals,
+    replay_key,
+)
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.totals import MOST_LOSSES, MOST_REPLAYS, ReplayProgress, Totals, replay_key
 from stream_consumers.hints import Places, known_places
 from stream_consumers.messages import Shard
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides, reading
-from spark_jobs.ledger.entries import KEEPER, LedgerEntry, State, Uncounted
+from spark_jobs.ledger.entries import KEEPER, LedgerEntry, State, Totals, Uncounted
 from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import LastMessage, Resume
 from stream_consumers.errors import (
     ForeignCommitError,

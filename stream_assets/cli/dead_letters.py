@@ -32,9 +32,8 @@ from stream_consumers.urls import StreamUrl
 from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
-    from spark_jobs.dead_letters import DeadLetters, LetterKind
+    from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter, LetterKind
     from spark_jobs.ledger.intervals import Intervals
-    from spark_jobs.writing.letters import LetterFilter
 
 _BYTES = ("key", "payload", "correction")
 
@@ -45,7 +44,7 @@ def make_letters(table: str, group: str, storage: Mapping[str, str]) -> DeadLett
     Raises:
         InvalidOptionError: there cannot be such a table, or such a group.
     """
-    from spark_jobs.dead_letters import DeadLetters
+    from spark_jobs.dead_letters.reader import DeadLetters
 
     return DeadLetters(table, group=group, storage_options=storage)
 
@@ -60,8 +59,8 @@ def make_filter(
         InvalidOptionError: a bound is no place, or they leave nothing.
     """
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.redrive import letter_span
-    from spark_jobs.writing.letters import LetterFilter
+    from spark_jobs.batches.dead_letter_jobs import letter_span
+    from spark_jobs.dead_letters.reader import LetterFilter
 
     streams = () if source is None else StreamUrl.parse(source).required_streams()
     span = letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
@@ -281,9 +280,9 @@ def dismiss(
           --note "test messages of 2026-11-17"
       stream-assets dead-letters list --table lake/orders --group lakehouse --dismissed
     """
+    from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob
     from spark_jobs.batches.ingestion import Ingestion
     from spark_jobs.batches.job import batch_events
-    from spark_jobs.dismissal import Dismissal, DismissJob
 
     dismissal = Dismissal(by or person(), note)
     ingestion = Ingestion(

@@ -41,7 +41,7 @@ def examine() -> list[dict[str, str]]:
 
 def examine_table(table: str, spark: SparkChoice, storage: Mapping[str, str]) -> dict[str, str]:
     """Whether two runs may write a table at once, with the log store of a session."""
-    from spark_jobs.writing.storage import check_log_store, log_store_of
+    from spark_jobs.writing.delta_table import check_log_store, log_store_of
 
     def find() -> str:
         session = spark.session(table, storage)

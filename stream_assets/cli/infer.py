@@ -49,7 +49,7 @@ def infer(
       stream-assets infer kafka://localhost:9092/orders --sample 10000 --start 2026-11-01T00:00:00Z
       stream-assets infer file://orders.ss/orders --table-like lake/orders --json
     """
-    from spark_jobs.writing.inference import fitted, infer
+    from spark_jobs.writing.schema_inference import fitted, infer
 
     if start == "latest":
         raise InvalidOptionError(

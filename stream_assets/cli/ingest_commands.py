@@ -104,7 +104,7 @@ def ingest(
       stream-assets ingest --source redis://localhost:6379/orders --table lake/orders --linger 3600
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
-    from spark_jobs.batches.retries import Retries, result_of
+    from spark_jobs.batches.run_control import Retries, result_of
     from spark_jobs.decoding.isolation import prepare
     from spark_jobs.run_ingestion import run_events
 
@@ -197,7 +197,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
       stream-assets lag kafka://localhost:9092/orders --group lakehouse
     """
-    from spark_jobs.batches.ingestion import losses_of_stream
+    from spark_jobs.batches.source_checks import losses_of_stream
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.ledger.ledger import LedgerState as State
 
@@ -249,7 +249,7 @@ def _is_claimed(place: Place) -> bool:
 
 def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
     """A group that claims entries has no position; the server knows what nobody was given and what is pending."""
-    from spark_jobs.claims.status import claim_state, losses_of_claims
+    from spark_jobs.claims.claim_state import claim_state, losses_of_claims
 
     with place.claims() as claims:
         if ledger.newest is not None:
@@ -280,7 +280,7 @@ def verify(place: Place, as_json: bool) -> None:
     Example:
       stream-assets verify --source file://orders.ss/orders --table lake/orders --group lakehouse
     """
-    from spark_jobs.claims.status import claim_state
+    from spark_jobs.claims.claim_state import claim_state
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.verify import verify as compare
 

@@ -17,7 +17,7 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard, bytes_from_json
 
 if TYPE_CHECKING:
-    from spark_jobs.batches.redrive import Outcome
+    from spark_jobs.batches.dead_letter_jobs import Outcome
 
 
 @click.command()
@@ -68,8 +68,8 @@ def redrive(
           --transform my_definitions:orders --payloads corrected.ndjson --note "TICKET-17"
     """
     from spark_jobs.batches.bounds import Bound
+    from spark_jobs.batches.dead_letter_jobs import Corrections, Redrive, RedriveJob
     from spark_jobs.batches.job import batch_events
-    from spark_jobs.batches.redrive import Corrections, Redrive, RedriveJob
 
     ingestion = maker.ingestion(place, single_writer=spark.single_writer, **settings)
     corrections = None

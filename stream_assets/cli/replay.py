@@ -65,7 +65,7 @@ def replay(
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.job import batch_events
     from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, plan_replay
-    from spark_jobs.batches.retries import Retries, result_of
+    from spark_jobs.batches.run_control import Retries, result_of
     from spark_jobs.ledger.table_rows import count_rows
 
     ingestion = maker.ingestion(place, sharing=_sharing(place), single_writer=spark.single_writer, **settings)
@@ -125,8 +125,8 @@ def _sharing(place: Place) -> ConsumerMode:
 
 
 def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_seconds: float, as_json: bool) -> None:
-    from spark_jobs.batches.retries import Retries, result_of
-    from spark_jobs.batches.rewind import plan_moves, read_or_guess, rewind
+    from spark_jobs.batches.replay import plan_moves, read_or_guess, rewind
+    from spark_jobs.batches.run_control import Retries, result_of
     from spark_jobs.ledger.table_rows import count_rows
 
     sharing = _sharing(place)
@@ -223,15 +223,15 @@ def adopt(mode: str, place: Place, dry_run: bool, spark: SparkChoice, as_json: b
     Example:
       stream-assets adopt --source kafka://localhost:9092/orders --table lake/orders_copy --group lakehouse --dry-run
     """
-    from spark_jobs.batches import adoption
+    from spark_jobs.batches import ledger_recovery
 
     stream = place.stream(choice(ConsumerMode, mode, option="--mode"))
     ingestion = place.ingestion(sharing=stream.mode, claims=stream.is_claimed)
     with place.stream().open() as opened, progress_bar() as progress:
-        positions = adoption.plan_adoption(opened, ingestion)
+        positions = ledger_recovery.plan_adoption(opened, ingestion)
         if not dry_run:
             progress.add_task("adopting the rows", total=None)
-            positions = adoption.adopt(spark.session(place.table, place.storage), opened, ingestion)
+            positions = ledger_recovery.adopt(spark.session(place.table, place.storage), opened, ingestion)
     rows = [{"shard": str(shard), "continues at": place.shown(sequence)} for shard, sequence in positions.items()]
     title = f"group {place.group} {'would continue' if dry_run else 'continues'} behind the rows of {place.table}"
     print_rows(rows, as_json=as_json, title=title)

@@ -1,6 +1,6 @@
 """Redis groups in claim mode, whose members share by claiming entries: new ones, those of dead members, heartbeat.
 
-Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.job` asks the ledger.
+Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.claim_job` asks the ledger.
 """
 
 from __future__ import annotations

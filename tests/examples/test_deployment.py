@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from spark_jobs.batches.interruption import FINISH_SECONDS
+from spark_jobs.batches.run_control import FINISH_SECONDS
 from tests.support.dagster_services import WORKSPACE_YAML
 from tests.support.dying_runs import DIED
 from tests.support.postgres_server import postgres_server

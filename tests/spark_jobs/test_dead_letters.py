@@ -13,16 +13,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_jobs import dead_letters as module
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.redrive import letter_span
-from spark_jobs.dead_letters import DeadLetters
+from spark_jobs.batches.dead_letter_jobs import letter_span
+from spark_jobs.dead_letters import reader as module
+from spark_jobs.dead_letters import reader as reading
+from spark_jobs.dead_letters.reader import NO_REASON, OTHER_REASONS, DeadLetters, LetterFilter, kind_of_reason
+from spark_jobs.dead_letters.table import LETTER_SCHEMA
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.writing import letters as reading
-from spark_jobs.writing.dead_letters import LETTER_SCHEMA
-from spark_jobs.writing.letters import LetterFilter
-from spark_jobs.writing.reasons import NO_REASON, OTHER_REASONS, kind_of_reason
 from stream_consumers.errors import StreamNotFoundError
 from tests.support.letter_tables import CLICKS, NOON, ORDERS, SECOND, Tables
 from tests.support.s3_server import BUCKET, SECRET, object_store
@@ -229,9 +227,9 @@ def test_a_view_without_any_dead_letter_has_their_columns(spark: SparkSession, t
 _PEAK = """
 import re, sys
 from pathlib import Path
-from spark_jobs.dead_letters import DeadLetters
-from spark_jobs.writing import letters as reading
-from spark_jobs.writing.letters import LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetters
+from spark_jobs.dead_letters import reader as reading
+from spark_jobs.dead_letters.reader import LetterFilter
 
 def memory(name):
     return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

@@ -10,16 +10,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.dead_letter_jobs import NOT_OPEN, Corrections, Dismissal, DismissJob, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.redrive import NOT_OPEN, Corrections, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.dead_letters import DeadLetters
+from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, DeadLetters, LetterFilter
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.dismissal import Dismissal, DismissJob
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
-from spark_jobs.writing.letters import CORRECTED, DISMISSED, LetterFilter
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
@@ -46,7 +44,7 @@ class Lake:
             for number in range(30):
                 producer.send(b'{"id": ' if number in BROKEN else b'{"id": %d}' % number)
         self.ingest()
-        self.letters = DeadLetters.of(self.what)
+        self.letters = DeadLetters(self.what.table, group=self.what.group)
 
     def ingest(self) -> None:
         for _ in drain(self.spark, StreamSource(StreamUrl.parse(self.url)), self.what):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import SWITCHING
 from spark_jobs.mode_switch import _fence, switch_sharing

@@ -16,9 +16,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
 from spark_jobs import verify as module
-from spark_jobs.batches.adoption import adopt
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.claims.status import ClaimState
+from spark_jobs.batches.ledger_recovery import adopt
+from spark_jobs.claims.claim_state import ClaimState
 from spark_jobs.ledger import table_rows
 from spark_jobs.ledger.entries import CLAIMS, ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from spark_jobs.dead_letters.table import dead_letter_path
 from spark_jobs.ledger.entries import ClaimedRange, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_assets import (
     DEFAULT_CHECKS,
     StreamCheck,

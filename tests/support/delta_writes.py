@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.writing.sink import DeltaSink
+from spark_jobs.writing.delta_table import DeltaSink
 
 
 class Writes:

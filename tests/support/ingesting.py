@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Continues, Event, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import BatchJob, drain_batches, written_events
+from spark_jobs.batches.run_control import HeldSignals
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry

@@ -11,12 +11,11 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
-from spark_jobs.dead_letters import DeadLetters
+from spark_jobs.dead_letters.reader import DeadLetters, LetterReader, Span
+from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.writing.dead_letters import DeadLetterTable
-from spark_jobs.writing.letters import LetterReader, Span
 from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog

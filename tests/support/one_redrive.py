@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.redrive import Redrive, RedriveJob
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.options import Limits

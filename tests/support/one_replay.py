@@ -9,12 +9,11 @@ import os
 import signal
 from pathlib import Path
 
-from spark_jobs.batches import rewind as rewinding
+from spark_jobs.batches import replay as rewinding
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch

@@ -9,8 +9,7 @@ from typing import Any
 
 from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, BatchReport, Event, Ingestion, Waiting
 from spark_jobs.batches.job import BatchJob, reports_of
-from spark_jobs.batches.pace import Pace
-from spark_jobs.batches.retries import Retries
+from spark_jobs.batches.run_control import BatchSizer, Retries
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.options import Limits
 
@@ -26,7 +25,7 @@ class ScriptedJob(BatchJob):
         self.ingestion = Ingestion("lakehouse", "t")
         self.telemetry: Any = SimpleNamespace(planning=lambda: None)
         self.retries = retries or Retries(0)
-        self.pace = Pace(Limits())
+        self.sizer = BatchSizer(Limits())
 
     @abstractmethod
     def next(self) -> Any:

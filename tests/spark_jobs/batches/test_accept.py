@@ -15,14 +15,13 @@ from sensors.lag import measure
 from spark_jobs.batches import accept as accepting
 from spark_jobs.batches.accept import AcceptedEpoch, accept
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.mode_switch import switch_sharing
 from spark_jobs.verify import verify
-from spark_jobs.writing.sink import DeltaSink
+from spark_jobs.writing.delta_table import DeltaSink
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, StreamNotFoundError
 from stream_consumers.memory import forget_memory_broker
@@ -523,7 +522,7 @@ def test_members_that_claim_from_the_new_group_under_the_old_name_write_nothing(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:
     """A member looked into the ledger before the accept, and claims after another one has made the group."""
-    from spark_jobs.claims.job import ClaimJob
+    from spark_jobs.claims.claim_job import ClaimJob
 
     stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
     add_with_ids(stream, 10)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from spark_jobs.batches.adoption import plan_adoption
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ledger_recovery import plan_adoption
 from stream_consumers.create import open_batch_source
 from tests.support.ingesting import ingestion
 from tests.support.streams import shard, write_stream

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.adoption import adopt, plan_adoption
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ledger_recovery import adopt, plan_adoption
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, StreamNotFoundError, UnsupportedError
 from stream_consumers.options import ConsumerMode

@@ -16,9 +16,9 @@ from pyspark.sql import functions as f
 
 from spark_jobs.batches import bad_rows as filtering
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.rejection import reject

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.redrive import Redrive, RedriveJob
 from spark_jobs.decoding import isolation
 from stream_consumers.errors import DecoderCrashedError
 from stream_consumers.urls import StreamUrl

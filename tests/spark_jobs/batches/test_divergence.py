@@ -10,7 +10,7 @@ import pytest
 import redis
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from spark_jobs.batches.divergence import divergences
+from spark_jobs.batches.accept import divergences
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.decoding.decoders import Raw
 from stream_consumers.batches import Range

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.intervals import Intervals

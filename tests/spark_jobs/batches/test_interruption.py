@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.interruption import HeldSignals
+from spark_jobs.batches.run_control import HeldSignals
 from tests.support.command_line import run
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.killed_runs import logs, running
@@ -105,7 +105,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *, at:
             interrupt(number)
         return before
 
-    monkeypatch.setattr("spark_jobs.batches.interruption.signal.signal", changed)
+    monkeypatch.setattr("spark_jobs.batches.run_control.signal.signal", changed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import ingest
+from spark_jobs.batches import ingest_job
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Continues, Ingestion, Waiting
 from spark_jobs.batches.job import batch_events
-from spark_jobs.batches.linger import LONGEST_PAUSE_SECONDS, Linger
-from spark_jobs.batches.rewind import rewind
-from spark_jobs.claims import job
+from spark_jobs.batches.replay import rewind
+from spark_jobs.batches.run_control import LONGEST_POLL_SECONDS, IdleWait
+from spark_jobs.claims import claim_job
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.run_ingestion import drain, run_events
 from stream_consumers.batches import Range
@@ -49,8 +49,8 @@ class Time:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def linger(self, seconds: float) -> Linger:
-        return Linger(seconds, sleep=self.sleep, clock=lambda: self.now)
+    def idle_wait(self, seconds: float) -> IdleWait:
+        return IdleWait(seconds, sleep=self.sleep, clock=lambda: self.now)
 
 
 class Job(ScriptedJob):
@@ -77,20 +77,22 @@ class Job(ScriptedJob):
 def test_the_time_of_a_run_counts_from_its_beginning_and_the_batch_in_hand_is_finished() -> None:
     time = Time()
     jobs = Job(time, ["a", None, "b", "c", "d", "e", "f"])
-    linger = time.linger(25.0)
-    assert values_of(batch_events(jobs, linger=linger)) == ["a", "b", "c", "d", "e", "f"], "what is known is written"
-    assert linger.is_over
+    idle_wait = time.idle_wait(25.0)
+    assert values_of(batch_events(jobs, idle_wait=idle_wait)) == ["a", "b", "c", "d", "e", "f"], (
+        "what is known is written"
+    )
+    assert idle_wait.is_over
     assert time.pauses == [], "there was something at each look"
-    assert values_of(batch_events(Job(time, ["a"]), linger=linger)) == ["a"]
-    assert values_of(batch_events(Job(time, ["a", None, "b"]), linger=linger)) == ["a"], "it does not stay"
+    assert values_of(batch_events(Job(time, ["a"]), idle_wait=idle_wait)) == ["a"]
+    assert values_of(batch_events(Job(time, ["a", None, "b"]), idle_wait=idle_wait)) == ["a"], "it does not stay"
 
 
 def test_pauses_grow_to_a_fraction_of_a_second_and_the_last_one_ends_with_the_run() -> None:
     time = Time()
     jobs = Job(time, [])
-    events = list(batch_events(jobs, linger=time.linger(5.0)))
+    events = list(batch_events(jobs, idle_wait=time.idle_wait(5.0)))
     assert time.pauses[:3] == [0.02, 0.03, 0.045]
-    assert max(time.pauses) == LONGEST_PAUSE_SECONDS
+    assert max(time.pauses) == LONGEST_POLL_SECONDS
     assert time.now == pytest.approx(1005.0)
     assert events == [CONTINUES] * jobs.looks
     assert len(time.pauses) == jobs.looks
@@ -99,14 +101,14 @@ def test_pauses_grow_to_a_fraction_of_a_second_and_the_last_one_ends_with_the_ru
 def test_a_run_that_stays_stops_behind_its_last_batch() -> None:
     time = Time()
     jobs = Job(time, ["a", None, "b", "c"])
-    assert values_of(batch_events(jobs, max_batches=2, linger=time.linger(LONG))) == ["a", "b"]
+    assert values_of(batch_events(jobs, max_batches=2, idle_wait=time.idle_wait(LONG))) == ["a", "b"]
     assert jobs.looks == 1
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan"), True])
 def test_no_time_to_stay(seconds: float) -> None:
     with pytest.raises(InvalidOptionError, match="linger_seconds="):
-        Linger(seconds)
+        IdleWait(seconds)
 
 
 def test_a_stop_and_a_stay_do_not_go_together(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder
 def test_redis_is_followed_and_so_are_its_new_shards(
     spark: SparkSession, folder: Path, redis_address: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ingest, job):
+    for module in (ingest_job, claim_job):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     stream = Stream(redis_address, folder, mode=mode)
     stream.add(5)
@@ -238,7 +240,7 @@ def test_kafka_is_followed(spark: SparkSession, folder: Path, kafka: str, mode: 
 def test_a_partition_that_is_new_and_empty_holds_nothing_up(
     spark: SparkSession, folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
     topic, what = filled(spark, broker, folder, orders(10))
     acts = [
         lambda: broker.add_partitions(topic, 2),
@@ -253,7 +255,7 @@ def test_a_partition_that_is_new_and_empty_holds_nothing_up(
     ]
 
 
-@pytest.mark.parametrize("kind", [ingest.IngestJob, job.ClaimJob])
+@pytest.mark.parametrize("kind", [ingest_job.IngestJob, claim_job.ClaimJob])
 def test_a_run_that_waits_notices_that_its_server_has_ended(kind: type[Any]) -> None:
     def ended() -> None:
         raise SparkEndedError("the local Spark server of this run has ended", remedy="Run again.")
@@ -272,7 +274,7 @@ def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends
     url = StreamUrl.parse("memory://cheap/orders")
     broker = memory_broker(url)
     broker.append(shard(0), b'{"id": 1}')
-    monkeypatch.setattr(ingest, "LOOK_SECONDS", LONG)
+    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", LONG)
     reads: list[int] = []
     read = Ledger.read
     monkeypatch.setattr(Ledger, "read", lambda ledger: (reads.append(1), read(ledger))[1])
@@ -289,7 +291,7 @@ def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends
 def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
     url = write_stream(folder / "orders.ss", 40)
     what = ingestion(folder / "t", records=20)
 
@@ -310,7 +312,7 @@ def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays
 def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_asked_anew(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
     url = StreamUrl.parse("memory://deleted/orders")
     broker = memory_broker(url)
 

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Step
 from spark_jobs.batches.job import batch_events
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.run_ingestion import drain, run_events
 from stream_consumers.errors import BrokerUnavailableError
 from stream_consumers.kafka import membership

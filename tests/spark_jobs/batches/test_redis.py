@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Step
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import rewind
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.verify import verify

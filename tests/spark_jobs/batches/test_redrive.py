@@ -13,18 +13,18 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.batches import turns
+from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.dead_letters import DeadLetters, LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter
+from spark_jobs.dead_letters.table import LETTER_SCHEMA
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
-from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.options import ErrorPolicy, Limits
@@ -190,7 +190,7 @@ def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSe
 def test_a_replay_that_was_faster_leaves_nothing_to_do(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     done = []
 
@@ -213,7 +213,7 @@ def test_a_replay_that_was_faster_leaves_nothing_to_do(
 def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     lake.send(range(60, 80))
 
@@ -303,7 +303,7 @@ def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSessi
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
     assert sum(entry.messages for entry in entries) == len(FIXED), "none was redriven twice"
-    listed = DeadLetters.of(lake.strict).kinds(LetterFilter(is_all=True))
+    listed = DeadLetters(lake.strict.table, group=lake.strict.group).kinds(LetterFilter(is_all=True))
     assert [(kind.count, kind.replaced) for kind in listed] == [(0, len(FIXED)), (len(HOPELESS), 0)]
 
 

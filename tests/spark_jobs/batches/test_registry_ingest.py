@@ -16,9 +16,9 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, Step
-from spark_jobs.batches.linger import Linger
+from spark_jobs.batches.run_control import IdleWait
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.schema_registry import SchemaRegistry
@@ -152,7 +152,7 @@ def test_a_field_that_is_new_in_the_registry_is_a_column_from_the_next_batch_on(
     strict = pipe.having(table=str(folder / "strict"), errors=ErrorPolicy())
     strict.drain()
     with pipe.source.open() as source:
-        job = IngestJob(spark, source, pipe.ingestion, linger=Linger(3600.0))
+        job = IngestJob(spark, source, pipe.ingestion, idle_wait=IdleWait(3600.0))
         for message in (row(1), row(2)):
             batch = job.plan()
             assert batch is not None

@@ -14,8 +14,7 @@ from pyspark.sql import functions as f
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob
-from spark_jobs.batches.rewind import plan_moves, rewind
+from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, plan_moves, rewind
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify

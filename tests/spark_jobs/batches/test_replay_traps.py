@@ -14,17 +14,16 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches import turns
+from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
-from spark_jobs.writing.sink import DeltaSink, is_conflict
+from spark_jobs.writing.delta_table import DeltaSink, is_conflict
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -98,7 +97,7 @@ class Lake:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.05)
 
 
 @pytest.fixture

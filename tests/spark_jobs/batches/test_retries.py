@@ -13,7 +13,7 @@ import pytest
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion
 from spark_jobs.batches.job import batch_events, drain_batches
-from spark_jobs.batches.retries import Retries, result_of
+from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.writing.failures import raised_on_executor
 from stream_assets import RunLimits
 from stream_assets.config import StreamConfig

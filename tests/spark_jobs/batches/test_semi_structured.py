@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.redrive import Redrive, RedriveJob
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source

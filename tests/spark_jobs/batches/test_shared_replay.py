@@ -11,12 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import turns
+from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
@@ -43,7 +42,7 @@ MESSAGES = 90
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.05)
 
 
 class Group:

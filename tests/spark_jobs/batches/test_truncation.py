@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sensors.lag import measure
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import rewind
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.create import StreamSource, create_producer, open_batch_source

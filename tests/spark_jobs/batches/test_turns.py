@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import turns
+from spark_jobs.batches import target_table
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.turns import PATIENCE_SECONDS, TurnRequestedError, Turns
+from spark_jobs.batches.target_table import PATIENCE_SECONDS, TurnRequestedError, Turns
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
@@ -55,7 +55,7 @@ class Table:
 
 @pytest.fixture
 def table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(target_table, "PATIENCE_SECONDS", 1.0)
     return Table(folder / "t")
 
 
@@ -70,7 +70,7 @@ def test_a_request_is_waited_for_until_its_sequence_has_written(
     table: Table, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of another group, too: Delta does not tell their rows apart."""
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(target_table, "PATIENCE_SECONDS", PATIENCE_SECONDS)
     table.write("turn", group, "replay", 1)
     table.write("batch", "other", "main", 2)
     answer = threading.Timer(1.0, lambda: table.write("replay", group, "replay", 2))
@@ -104,7 +104,7 @@ def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
 def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.1)
     url = write_stream(folder / "orders.ss", 200)
     what = ingestion(folder / "t")
     drain(spark, url, what)
@@ -127,7 +127,7 @@ def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
         ingesting.join()
     asked = [record for record in caplog.records if "the others are asked to wait" in record.message]
     assert asked, "or it was no race"
-    told = [record for record in caplog.records if record.name == turns.__name__]
+    told = [record for record in caplog.records if record.name == target_table.__name__]
     assert len(told) <= 2 + 3 * len(reports), told
     drain(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")

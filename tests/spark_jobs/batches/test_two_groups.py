@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import writer
+from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import rewind
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
@@ -33,14 +33,14 @@ def stream_of_users(folder: Path) -> str:
 
 def after_check(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
     """Do something once, between the next look for other groups and the commit that follows it."""
-    look = writer.check_unwritten
+    look = target_table.check_unwritten
 
     def looking(*args: object, **options: object) -> None:
-        monkeypatch.setattr(writer, "check_unwritten", look)
+        monkeypatch.setattr(target_table, "check_unwritten", look)
         look(*args, **options)  # type: ignore[arg-type]
         action()
 
-    monkeypatch.setattr(writer, "check_unwritten", looking)
+    monkeypatch.setattr(target_table, "check_unwritten", looking)
 
 
 def assert_refused(spark: SparkSession, url: str, second: Ingestion) -> None:

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sensors.lag import measure
-from spark_jobs.batches import telemetry
+from spark_jobs.batches import job
 from spark_jobs.batches.ingestion import Batch, Step
-from spark_jobs.claims.job import ClaimJob
-from spark_jobs.claims.status import claim_state
+from spark_jobs.claims.claim_job import ClaimJob
+from spark_jobs.claims.claim_state import claim_state
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
@@ -168,7 +168,7 @@ def test_r2_trimmed_entries_in_the_backlog_of_a_dead_member_are_told_and_the_res
     stream.client.xdel(stream.keys[0], *ids[:2])
     wanted = stream.ingestion(errors=RECORD)
     measured = MeasuredSteps()
-    monkeypatch.setattr(telemetry, "recorders", lambda: Recorders([measured]))
+    monkeypatch.setattr(job, "recorders", lambda: Recorders([measured]))
     reports = stream.drain(spark, wanted)
     assert sum(len(report.entry.lost) for report in reports) == 1
     stream.assert_each_once()
@@ -840,7 +840,9 @@ def test_an_empty_name_whose_batch_the_log_forgot_is_removed(spark: SparkSession
     stream.drain(spark)
     stream.client.xgroup_createconsumer(stream.keys[0], stream.group, f"main/1/{BID}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spark_jobs.claims.status.ClaimStatuses.of", lambda _, names: dict.fromkeys(names, pytest.fail))
+        patch.setattr(
+            "spark_jobs.claims.claim_state.ClaimStatuses.of", lambda _, names: dict.fromkeys(names, pytest.fail)
+        )
         stream.add(1, first=5)
         stream.drain(spark)
     assert stream.consumers() == set()

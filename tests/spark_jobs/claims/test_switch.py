@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import mode_switch as sharing
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Step
-from spark_jobs.claims.job import ClaimJob
+from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.ledger.entries import CLAIMS
 from spark_jobs.mode_switch import switch_sharing
 from stream_consumers.create import StreamSource

@@ -11,12 +11,12 @@ import fastavro
 import pyarrow as pa
 import pytest
 
+from spark_jobs.dead_letters.reader import kind_of_reason
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Decoder, Text
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf
-from spark_jobs.writing.reasons import kind_of_reason
 from tests.support.arrow_columns import arrow_columns
 
 MARK = "Mallory"

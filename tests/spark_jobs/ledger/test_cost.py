@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.batches.replay import begun
+from spark_jobs.dead_letters.table import replacements
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.entries import MOST_REPLAYS, ShardState, Totals
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import MOST_VERSIONS, Ledger
-from spark_jobs.ledger.totals import MOST_REPLAYS, Totals
-from spark_jobs.writing.dead_letters import replacements
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog, made_entry

@@ -16,7 +16,7 @@ import pytest
 from spark_jobs import run_ingestion
 from spark_jobs.batches.ingestion import CONTINUES, Ingestion
 from spark_jobs.batches.job import drain_batches, reports_of
-from spark_jobs.batches.linger import Linger
+from spark_jobs.batches.run_control import IdleWait
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -124,7 +124,7 @@ def broker() -> Iterator[MemoryBroker]:
     forget_memory_broker(url)
 
 
-def member_of(folder: Path, *, linger: float, began: Callable[[], object] = lambda: None) -> SharedDrain:
+def member_of(folder: Path, *, idle_wait: float, began: Callable[[], object] = lambda: None) -> SharedDrain:
     made: list[Shard] = []
 
     def make_job(source: BatchSource, ingestion: Ingestion) -> Any:
@@ -136,7 +136,7 @@ def member_of(folder: Path, *, linger: float, began: Callable[[], object] = lamb
     member: Any = Both()
     source = StreamSource(StreamUrl.parse("memory://members/orders"))
     what = Ingestion("g", str(folder / "t"))
-    return SharedDrain(NO_SPARK, source, what, member, make_job, linger=Linger(linger), max_batches=5)
+    return SharedDrain(NO_SPARK, source, what, member, make_job, idle_wait=IdleWait(idle_wait), max_batches=5)
 
 
 def test_a_member_that_stays_follows_its_shards(folder: Path, broker: MemoryBroker) -> None:
@@ -149,7 +149,7 @@ def test_a_member_that_stays_follows_its_shards(folder: Path, broker: MemoryBrok
         if arrivals and len(found) + len(arrivals) == 5 and drain._shards() <= drain._done:
             broker.append(arrivals.pop(0), b"{}")
 
-    drain = member_of(folder, linger=600.0)
+    drain = member_of(folder, idle_wait=600.0)
     for report in reports_with(drain.events(), arrive):
         found.append(report.entry)
     assert sorted(found[:2]) == [("orders/0", 0, 1), ("orders/1", 0, 1)]
@@ -166,7 +166,7 @@ def test_a_member_that_stays_reads_again_what_a_restore_or_a_rewind_leaves_to_re
         if moves and drain._shards() <= drain._done and all(job._at for job in jobs.values()):
             jobs[moves.pop(0)]._at = 0
 
-    drain = member_of(folder, linger=600.0)
+    drain = member_of(folder, idle_wait=600.0)
     jobs: Any = drain._jobs
     ledger: Any = SimpleNamespace(read=lambda: SimpleNamespace(positions={s: job._at for s, job in jobs.items()}))
     drain._ledger = ledger
@@ -175,7 +175,7 @@ def test_a_member_that_stays_reads_again_what_a_restore_or_a_rewind_leaves_to_re
 
 
 def test_a_member_ends_when_its_time_is_over(folder: Path, broker: MemoryBroker) -> None:
-    drain = member_of(folder, linger=0.3)
+    drain = member_of(folder, idle_wait=0.3)
     events = list(drain.events())
     assert sum(event is not CONTINUES for event in events) == 2
     assert events.count(CONTINUES) > 2 + 3
@@ -190,10 +190,10 @@ def test_a_member_tells_what_it_has_written_before_it_waits_for_more(
     monkeypatch.setattr(run_ingestion, "wait", lambda running, *_: (begin.set(), wait(running, 60))[1])
     told_at_pauses: list[int] = []
     time = itertools.count()
-    drain = member_of(folder, linger=600.0, began=lambda: begin.wait(60))
+    drain = member_of(folder, idle_wait=600.0, began=lambda: begin.wait(60))
     written: Any = SimpleNamespace(read=lambda: SimpleNamespace(positions={ZERO: 1, ONE: 1}))
     drain._ledger = written
-    drain._linger = Linger(5, sleep=lambda _: told_at_pauses.append(len(found)), clock=lambda: next(time))
+    drain._idle_wait = IdleWait(5, sleep=lambda _: told_at_pauses.append(len(found)), clock=lambda: next(time))
     found: list[Any] = []
     for report in reports_of(drain.events()):
         found.append(report)
@@ -216,7 +216,7 @@ def test_a_member_that_is_asked_to_end_tells_what_it_finishes(folder: Path, brok
 
     thread = threading.Thread(target=end)
     thread.start()
-    drain = member_of(folder, linger=600.0, began=began)
+    drain = member_of(folder, idle_wait=600.0, began=began)
 
     def follow() -> None:
         for report in reports_of(drain.events()):
@@ -229,7 +229,7 @@ def test_a_member_that_is_asked_to_end_tells_what_it_finishes(folder: Path, brok
 
 
 def test_a_member_that_is_asked_to_end_while_it_plans_begins_no_batch(folder: Path, broker: MemoryBroker) -> None:
-    drain = member_of(folder, linger=600.0, began=pytest.fail)
+    drain = member_of(folder, idle_wait=600.0, began=pytest.fail)
 
     class Planning(ScriptedJob):
         def next(self) -> str:

@@ -11,11 +11,10 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import LedgerEntry, ShardState, Totals
 from spark_jobs.ledger.fold import fold, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import LastMessage, Range
 from stream_consumers.errors import LedgerTruncatedError, LedgerUnreadableError
 from stream_consumers.messages import Shard

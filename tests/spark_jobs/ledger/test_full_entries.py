@@ -13,10 +13,17 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import (
+    LARGEST_PLAIN,
+    LARGEST_UNPACKED,
+    ClaimedRange,
+    LedgerEntry,
+    ShardState,
+    pack,
+    unpack,
+)
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import FULL_EVERY, MOST_VERSIONS, Ledger, LedgerState
-from spark_jobs.ledger.packing import LARGEST_PLAIN, LARGEST_UNPACKED, pack, unpack
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, UnsupportedVersionError
 from stream_consumers.messages import Shard

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.rewind import Move, plan_moves
+from spark_jobs.batches.replay import Move, plan_moves
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState

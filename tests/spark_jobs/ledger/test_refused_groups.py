@@ -11,8 +11,9 @@ from deltalake import DeltaTable
 
 from spark_jobs.batches.accept import plan_accept
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Ingestion, losses_of_stream
-from spark_jobs.batches.rewind import Move, plan_moves
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.replay import Move, plan_moves
+from spark_jobs.batches.source_checks import losses_of_stream
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.entries import MOST_LOSSES, MOST_REPLAYS, LedgerEntry, ReplayProgress, Totals
 from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.totals import MOST_LOSSES, MOST_REPLAYS, ReplayProgress, Totals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 

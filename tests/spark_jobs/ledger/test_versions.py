@@ -12,10 +12,9 @@ from pyspark.sql import SparkSession
 
 from sensors.cursors import read_cursor, write_cursor
 from sensors.lag_sensor import LagCursor
-from spark_jobs.ledger.entries import FORMAT
+from spark_jobs.dead_letters.table import FORMATS
+from spark_jobs.ledger.entries import FORMAT, Totals
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.totals import Totals
-from spark_jobs.writing.dead_letters import FORMATS
 from stream_consumers.batches import Range
 from stream_consumers.errors import UnsupportedVersionError
 from stream_consumers.hints import known_places

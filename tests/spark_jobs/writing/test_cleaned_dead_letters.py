@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs.dead_letters.table import DeadLetterTable, Settlement
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.writing.dead_letters import DeadLetterTable, Settlement
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from tests.support.letter_tables import write_letters

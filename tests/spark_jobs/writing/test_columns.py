@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.writing.schema_changes import WIDENING, check_columns
+from spark_jobs.writing.schema_evolution import WIDENING, check_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import memory_broker
 from stream_consumers.messages import Shard

@@ -17,6 +17,7 @@ from spark_jobs import redaction
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import sql_name
+from spark_jobs.writing.delta_table import DeltaSink, is_conflict
 from spark_jobs.writing.failures import (
     FailedRowError,
     UnexplainedError,
@@ -26,7 +27,6 @@ from spark_jobs.writing.failures import (
     explain,
     explain_failed_read,
 )
-from spark_jobs.writing.sink import DeltaSink, is_conflict
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerUnavailableError,

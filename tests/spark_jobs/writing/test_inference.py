@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES
 from spark_jobs.reading.spark_types import arrow_schema, struct_type
-from spark_jobs.writing.inference import fitted, infer
+from spark_jobs.writing.schema_inference import fitted, infer
 from tests.support.payloads import NUMBERS, TIMES
 from tests.support.profiles import examples
 

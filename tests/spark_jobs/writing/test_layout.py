@@ -18,8 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.redrive import Redrive
+from spark_jobs.batches.dead_letter_jobs import Redrive
+from spark_jobs.dead_letters.reader import LetterReader, first_places, without_first
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.writing.letters import LetterReader, first_places, without_first
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
 from stream_consumers.errors import InvalidOptionError
 from tests.support.letter_tables import CLICKS, ORDERS, SECOND, Tables

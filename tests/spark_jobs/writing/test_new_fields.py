@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
@@ -21,7 +21,7 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import run_events
-from spark_jobs.writing import new_fields
+from spark_jobs.writing import schema_evolution
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import SchemaMismatchError
@@ -301,7 +301,7 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
 def test_names_that_are_ids_are_refused(
     spark: SparkSession, url: StreamUrl, what: Ingestion, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(new_fields, "MOST_FIELDS", 20)
+    monkeypatch.setattr(schema_evolution, "MOST_FIELDS", 20)
     send(url, *({"id": number, name.format(number): 1} for number in range(21)))
     with pytest.raises(SchemaMismatchError, match="messages have 21 fields that nobody has declared") as caught:
         drain(spark, str(url), what)
@@ -314,13 +314,13 @@ def test_names_that_are_ids_are_refused(
 def test_names_that_are_ids_are_counted_while_they_are_looked_at(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(new_fields, "MOST_FIELDS", 20)
+    monkeypatch.setattr(schema_evolution, "MOST_FIELDS", 20)
     decoder = Json("id BIGINT, known MAP<STRING, STRUCT<a: BIGINT>>")
     endless = (f'{{"user-{number}": 1, "by": {{"in-{number}": 1}}}}' for number in count())
     with pytest.raises(SchemaMismatchError, match="more than 200 fields"):
-        new_fields.seen_in(endless, decoder)
+        schema_evolution.seen_in(endless, decoder)
     keys = (f'{{"known": {{"u{number}": {{"b": 1}}}}, "new": {{"u{number}": [1]}}}}' for number in range(100_000))
-    assert new_fields.seen_in(keys, decoder).size() == 6, "the keys of maps are not kept"
+    assert schema_evolution.seen_in(keys, decoder).size() == 6, "the keys of maps are not kept"
 
 
 def test_a_replay_fills_new_columns_of_old_rows(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:

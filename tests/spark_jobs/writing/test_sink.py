@@ -11,7 +11,7 @@ import pytest
 
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.writing.sink import DeltaSink
+from spark_jobs.writing.delta_table import DeltaSink
 from stream_consumers.errors import StorageMismatchError, WriteError
 from tests.support.written_log import WrittenLog
 

@@ -11,9 +11,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import table_location
 from spark_jobs.batches.ingestion import Ingestion, Step
+from spark_jobs.dead_letters import table
 from spark_jobs.jars import LOG_STORE_CLASS
-from spark_jobs.writing import dead_letters, sink, storage
-from spark_jobs.writing.storage import check_log_store
+from spark_jobs.writing import delta_table
+from spark_jobs.writing.delta_table import check_log_store
 from stream_consumers.errors import InvalidOptionError, StorageMismatchError, Terminal, UnsafeStorageError
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.kafka_topics import Once
@@ -85,7 +86,7 @@ def test_a_session_of_ours_puts_local_commits_by_links(spark: SparkSession, fold
     url = write_stream(folder / "orders.ss", 10)
     what = ingestion(folder / "t")
     drain(spark, url, what)
-    assert storage.log_store_of(spark, what.table) == LOG_STORE_CLASS
+    assert delta_table.log_store_of(spark, what.table) == LOG_STORE_CLASS
     left = [file.name for file in (folder / "t" / "_delta_log").glob(".*")]
     assert not [name for name in left if name.endswith(".tmp")], "no draft is left"
     assert not [name for name in left if name.endswith(".json.crc")], "Hadoop has put a commit, by a rename"
@@ -123,9 +124,9 @@ def server_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def on_server(table: str) -> str:
         return f"file://{disk}{table_location.absolute_location(table)}"
 
-    for module in (sink, storage, dead_letters):
+    for module in (delta_table, table):
         monkeypatch.setattr(module, "spark_location", on_server)
-    for module in (storage, dead_letters):
+    for module in (delta_table, table):
         monkeypatch.setattr(module, "sql_name", lambda table: f"delta.`{on_server(table)}`")
     return disk
 

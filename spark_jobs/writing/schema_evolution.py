@@ -1,17 +1,25 @@
-"""Fields of JSON that nobody has declared become columns: with the types of the table, or of their values."""
+"""What becomes of columns that a table lacks, or has with another type: they are refused, added, or rescued.
+
+With ``schema_changes='add_columns'`` undeclared fields of JSON become columns, with the types of the table, or of their
+values. With ``'rescue'`` they go into one column, as JSON, so that nothing is lost and no column changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
+    IntegralType,
     LongType,
     MapType,
     StringType,
@@ -21,18 +29,23 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import Json, JsonMode, Watching
 from spark_jobs.decoding.json_documents import read_object
 from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen, is_name
-from spark_jobs.decoding.json_rescue import IN_ARRAY, IN_MAP, Path
+from spark_jobs.decoding.json_rescue import IN_ARRAY, IN_MAP, Path, united
 from spark_jobs.decoding.json_types import check_json_type
-from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, STREAM_TYPES
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns
 from spark_jobs.reading.sql_types import column_ddl
 from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.options import SchemaChanges, choice
 
+WIDENING = "delta.enableTypeWidening"
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_DIGITS = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
+"""Of the decimals that Delta widens them to."""
 MOST_FIELDS = 1000
 """At most this many undeclared fields become columns or fields of structs, or are known as fields that cannot."""
 MOST_KEPT = 10
@@ -45,6 +58,146 @@ _CHANGE_DATA_FEED = ("_change_type", "_commit_version", "_commit_timestamp")
 _SURELY_DOUBLE = 15
 _NUMBERS, _TIMES = {"whole number", "number"}, {"date", "time"}
 _TEXTS = {"text", *_TIMES}
+_OPTIONS = {
+    "ignoreNullFields": "true",
+    # Without these, times have milliseconds only, and the zone of whoever wrote them.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
+
+
+def check_columns(
+    rows: StructType, table: StructType | None, *, path: str, schema_changes: SchemaChanges | str, widens: bool = False
+) -> None:
+    """Refuse rows that do not fit the table before anything is read.
+
+    Args:
+        rows: the columns to write.
+        table: those of the table; ``None`` if it is new.
+        path: the table, for the message.
+        schema_changes: what may come in.
+        widens: whether the table lets its types be widened.
+
+    Raises:
+        SchemaMismatchError: listing the columns that do not fit.
+    """
+    chosen = choice(SchemaChanges, schema_changes, option="schema_changes")
+    _check_stream_columns(rows)
+    if table is None:
+        return
+    may_change = chosen is SchemaChanges.ADD_COLUMNS
+    changed: list[str] = []
+    wider: list[str] = []
+    new: list[str] = []
+    for name, found, wanted in _differences("", rows, table):
+        if wanted is None:
+            if name == RESCUED and chosen is SchemaChanges.RESCUE:
+                continue
+            new.append(f"{name} is not in the table")
+            continue
+        told = f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table"
+        (wider if is_wider(found, wanted) else changed).append(told)
+    problems = [*changed, *([] if may_change and widens else wider), *([] if may_change else new)]
+    if problems:
+        raise SchemaMismatchError(
+            f"the rows do not fit the table {path}: {'; '.join(problems)}",
+            remedy=_remedy(changed=bool(changed), wider=bool(wider), widens=widens, new=bool(new)),
+        )
+
+
+def check_places(table: StructType, *, path: str) -> None:
+    """Refuse a table of ours that says no more which message a row is from.
+
+    Raises:
+        SchemaMismatchError: naming the columns that it lacks.
+    """
+    lacking = [name for name in STREAM_COLUMNS if name not in table.names]
+    if lacking:
+        raise SchemaMismatchError(
+            f"the table {path} has no column {', '.join(lacking)} any more: somebody has renamed or dropped it",
+            remedy="Without it a replay would write its rows a second time. Give it its name back (ALTER TABLE … "
+            "RENAME COLUMN … TO …), or RESTORE the table to a version that has it.",
+        )
+
+
+def _remedy(*, changed: bool, wider: bool, widens: bool, new: bool) -> str:
+    if changed:
+        return (
+            "Change the transform or the schema; schema_changes='add_columns' lets new columns and fields in, and "
+            f"wider types where the table has {WIDENING}, but no other change of a type."
+        )
+    let_in = " and ".join(["new columns and fields"] * new + ["wider types"] * wider)
+    also = "" if widens or not wider else f", and the table's property {WIDENING}, which its readers have to support"
+    return f"Change the transform or the schema, or let {let_in} in with schema_changes='add_columns'{also}."
+
+
+def _check_stream_columns(rows: StructType) -> None:
+    lacking = [name for name in STREAM_COLUMNS if name not in rows.names]
+    if lacking:
+        raise SchemaMismatchError(
+            f"the transform drops {', '.join(lacking)}",
+            remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they tell which message a row is from.",
+        )
+    kinds = {name: rows[name].dataType.simpleString() for name in STREAM_COLUMNS}
+    other = [f"{name} is {kinds[name]}, not {kind}" for name, kind in STREAM_TYPES.items() if kinds[name] != kind]
+    if other:
+        raise SchemaMismatchError(
+            f"the transform changes the types of stream columns: {'; '.join(other)}",
+            remedy="Keep them as they are, and put what is made of them into columns of other names.",
+        )
+
+
+def lets_widen(properties: Mapping[str, str]) -> bool:
+    """Whether a table with these properties lets its types be widened.
+
+    Example:
+        >>> lets_widen({"delta.enableTypeWidening": "true"}), lets_widen({})
+        (True, False)
+    """
+    return properties.get(WIDENING, "").lower() == "true"
+
+
+def is_wider(found: DataType, wanted: DataType) -> bool:
+    """Whether Delta widens a column of the type ``wanted`` to ``found`` when rows are written.
+
+    As its protocol for type widening has it: integers to longer ones, to DOUBLE but for BIGINT, and to decimals that
+    hold all of them; FLOAT to DOUBLE; decimals to those with as many places on both sides or more.
+
+    Example:
+        >>> from pyspark.sql.types import IntegerType, LongType
+        >>> is_wider(LongType(), IntegerType()), is_wider(IntegerType(), LongType())
+        (True, False)
+        >>> is_wider(DecimalType(12, 2), IntegerType()), is_wider(DecimalType(11, 2), IntegerType())
+        (True, False)
+    """
+    to, of = found.simpleString(), wanted.simpleString()
+    if isinstance(found, DecimalType) and isinstance(wanted, (DecimalType, IntegralType)):
+        digits, scale = (wanted.precision, wanted.scale) if isinstance(wanted, DecimalType) else (_DIGITS[of], 0)
+        return found.scale >= scale and found.precision - found.scale >= digits - scale
+    if of in _INTEGERS and to in _INTEGERS:
+        return _INTEGERS.index(to) > _INTEGERS.index(of)
+    return to == "double" and of in ("float", *_INTEGERS[:3])
+
+
+def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[str, DataType, DataType | None]]:
+    """What is of another type in the table, or not in it: the name, and the types."""
+    if isinstance(rows, StructType) and isinstance(table, StructType):
+        known = {field.name.lower(): field.dataType for field in table.fields}
+        for field in rows.fields:
+            path = f"{name}.{field.name}" if name else field.name
+            wanted = known.get(field.name.lower())
+            if wanted is None:
+                yield path, field.dataType, None
+            else:
+                yield from _differences(path, field.dataType, wanted)
+    elif isinstance(rows, ArrayType) and isinstance(table, ArrayType):
+        yield from _differences(f"{name}[]", rows.elementType, table.elementType)
+    elif isinstance(rows, MapType) and isinstance(table, MapType):
+        yield from _differences(f"{name}.key", rows.keyType, table.keyType)
+        yield from _differences(f"{name}.value", rows.valueType, table.valueType)
+    elif rows.simpleString() != table.simpleString():
+        yield name, rows, table
 
 
 def with_columns_of(watching: Watching, table: StructType, *, computed: frozenset[str]) -> Watching:
@@ -286,3 +439,68 @@ def _paths(kind: DataType, prefix: str = "") -> frozenset[str]:
     if isinstance(kind, ArrayType):
         return _paths(kind.elementType, f"{prefix}[].")
     return _paths(kind.valueType, f"{prefix}{{}}.") if isinstance(kind, MapType) else frozenset()
+
+
+def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
+    """The same rows in the columns of the table, and in ``_rescued`` as a JSON object what it has no column for.
+
+    Fields that a struct of the table lacks are rescued, too, within an object of its name; those within arrays and maps
+    stay where they are, and do not fit. What is null is not rescued. What ``_rescued`` holds already stays in it.
+
+    Args:
+        rows: to be written.
+        table: the columns of the table; ``None`` if it is made of these rows.
+    """
+    columns = [(f.col(quoted(field.name)), field) for field in rows.schema.fields if field.name != RESCUED]
+    kept, rest = _parts(columns, table if table is not None else rows.schema)
+    if RESCUED not in rows.columns:
+        return rows.select(*kept, _object(rest).alias(RESCUED))
+    # A struct of the table may lack fields that the decoder has, and have others around it that it has not, either.
+    has_parts = len(kept) + len(rest) > len(columns)
+    return rows.select(*kept, _together(f.col(RESCUED), _object(rest), has_parts=has_parts).alias(RESCUED))
+
+
+def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tuple[list[Column], list[Column]]:
+    """What there is a place for, and what there is none for, each by its name."""
+    known = {field.name.lower(): field for field in own.fields}
+    kept: list[Column] = []
+    rest: list[Column] = []
+    for column, one in fields:
+        place = known.get(one.name.lower())
+        if place is None:
+            rest.append(column.alias(one.name))
+            continue
+        inside, outside = _divided(column, one, place)
+        kept.append(inside.alias(one.name, metadata=one.metadata))
+        rest += [outside.alias(one.name)] if outside is not None else []
+    return kept, rest
+
+
+def _divided(column: Column, field: StructField, own: StructField) -> tuple[Column, Column | None]:
+    """The part of a column that the table has a place for, and the other one, if there may be any."""
+    if not isinstance(field.dataType, StructType) or not isinstance(own.dataType, StructType):
+        return column, None
+    kept, rest = _parts([(column.getField(one.name), one) for one in field.dataType.fields], own.dataType)
+    if not rest:
+        return column, None
+    # An object in which nothing is left is none.
+    outside = f.when(f.to_json(f.struct(*rest), _OPTIONS) != "{}", f.struct(*rest))
+    whole = f.struct(*kept) if kept else f.lit(None).cast(own.dataType)
+    return f.when(column.isNotNull(), whole), outside
+
+
+def _object(columns: list[Column]) -> Column:
+    """A JSON object of those that are not null; null if all are."""
+    if not columns:
+        return f.lit(None).cast(StringType())
+    return f.nullif(f.to_json(f.struct(*columns), _OPTIONS), f.lit("{}"))
+
+
+def _together(first: Column, second: Column, *, has_parts: bool) -> Column:
+    """Two JSON objects in one; ``has_parts`` says that both may have an object of the same name."""
+    if has_parts:
+        # Without Arrow, Spark would look for its way in the annotations, and warn.
+        return f.udf(united, StringType(), useArrow=False)(first, second)
+    head = f.substring(first, 1, f.length(first) - 1)
+    both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))
+    return f.coalesce(f.when(first.isNotNull() & second.isNotNull(), both), first, second)

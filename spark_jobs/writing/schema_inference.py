@@ -1,4 +1,4 @@
-"""A schema for JSON payloads, made of a sample of them as schema evolution makes columns of new fields."""
+"""Infers a schema from a sample of JSON payloads, by the same rules by which undeclared fields become columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen
 from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.reading.sql_types import ddl
-from spark_jobs.writing.new_fields import columns_of
+from spark_jobs.writing.schema_evolution import columns_of
 from stream_consumers.readable import shortened
 from stream_consumers.wording import counted
 

@@ -37,9 +37,8 @@ from spark_jobs.ledger.table_rows import (
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL
 from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.table_location import spark_location, sql_name
+from spark_jobs.writing.delta_table import check_landed, is_conflict, read_table
 from spark_jobs.writing.failures import explain
-from spark_jobs.writing.sink import check_landed, is_conflict
-from spark_jobs.writing.storage import read_table
 from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
 from stream_consumers.versions import check_keys, check_version, newer

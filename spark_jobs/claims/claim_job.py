@@ -23,23 +23,13 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingest import LOOK_SECONDS
-from spark_jobs.batches.ingestion import (
-    Batch,
-    Ingestion,
-    Observer,
-    Step,
-    check_claims,
-    check_epochs,
-    check_sharing,
-    ignore_steps,
-    without_positions,
-)
-from spark_jobs.batches.job import BatchJob, parallelism, write_batch
-from spark_jobs.batches.pace import Pace
-from spark_jobs.batches.writer import OutdatedError, Written, check_unwritten, claim_streams, commit_empty, initialize
-from spark_jobs.claims.losses import ClaimLosses, OpenLoss, check_restored
-from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
+from spark_jobs.batches.ingest_job import LOOK_SECONDS
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.job import BatchJob, Written, parallelism, write_batch
+from spark_jobs.batches.run_control import BatchSizer
+from spark_jobs.batches.source_checks import check_claims, check_epochs, check_sharing, without_positions
+from spark_jobs.batches.target_table import OutdatedError, check_unwritten, claim_streams, commit_empty, initialize
+from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, OpenLoss, check_restored
 from spark_jobs.ledger.entries import ClaimedRange
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
@@ -86,7 +76,7 @@ class ClaimJob(BatchJob):
     ) -> None:
         super().__init__(spark, ingestion, url=claims.url, observer=observer)
         limits = ingestion.limits
-        self.pace = Pace(replace(limits, max_records=min(MOST_CLAIMED, limits.max_records)))
+        self.sizer = BatchSizer(replace(limits, max_records=min(MOST_CLAIMED, limits.max_records)))
         self.wait_seconds = min(1.0, claims.policy.min_idle_seconds / 4)
         self._parallelism = parallelism(spark)
         self._claims = claims
@@ -323,12 +313,12 @@ class ClaimJob(BatchJob):
             tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
             yield from (_Abandoned(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
             count += len(page)
-            if count >= self.pace.limits.max_records:
+            if count >= self.sizer.limits.max_records:
                 return
 
     def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
         """Step 3: fill a new name; from here on nothing is added to it."""
-        policy, limits = self._claims.policy, self.pace.limits
+        policy, limits = self._claims.policy, self.sizer.limits
         worst = max((one.entry.deliveries for one in abandoned), default=0)
         records = policy.most(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex

@@ -9,27 +9,22 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import (
-    NOTHING_TO_READ,
-    Batch,
-    Ingestion,
-    Observer,
-    Step,
+from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.job import SourceJob, Written
+from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
+from spark_jobs.batches.replay import last_copies_error
+from spark_jobs.batches.run_control import IdleWait
+from spark_jobs.batches.source_checks import (
     check_claims,
     check_epochs,
     check_loss,
     check_planned,
     check_sharing,
     check_source,
-    ignore_steps,
     lag,
     without_positions,
 )
-from spark_jobs.batches.job import SourceJob
-from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
-from spark_jobs.batches.linger import Linger
-from spark_jobs.batches.replay import last_copies_error
-from spark_jobs.batches.writer import Written, claim_streams, initialize
+from spark_jobs.batches.target_table import claim_streams, initialize
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
@@ -52,7 +47,7 @@ class IngestJob(SourceJob):
         observer: called at each step, for progress bars and for tests that kill the process there.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
-        linger: how long the job stays; whenever all up to the captured ends is in the table, they are captured anew.
+        idle_wait: how long the job stays; whenever all up to the captured ends is in the table, they are captured anew.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -72,14 +67,14 @@ class IngestJob(SourceJob):
         observer: Observer = ignore_steps,
         origin: Bound | None = None,
         stop: Bound | None = None,
-        linger: Linger | None = None,
+        idle_wait: IdleWait | None = None,
     ) -> None:
         super().__init__(spark, source, ingestion, observer=observer)
         self._extents: Mapping[Shard, Extent] | None = None
         self._origin = origin or Bound(edge=ingestion.start)
         self._stop = stop
         self._stops: Mapping[Shard, int] = {}
-        self._linger = linger or Linger()
+        self._idle_wait = idle_wait or IdleWait()
         self._resume: Resume | None = None
         self._version = -1
         self._look_at = 0.0
@@ -159,7 +154,7 @@ class IngestJob(SourceJob):
         # Without a table, or with one that was deleted meanwhile, the group starts where the stream does now.
         if state.newest is None:
             self._extents = None
-        if self._extents is None or (self._is_reached(state, self._extents) and not self._linger.is_over):
+        if self._extents is None or (self._is_reached(state, self._extents) and not self._idle_wait.is_over):
             extents = self._source.extents(resume=self._resume)
             # Only here: later another run may have moved the position beyond the captured end offset.
             group, is_first = self.ingestion.group, self._extents is None

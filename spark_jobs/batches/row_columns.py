@@ -1,7 +1,7 @@
-"""Which columns the rows of a run have, and whether they fit those of its table.
+"""Calls the transform, and checks that its rows fit the columns of the table.
 
-Both change while a run stays: a registry gets new schemas, messages have fields that nobody declared, and others alter
-the table.
+Both may change while a run stays: a registry gets new schemas, messages have undeclared fields, and other writers
+alter the table.
 """
 
 from __future__ import annotations
@@ -12,24 +12,36 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.transforms import transformed
+from spark_jobs.batches.ingestion import Ingestion, Transform
+from spark_jobs.decoding.ddl import first_twice
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.decoding.json_decoder import Json, Watching, watching
 from spark_jobs.decoding.json_inference import Seen
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.reading.rejection import Rejections, Treatment, let_pass
+from spark_jobs.reading.rejection import Rejections, Treatment, let_pass, treating
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
+from spark_jobs.reading.spark_types import plain_strings
+from spark_jobs.session import first_line
+from spark_jobs.writing.delta_table import read_table
+from spark_jobs.writing.failures import place_of, public_text
 from spark_jobs.writing.layout import register
-from spark_jobs.writing.new_fields import new_columns, seen_in, takes_any_name, with_columns_of, with_new_fields
-from spark_jobs.writing.rescue import rescue
-from spark_jobs.writing.schema_changes import check_columns, check_places, lets_widen
-from spark_jobs.writing.storage import read_table
-from stream_consumers.errors import SchemaMismatchError, TransformError
+from spark_jobs.writing.schema_evolution import (
+    check_columns,
+    check_places,
+    lets_widen,
+    new_columns,
+    rescue,
+    seen_in,
+    takes_any_name,
+    with_columns_of,
+    with_new_fields,
+)
+from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError
 from stream_consumers.options import SchemaChanges
 from stream_consumers.readable import printable, shortened
 from stream_consumers.urls import StreamUrl
@@ -37,6 +49,13 @@ from stream_consumers.urls import StreamUrl
 _log = logging.getLogger(__name__)
 # How many names a log line has, and of how many characters.
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 10, 100
+_CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
+# PySpark decides so when the decorator runs.
+_MADE_EARLY = (
+    "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
+    "the transform; or have such a Spark: SparkSessionResource(in_process=True), --in-process."
+)
+_NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
 class RowColumns:
@@ -253,3 +272,41 @@ def _few(names: Sequence[str]) -> str:
     """The first of these names, for a log line."""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(shortened(printable(name), _SHOWN_CHARACTERS) for name in names[:_SHOWN_NAMES]) + more
+
+
+def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatment = let_pass) -> DataFrame:
+    """The rows that the transform makes; the same rows without one.
+
+    Args:
+        rows: with the columns of the decoder and those of the stream.
+        transform: of the asset.
+        treatment: of what the transform rejects.
+
+    Raises:
+        TransformError: it raised, or makes a column twice.
+    """
+    if transform is None:
+        return rows
+    name = getattr(transform, "__name__", "transform")
+    try:
+        with treating(treatment):
+            result = transform(rows)
+        fields = result.schema.fields
+    except StreamAssetsError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        said = f": {public_text(error)}" if isinstance(error, PySparkException) else ""
+        failure = TransformError(
+            f"the transform {name!r} raised {type(error).__name__}{place_of(error)}{said}",
+            remedy=_MADE_EARLY if condition == _NO_SESSION else _CORRECT_IT,
+        )
+        failure.detail = first_line(error)
+        # Its text may hold values of rows, and Dagster keeps the text of each cause.
+        raise failure from None
+    if twice := first_twice(field.name for field in fields):
+        raise TransformError(
+            f"the transform {name!r} makes the column {twice!r} twice, whether in upper or lower case",
+            remedy=_CORRECT_IT,
+        )
+    return plain_strings(result, fields)

@@ -1,14 +1,19 @@
-"""A redrive: dead letters are decoded again, with the decoder of today, and those that can be become rows.
+"""Jobs that work off dead letters: a redrive decodes them again, a dismissal marks them as done with.
 
-It follows the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
+Both follow the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
 
- 1. It reads the dead-letter table, so that it does not matter whether the stream still holds the messages.
- 2. A batch replaces exactly the places of those that become rows now. That is what makes them count no longer as dead
-    letters, in the commit of their rows; the others are left as they are, each once.
- 3. There is nothing to remember: what is left to do is what still counts as a dead letter. One that was killed is done
-    again, and finds what it has not written.
+ 1. They read the dead-letter table, so that it does not matter whether the stream still holds the messages.
+ 2. A batch replaces exactly the places of its dead letters, in the transaction sequence of the replays. So of two jobs
+    that found the same dead letters one has to look again, and rows between the places stay.
+ 3. No progress is kept. What still counts as a dead letter, and is not dismissed, is left to do, so that a job that was
+    killed is run again.
 
-It takes the transaction numbers of the replays, so that of two that found the same dead letters one has to look again.
+A redrive replaces the places of those that become rows now, with today's decoder. That is what makes them count no
+longer as dead letters, in the commit of their rows; the others are left as they are, each once.
+
+A dismissal writes its dead letters into the dead-letter table once more, with who dismissed them and why, and no rows.
+A dead letter without a sequence has no place; its copy names the batch of the dead letter that it stands for. So the
+earlier dead letter counts no longer, the later one does, and a RESTORE takes a dismissal back like any other commit.
 """
 
 from __future__ import annotations
@@ -20,29 +25,41 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.job import BatchJob, Written, refused, write_recorded
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
-from spark_jobs.batches.writer import Written, refused
+from spark_jobs.batches.target_table import no_rows
+from spark_jobs.dead_letters.reader import (
+    MOST_BYTES,
+    MOST_LETTERS,
+    OTHER_REASONS,
+    DeadLetters,
+    LetterFilter,
+    LetterReader,
+    Places,
+    Span,
+    first_places,
+    kind_of_reason,
+    without_first,
+)
+from spark_jobs.dead_letters.table import RECORDED
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, by_shard, within
-from spark_jobs.writing.dead_letters import RECORDED
-from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
-from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
+from spark_jobs.ledger.table_rows import PLACE, by_shard, count_where, in_places, within
 from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, check_count
 from stream_consumers.urls import StreamUrl
 
-MOST_LETTERS = 10_000
-"""The most dead letters of a batch: each may be a term of the condition that says what is replaced."""
-MOST_BYTES = 16 * 1024 * 1024
-"""The most payload bytes of a batch: they go to Spark with the plan."""
+MOST_REDRIVEN = 10_000
+"""The most dead letters of a redriven batch: each may be a term of the condition that says what is replaced."""
+MOST_REDRIVEN_BYTES = 16 * 1024 * 1024
+"""The most payload bytes of a redriven batch: they go to Spark with the plan."""
 MOST_REASONS = 50
 NOT_OPEN = "there is no dead letter at its place that counts and is not dismissed"
 UNPLACED = "it has no sequence: its place in the stream is not known"
@@ -333,8 +350,8 @@ class RedriveJob(BatchJob):
 
     def _try_next(self) -> _Try | None:
         """Decode the next ones that still count, the same until :meth:`_done_with`; ``None`` if none is left."""
-        most = min(MOST_LETTERS, self.ingestion.limits.max_records)
-        max_bytes = min(MOST_BYTES, self.ingestion.limits.max_bytes)
+        most = min(MOST_REDRIVEN, self.ingestion.limits.max_records)
+        max_bytes = min(MOST_REDRIVEN_BYTES, self.ingestion.limits.max_bytes)
         while places := first_places(self._places_left(), most):
             messages = self._reader.messages(places, max_bytes=max_bytes)
             count = sum(map(len, places.values()))
@@ -413,3 +430,116 @@ def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) ->
 
 def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
     return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """Who dismisses dead letters, and why.
+
+    Args:
+        by: a person, or a run.
+        note: why.
+
+    Raises:
+        InvalidOptionError: one of them is empty.
+    """
+
+    by: str
+    note: str
+
+    def __post_init__(self) -> None:
+        for name, value in (("by", self.by), ("note", self.note)):
+            if not value.strip():
+                raise InvalidOptionError(f"{name} of a dismissal is empty", remedy=f"Say it: --{name} TEXT.")
+
+
+class DismissJob(BatchJob):
+    """Dismisses dead letters that count, some thousand in each commit; :func:`batch_events` runs it.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: the group, the table, and how long to retry.
+        wanted: which dead letters.
+        dismissal: by whom, and why.
+        limit: how many at most.
+        observer: called at each step.
+
+    Raises:
+        SparkSessionError: the session cannot write Delta tables.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        wanted: LetterFilter,
+        dismissal: Dismissal,
+        *,
+        limit: int | None = None,
+        observer: Observer = ignore_steps,
+    ) -> None:
+        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        # No stream is opened; the URL is for errors about one.
+        super().__init__(spark, own, url=StreamUrl("file", (ingestion.table,), ()), observer=observer)
+        self._wanted = wanted
+        self._dismissal = dismissal
+        self._left = limit
+
+    def plan(self) -> Batch | None:
+        """The next dead letters to dismiss; ``None`` if there are no more.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+        """
+        # The ledger before the dead letters: another run that has changed what they are in between took our number.
+        state = self.ledger.read()
+        check_replay(state, self.ingestion)
+        state = self.settled(state)
+        most = MOST_LETTERS if self._left is None else min(self._left, MOST_LETTERS)
+        letters = _open(self.ingestion, self._wanted, most) if most > 0 else None
+        if letters is None or not letters.num_rows:
+            return None
+        batches: Any = pc.if_else(letters.column("_sequence").is_valid(), None, letters.column("_batch"))
+        marked = letters.select(list(RECORDED)).append_column("dismisses", batches)
+        for name, value in (("dismissed_by", self._dismissal.by), ("note", self._dismissal.note)):
+            marked = marked.append_column(name, pa.array([value] * marked.num_rows, pa.string()))
+        return self._planned(
+            "dismiss",
+            state,
+            NOTHING_TO_READ,
+            identities={},
+            letters=marked,
+            places=intervals_of(letters.filter(letters.column("_sequence").is_valid())),
+            mode="replace",
+            dead=letters.num_rows,
+        )
+
+    def write(self, batch: Batch) -> Written | None:
+        """The dead letters, then a commit without rows."""
+        target, entry = self.target, self.target.entry(batch)
+        # Another run may have made rows of them since; Delta refuses what comes from here on.
+        is_free = count_where(self.ledger.log, in_places(entry.affected)) == 0
+        rows = no_rows(target.spark, self.ledger)
+        written = write_recorded(target, batch, entry, rows, {}) if is_free else None
+        if written is None:
+            self.lose_race()
+        return written
+
+    def finish(self, written: Written) -> Mapping[Shard, int]:
+        """The broker is not concerned."""
+        if self._left is not None:
+            self._left -= written.entry.dead
+        return {}
+
+
+def _open(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
+    """The first of those that are meant, one of each place, and all that have none."""
+    letters = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options)
+    parts = [letters.schema().empty_table()]
+    for part in letters.tables(replace(wanted, is_all=False, is_dismissed=False), limit=most):
+        frame = part.select(list(PLACE)).to_pandas()
+        is_meant = part.column("_sequence").is_null().to_numpy() | ~frame.duplicated().to_numpy()
+        parts.append(part.filter(pa.array(is_meant)))
+        if sum(part.nbytes for part in parts) > MOST_BYTES:
+            break
+    return pa.concat_tables(parts)

@@ -1,0 +1,328 @@
+"""How a run behaves over time: it retries outages, holds back signals, polls while it stays, and sizes its batches."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+from typing import Any, TypeVar
+
+from spark_jobs.batches.ingestion import Waiting
+from stream_consumers.errors import SparkEndedError, StreamAssetsError, Transient
+from stream_consumers.options import Limits, check_range
+
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+FINISH_SECONDS = 20.0
+"""How long a signal waits for the batch in hand."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHORTEST_POLL_SECONDS = 0.02
+LONGEST_POLL_SECONDS = 0.25
+_POLL_GROWTH = 1.5
+TARGET_SECONDS = 60.0
+"""How long a batch should take."""
+FEWEST_RECORDS = 1000
+MOST_CHANGE = 4.0
+"""The factor by which a batch may be larger or smaller than the one before it, so that one outlier changes little."""
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Retries:
+    """The budget for one outage: tries with growing pauses, until something succeeds or the time is over.
+
+    Only errors that are :class:`stream_consumers.errors.Transient` are retried. A retry repeats a whole step that
+    begins with a look into the ledger, like those of a new run. So an outage is no different from a run that was
+    killed and started again.
+
+    Args:
+        seconds: how long to retry from the first error on; 0 for not at all.
+        sleep: pauses; for tests.
+        clock: the time in seconds; for tests.
+
+    Example:
+        >>> from stream_consumers.errors import BrokerUnavailableError
+        >>> answers = iter([BrokerUnavailableError("kafka://a does not answer", remedy="Check it."), None, None])
+        >>> def ask():
+        ...     answer = next(answers)
+        ...     if answer is not None:
+        ...         raise answer
+        ...     return "the end is 7"
+        >>> result_of(Retries(60, sleep=lambda seconds: None, clock=lambda: 0.0).call(ask), print)
+        kafka://a does not answer. Check it. It is tried again in 1 s; tried for 0 s so far, of 60 s at most
+        'the end is 7'
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seconds = seconds
+        self._sleep = sleep
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Give the next outage the whole budget again, after something succeeded."""
+        self._since: float | None = None
+        self._tries = 0
+
+    def pause(self, error: StreamAssetsError) -> Iterator[Waiting]:
+        """Yield why the run waits, then wait for the next try.
+
+        Raises:
+            StreamAssetsError: the error, if it is not to be retried, or the budget is used up. Then it also says for
+                how long it was retried.
+        """
+        # A session of a Spark that has ended does not come back: the next run makes another one.
+        if not isinstance(error, Transient) or isinstance(error, SparkEndedError) or not self._seconds:
+            raise error
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        tried = now - self._since
+        left = self._seconds - tried
+        if left <= 0:
+            raise type(error)(
+                f"{error.what.rstrip('.')}, still after {self._tries} more tries in {tried:.0f} s",
+                remedy=error.remedy,
+                **error.facts,
+            ) from error
+        pause = min(FIRST_RETRY_SECONDS * 2**self._tries, LONGEST_RETRY_SECONDS)
+        # A server may say how long it refuses requests, and refuse for longer if it gets more of them.
+        asked = error.facts.get("retry_after")
+        pause = min(max(pause, asked) if isinstance(asked, int) else pause, left)
+        self._tries += 1
+        yield Waiting(
+            f"{error} It is tried again in {pause:.0f} s; tried for {tried:.0f} s so far, "
+            f"of {self._seconds:g} s at most"
+        )
+        self._sleep(pause)
+
+    def call(self, step: Callable[[], T]) -> Generator[Waiting, None, T]:
+        """Yield each wait; return what ``step`` returns, as soon as it does not fail.
+
+        Success does not give the budget back: that a plan can be made does not show that it can be read.
+
+        Raises:
+            StreamAssetsError: see :meth:`pause`.
+        """
+        while True:
+            try:
+                return step()
+            except StreamAssetsError as error:
+                yield from self.pause(error)
+
+
+def result_of(steps: Generator[Waiting, None, T], notify: Callable[[str], object] = _log.warning) -> T:
+    """Run steps to their end, for callers that yield no events themselves.
+
+    Args:
+        steps: like those of :meth:`Retries.call`.
+        notify: gets the reason of each wait.
+
+    Raises:
+        StreamAssetsError: whatever the steps raise.
+    """
+    while True:
+        try:
+            notify(next(steps).why)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+
+class HeldSignals:
+    """Holds SIGINT and SIGTERM back while it is entered, so that the batch in hand is finished; a context manager.
+
+    On exit they take effect as if they came just then: in Dagster the run is cancelled, in a script there is a
+    ``KeyboardInterrupt``, and where SIGTERM would end the process, a ``SystemExit`` with the exit code 143. A second
+    signal does not wait, nor does the first one for longer than the deadline, at which the batch is given up: nothing
+    of it is in the table, or all of it, and the next run sees which.
+
+    Only the main thread gets signals; in others nothing is held.
+
+    Args:
+        seconds: the deadline; the longest that a signal waits.
+
+    Example:
+        >>> with HeldSignals() as held:
+        ...     held.is_pending
+        False
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = FINISH_SECONDS if seconds is None else seconds
+        self._handlers: dict[int, Any] = {}
+        self._pending: int | None = None
+        self._is_entered = False
+        self._alarm: tuple[Any, tuple[float, float]] = signal.SIG_DFL, (0.0, 0.0)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a signal waits."""
+        return self._pending is not None
+
+    def __enter__(self) -> HeldSignals:
+        if threading.current_thread() is threading.main_thread():
+            known = {number: signal.getsignal(number) for number in _SIGNALS}
+            # A signal that is ignored, or whose handler is not of Python, stays as it is.
+            self._handlers = {n: handler for n, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+            try:
+                for number in self._handlers:
+                    signal.signal(number, self._hold)
+            except BaseException:
+                # A signal that came before is held, and __exit__ is not called.
+                self._deliver()
+                raise
+            self._is_entered = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_entered = False
+        self._deliver()
+
+    @contextmanager
+    def nothing_in_hand(self) -> Iterator[None]:
+        """For pauses: a signal that waits, or that comes meanwhile, takes effect at once."""
+        if not self._is_entered:
+            yield
+            return
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        if self._pending is not None:
+            self._deliver()
+            return
+        self._alarm = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+        self._pending = number
+        signal.signal(signal.SIGALRM, lambda *_: self._deliver())
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def _deliver(self) -> None:
+        # A signal is held until its handler is back, so that only then it is known whether one waits.
+        for number, handler in list(self._handlers.items()):
+            signal.signal(number, handler)
+            self._handlers.pop(number, None)
+        if self._pending is None:
+            return
+        handler, timer = self._alarm
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        pending, self._pending = self._pending, None
+        own = signal.getsignal(pending)
+        if callable(own):
+            own(pending, None)
+        else:
+            raise SystemExit(128 + pending)
+
+
+class IdleWait:
+    """How long a run stays for more messages, counted from now, however much of the time goes into writing.
+
+    When the time is over, the run writes what it knows of and ends, so that the next one begins with fresh memory and
+    the code of that moment.
+
+    Args:
+        seconds: 0 for a run that ends as soon as everything is in the table.
+        sleep: pauses; for tests.
+        clock: the time in seconds; for tests.
+
+    Raises:
+        InvalidOptionError: ``seconds`` is not a finite number of at least 0.
+
+    Example:
+        >>> now = iter(range(100))
+        >>> len(list(IdleWait(3, sleep=lambda seconds: None, clock=lambda: next(now)).polls()))
+        1
+        >>> list(IdleWait().polls())
+        []
+    """
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_range("linger_seconds", seconds)
+        self._sleep = sleep
+        self._clock = clock
+        self._end = clock() + seconds
+        self._is_staying = seconds > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run ends as soon as what it knows of is in the table."""
+        return not self._is_staying or self._clock() >= self._end
+
+    def polls(self) -> Iterator[None]:
+        """Yield when it is time to look for more, at pauses that grow to a quarter of a second, until it is over."""
+        pause = SHORTEST_POLL_SECONDS
+        while not self.is_over:
+            yield
+            self._sleep(min(pause, max(0.0, self._end - self._clock())))
+            pause = min(pause * _POLL_GROWTH, LONGEST_POLL_SECONDS)
+
+
+class BatchSizer:
+    """Adapts the size of a job's batches to a target time, within its limits.
+
+    The first batch is as large as the limits allow. One that took longer than the target makes the next one smaller, in
+    proportion, and one that was faster lets it grow again. So a slow transform, or a slow cluster, never works for an
+    hour on one batch, all of which would have to be repeated if the run ended in the middle of it.
+
+    Args:
+        limits: the most that a batch holds.
+        target_seconds: how long a batch may take.
+
+    Example:
+        >>> sizer = BatchSizer(Limits(max_records=100_000), target_seconds=10)
+        >>> sizer.limits.max_records
+        100000
+        >>> sizer.adapt(100_000, 20.0)
+        >>> sizer.limits.max_records
+        50000
+        >>> sizer.adapt(50_000, 8.0)
+        >>> sizer.limits.max_records
+        62500
+    """
+
+    def __init__(self, limits: Limits, *, target_seconds: float = TARGET_SECONDS) -> None:
+        self._limits = limits
+        self._target = target_seconds
+        self._records = limits.max_records
+
+    @property
+    def limits(self) -> Limits:
+        """Of the next batch."""
+        return replace(self._limits, max_records=self._records)
+
+    def adapt(self, records: int, seconds: float) -> None:
+        """Choose the size of the next batch, after one was written.
+
+        Args:
+            records: messages that it held, or at most held.
+            seconds: from its plan to its commit.
+        """
+        change = min(MOST_CHANGE, max(1 / MOST_CHANGE, self._target / max(seconds, 0.001)))
+        if change > 1 and records < self._records // 2:
+            # It was fast because there was little, which says nothing about a large one.
+            return
+        # Where the bytes are the limit it held fewer than it might have.
+        base = self._records if change > 1 else min(self._records, records)
+        # A small batch that was slow, like the first one of a cold session, says little about a large one.
+        fewest = max(FEWEST_RECORDS, int(self._records / MOST_CHANGE))
+        self._records = min(self._limits.max_records, max(fewest, int(base * change)))

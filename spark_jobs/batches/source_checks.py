@@ -1,0 +1,357 @@
+"""Checks before a batch is planned: is it still the stream, the group and the mode that the ledger remembers?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE
+from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.epochs import (
+    accept_remedy,
+    newest_epochs,
+    split_epoch,
+    truncation_remedy,
+)
+from stream_consumers.errors import (
+    DataLossError,
+    InvalidOptionError,
+    SourceRecreatedError,
+    SourceTruncatedError,
+)
+from stream_consumers.messages import Shard
+from stream_consumers.options import (
+    ConsumerMode,
+)
+from stream_consumers.urls import StreamUrl
+
+# Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.
+_SEQUENCES = {
+    ConsumerMode.REAL_TIME.value: "member",
+    ConsumerMode.RESUMABLE.value: "member",
+    ConsumerMode.LOAD_BALANCED.value: "shard",
+    CLAIMS: "claims",
+}
+
+
+def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Per shard, the messages to write: those behind what is covered, and those to replace; an upper bound."""
+    known = {shard: state.shards.get(shard, ShardState()) for shard in extents}
+    ends = {shard: s.covered.position for shard, s in known.items()}
+    starts = {shard: extents[shard].start if end is None else end for shard, end in ends.items()}
+    total = dict(source.count({shard: Range(start, extents[shard].end) for shard, start in starts.items()}))
+    for index in range(max((len(s.redo.ranges) for s in known.values()), default=0)):
+        parts = {shard: s.redo.ranges[index] for shard, s in known.items() if index < len(s.redo.ranges)}
+        for shard, count in source.count(parts).items():
+            total[shard] += count
+    return total
+
+
+def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse a group with other transaction sequences than ours: a batch in flight there would land next to ours.
+
+    Raises:
+        InvalidOptionError: with the mode of the group and the way to change it.
+    """
+    wanted = ingestion.sharing.value
+    if not state.sharing or _SEQUENCES.get(state.sharing) == _SEQUENCES[ingestion.sharing_mode]:
+        return
+    raise InvalidOptionError(
+        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {ingestion.sharing_mode}",
+        remedy=f"Change the group's mode with: stream-assets switch --to {wanted}; or use mode {state.sharing!r}."
+        if state.sharing not in (SWITCHING, LEAVING_CLAIMS)
+        else f"A switch was begun and not finished: run stream-assets switch --to {wanted}.",
+    )
+
+
+def without_positions(state: LedgerState, streams: Iterable[str]) -> frozenset[str]:
+    """Those of the streams in which the group has no position."""
+    return frozenset(streams) - {shard.stream for shard in state.shards}
+
+
+def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozenset[str], *, url: StreamUrl) -> None:
+    """One group a stream and table: a replace would take the rows of the other one away.
+
+    Args:
+        ingestion: group and table.
+        state: the ledger that the claim of the streams is planned from.
+        streams: those that the group begins with.
+        url: of the source, for the message.
+
+    Raises:
+        InvalidOptionError: another group writes one of them into the table.
+        LedgerTruncatedError: the log was cleaned, and rows of them are there: whose they are is unknown.
+    """
+    _refuse_other(ingestion, ingestion.ledger().other_group(streams, base=state.version), url=url)
+
+
+def check_claims(ingestion: Ingestion, state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
+    """Refuse a group that began with a stream at the same time as another one, and came second.
+
+    Delta accepts the first commits of both, since they share no transaction sequence. The look belongs to each plan
+    until a batch is written, because a run may be killed between its first commit and its look. It goes back to the
+    claim in the log, so that a plan asks only for the streams of which it writes something.
+
+    Args:
+        ingestion: group and table.
+        state: the ledger. A guess from the rows has no batch id and claims nothing, because it is written down first.
+        streams: those that are about to be written or moved; one that the group has written is not looked for again.
+        url: of the source, for the message.
+
+    Raises:
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_other_group`.
+    """
+    if state.newest is None or not state.newest.bid:
+        return
+    known: dict[str, list[ShardState]] = {}
+    for shard, one in state.shards.items():
+        known.setdefault(shard.stream, []).append(one)
+    claimed = frozenset(s for s in streams if s in known and not any(one.is_written for one in known[s]))
+    if claimed:
+        _refuse_other(ingestion, ingestion.ledger().earlier_claim(claimed), url=url)
+
+
+def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) -> None:
+    if other is not None:
+        raise InvalidOptionError(
+            f"group {other!r} already writes {url} into {ingestion.table}",
+            remedy=f"Use group {other!r}, or another table: a row is known by stream, shard and sequence only.",
+        )
+
+
+def losses(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
+    """What is gone from the stream of what comes next for the group.
+
+    Args:
+        source: the stream, by the names of its epochs, after :meth:`BatchSource.extents` with ``state.resume``.
+        state: the ledger.
+        extents: what the stream holds.
+    """
+    known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
+    gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
+    return source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
+
+
+def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:
+    """What a run would find of the stream: what is gone that the group has not read.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        ingestion: the group.
+        state: the ledger.
+
+    Raises:
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_claims`.
+        SourceRecreatedError, SourceTruncatedError: see :func:`check_source`.
+    """
+    extents, positions = source.extents(resume=state.resume), state.positions
+    unread = {shard.stream for shard, extent in extents.items() if positions.get(shard, extent.start) < extent.end}
+    check_claims(ingestion, state, unread, url=source.url)
+    check_source(source, ingestion.group, state, extents)
+    return losses(source, state, extents)
+
+
+def check_loss(
+    source: BatchSource, ingestion: Ingestion, lost: Mapping[Shard, Range], extents: Mapping[Shard, Extent]
+) -> None:
+    """Refuse to continue after a loss, unless it is to be recorded.
+
+    Args:
+        source: the stream, for the message.
+        ingestion: the group, and what to do about messages that are gone.
+        lost: what is gone that was not read.
+        extents: what the stream holds.
+
+    Raises:
+        DataLossError: with the numbers.
+    """
+    if not lost:
+        return
+    ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
+    error = DataLossError(
+        f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
+        remedy="The stream keeps them no longer. To skip them and continue, with the loss recorded in the table's "
+        "log and its dead letters, set on_data_loss='record'; or bring them back.",
+        **{
+            str(shard): f"committed {part.start}, earliest {part.end}, latest {extents[shard].end}"
+            for shard, part in sorted(lost.items())
+        },
+    )
+    ingestion.refuse_or_record(error)
+
+
+def check_source(
+    source: BatchSource,
+    group: str,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    *,
+    reads_last_messages: bool = True,
+) -> None:
+    """Refuse a stream that is not the one the ledger remembers, that was cut, or that ends before the position.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the stream holds.
+        reads_last_messages: look at the last message that was read of each shard, too.
+
+    Raises:
+        SourceRecreatedError: with both identities, or the position and the end.
+        SourceTruncatedError: with the last message that was read, and what stands in its place.
+    """
+    check_epochs(state, source.identities(), url=source.url)
+    for error in recreations(source, group, state, extents, reads_last_messages=reads_last_messages).values():
+        raise error
+
+
+def check_planned(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+    """Refuse a stream that was made again, or in which other messages stand in the place of those that were read.
+
+    Args:
+        source: the stream, by the names of its epochs, after a plan.
+        group: for the message.
+        state: the ledger.
+        extents: what the shards hold that are planned.
+
+    Raises:
+        SourceRecreatedError: with the position.
+        SourceTruncatedError: with the last message that was read, and what stands in its place.
+    """
+    positions = {shard: position for shard, position in state.positions.items() if shard in extents}
+    for error in _made_again(source, group, positions).values():
+        raise error
+    for truncation in truncations(source, group, state, extents).values():
+        raise truncation
+
+
+def _made_again(source: BatchSource, group: str, positions: Mapping[Shard, int]) -> Mapping[str, SourceRecreatedError]:
+    """The streams that were made again since these positions, where fingerprints do not show it."""
+    return {
+        shard.stream: SourceRecreatedError(
+            f"{shard} of {source.url} was deleted and made again since group {group!r} has read it: its entries "
+            "are counted anew, and what was not read before is gone",
+            remedy=accept_remedy(shard.stream),
+            position=positions[shard],
+        )
+        for shard in sorted(source.recreated(positions), reverse=True)
+    }
+
+
+def truncations(
+    source: BatchSource,
+    group: str,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    *,
+    reads_last_messages: bool = True,
+) -> Mapping[Shard, SourceTruncatedError]:
+    """For each shard that lost messages which were read, how that is known.
+
+    The last message that was read is compared with what the stream holds in its place. Leader epochs alone would miss a
+    broker that was restored to a snapshot, which may get the same epoch again; rows alone would miss the messages that
+    a transform drops. One fetch answers for all shards, so that plans ask each time, and need not detect a new leader
+    or a new connection.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the shards hold that are looked at.
+        reads_last_messages: look at the messages, not only at the ends.
+    """
+    known = {shard: last for shard, last in state.last_messages.items() if shard in extents}
+    positions = {shard: state.shards[shard].covered.position for shard in known}
+    # Up to the position: where the last messages of a range were none to read, others may be there now.
+    asked = {shard: Range(MIN_SEQUENCE, max(last.sequence + 1, positions[shard] or 0)) for shard, last in known.items()}
+    held = source.last_messages(asked) if reads_last_messages else {}
+    errors: dict[Shard, SourceTruncatedError] = {}
+    for shard, last in known.items():
+        position, end = positions[shard], extents[shard].end + extents[shard].blocked
+        found = held.get(shard)
+        if end <= last.sequence:
+            what = "ends before the last message that"
+        elif reads_last_messages and source.is_replaced(shard, last, found):
+            what = "holds other messages than"
+        else:
+            continue
+        errors[shard] = SourceTruncatedError(
+            f"{shard} of {source.url} {what} group {group!r} has read: the broker lost its newest messages",
+            remedy=truncation_remedy(shard.stream),
+            shard=str(shard),
+            sequence=last.sequence,
+            expected_timestamp_ms=last.timestamp_ms,
+            found_sequence=None if found is None else found.sequence,
+            found_timestamp_ms=None if found is None else found.timestamp_ms,
+            position=position,
+            end=end,
+        )
+    return errors
+
+
+def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
+    """Refuse to continue with streams whose next epoch was accepted meanwhile.
+
+    Raises:
+        SourceRecreatedError: with the name of the epoch.
+    """
+    for name in streams:
+        stream, epoch = split_epoch(name)
+        newest = newest_epochs(state.identities, [stream])[stream]
+        if split_epoch(newest)[1] > epoch:
+            raise SourceRecreatedError(
+                f"{url} was recreated, and accepted as {newest!r} while this run was at work on {name!r}",
+                remedy="Nothing was lost; run again.",
+            )
+
+
+def recreations(
+    source: BatchSource,
+    group: str,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    *,
+    reads_last_messages: bool = True,
+) -> Mapping[str, SourceRecreatedError]:
+    """For each epoch of the source that is another stream than the ledger remembers, or was cut, how that is known.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the stream holds.
+        reads_last_messages: see :func:`truncations`.
+    """
+    identities = source.identities()
+    found: dict[str, SourceRecreatedError] = {}
+    for name, identity in identities.items():
+        known = state.identities.get(name, identity)
+        if known != identity:
+            found[name] = SourceRecreatedError(
+                f"{source.url} is not the stream that group {group!r} has read so far as {name!r}",
+                remedy=accept_remedy(name),
+                ledger=known,
+                found=identity,
+            )
+    found = {**_made_again(source, group, state.positions), **found}
+    own = {shard: extent for shard, extent in extents.items() if shard.stream not in found}
+    cut = truncations(source, group, state, own, reads_last_messages=reads_last_messages)
+    for shard, truncation in cut.items():
+        found.setdefault(shard.stream, truncation)
+    for shard, known_shard in state.shards.items():
+        position = known_shard.covered.position or 0
+        end = extents[shard].end + extents[shard].blocked if shard in extents else None
+        if shard.stream in identities and (end is None or end < position) and position > 0:
+            found.setdefault(
+                shard.stream,
+                SourceRecreatedError(
+                    f"{source.url} ends before the position of group {group!r} in {shard}",
+                    remedy=f"The stream was cut or replaced. Bring it back. {accept_remedy(shard.stream)}",
+                    position=position,
+                    end=end,
+                ),
+            )
+    return found

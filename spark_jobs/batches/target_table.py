@@ -1,0 +1,359 @@
+"""The table as one transaction sequence writes it, and its commits without rows.
+
+A group begins with an empty commit, registers further streams with one, and takes numbers away from other sequences
+with one (:func:`commit_empty`). A replay also asks live ingestion with one to pause (:class:`Turns`), because Delta
+refuses a replace that finds another commit after its snapshot, whichever rows that has. Where ingestion commits every
+second, a replace of some seconds would never land. Ingestion sees the request before it plans its next batch, and waits
+until the replay has committed again, or the request is old. Correctness does not depend on a request: a run that does
+not see it, or waits no longer, only makes the replay try once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.batches.bad_rows import BadRowFilter
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, Waiting
+from spark_jobs.batches.row_columns import RowColumns
+from spark_jobs.batches.source_checks import check_other_group, without_positions
+from spark_jobs.dead_letters.table import DeadLetterTable
+from spark_jobs.decoding.isolation import prepare
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.session import check_session
+from spark_jobs.writing.delta_table import (
+    DeltaSink,
+    check_landed,
+    check_log_store,
+    check_unseen,
+    read_table,
+)
+from spark_jobs.writing.layout import create_table
+from stream_consumers.batches import LastMessage
+from stream_consumers.errors import (
+    InvalidOptionError,
+    StreamAssetsError,
+    WriteError,
+)
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+
+MAX_RACES = 20
+PATIENCE_SECONDS = 60.0
+"""How long to honour a request: the run that made it may have died."""
+ASK_AFTER = 2
+"""From this lost race on, the others are asked."""
+LONGEST_PAUSE_SECONDS = 5.0
+MOST_COMMITS = 200
+"""A request further back than this number of commits is not looked for."""
+_POLL_SECONDS = 0.2
+_log = logging.getLogger(__name__)
+
+
+class OutdatedError(Exception):
+    """What was known of the stream, or of the table, when the batch was planned is not true any more: plan again.
+
+    Args:
+        reason: the error, should it be so at each try.
+    """
+
+    def __init__(self, reason: StreamAssetsError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the batches of one transaction sequence go.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: what goes where.
+        url: of the source, for messages.
+        observer: called at each step.
+        ledger: of the table.
+        columns: of the rows.
+        filter: finds bad rows.
+    """
+
+    spark: SparkSession
+    ingestion: Ingestion
+    url: StreamUrl
+    observer: Observer
+    ledger: Ledger
+    columns: RowColumns
+    filter: BadRowFilter
+
+    @classmethod
+    def of(cls, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> Target:
+        """The target of an ingestion.
+
+        Raises:
+            SparkSessionError: the session cannot write Delta tables.
+            UnsafeStorageError: another driver could overwrite what this one writes.
+        """
+        _check_session(spark, ingestion)
+        if ingestion.driver_records:
+            prepare()
+        ledger = ingestion.ledger()
+        columns = RowColumns(spark, ingestion, ledger, url=url)
+        return cls(
+            spark, ingestion, url, observer, ledger, columns, BadRowFilter(spark, ingestion, ledger.log, columns)
+        )
+
+    @property
+    def dead_letters(self) -> DeadLetterTable:
+        """The table beside it."""
+        return self.ingestion.dead_letters()
+
+    @property
+    def sink(self) -> DeltaSink:
+        """Writes its rows."""
+        ingestion = self.ingestion
+        return DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.errors.schema_changes)
+
+    def entry(self, batch: Batch, **fields: Any) -> LedgerEntry:
+        """The batch metadata of a batch, with fields that are known after the read."""
+        known = {"bid": batch.bid, "transform": self.ingestion.transform_name, **batch.fields, **fields}
+        identities = {**batch.state.identities, **batch.identities}
+        return self.ledger.entry(batch.kind, batch.state, identities=identities, **known)
+
+
+def initialize(
+    target: Target,
+    state: LedgerState,
+    origin: Mapping[Shard, int],
+    *,
+    identities: Mapping[str, str],
+    last_messages: Mapping[Shard, LastMessage] | None = None,
+    hint: Mapping[str, object] | None = None,
+) -> None:
+    """The first commit of a group: empty, with the resolved origin, the last messages before it and a hint of it.
+
+    Raises:
+        OutdatedError: the table was made by another run meanwhile, and the group is not in it.
+    """
+    ingestion, log = target.ingestion, target.ledger.log
+    target.ledger.check_first(origin)
+    target.columns.check(state)
+    empty = target.columns.no_rows()
+    if state.version < 0:
+        check_unseen(target.spark, log)
+        if not ingestion.layout.is_plain:
+            create_table(target.spark, log, empty.schema, ingestion.layout)
+            state = target.ledger.read()
+    check_unwritten(target, state, identities)
+    fields = {"origin": origin, "switch": ingestion.sharing_mode, "last_messages": last_messages or {}, "hint": hint}
+    entry = target.entry(Batch("init", state, identities=identities, fields=fields))
+    failure = target.sink.try_write(empty, entry, creates=state.version < 0)
+    # A lost race to create the table shows in many ways; any entry of the group will do.
+    found = target.ledger.read().newest
+    check_landed(found, failure, spark=target.spark, log=log, bid=entry.bid)
+    if found is None:
+        raise OutdatedError(lost_races(target.ledger, ingestion))
+    target.observer(Step.INITIALIZED, None)
+
+
+def claim_streams(target: Target, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
+    """The first commit of a group with more streams: empty, with their origins, so that other groups see the claim.
+
+    Args:
+        target: the table.
+        origin: of the shards of these streams.
+        identities: of the streams that are read.
+
+    Raises:
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_unwritten`.
+        WriteError: Spark failed, or others were always faster.
+    """
+
+    def fields(state: LedgerState) -> Mapping[str, Any] | None:
+        begun = without_positions(state, (shard.stream for shard in origin))
+        check_unwritten(target, state, begun)
+        starts = {shard: start for shard, start in origin.items() if shard.stream in begun}
+        return {"origin": starts, "identities": {**state.identities, **identities}} if begun else None
+
+    commit_empty(target.spark, target.ingestion, "init", fields)
+
+
+def check_unwritten(target: Target, state: LedgerState, streams: Iterable[str]) -> None:
+    """Refuse to begin with a stream whose rows the table has already, by whatever writer.
+
+    A copy of a table (CREATE TABLE … AS SELECT, a clone, INSERT INTO) has the rows; the positions stayed in the log
+    of the table that it was made from, and to begin anew would write each message a second time.
+
+    Args:
+        target: the table.
+        state: the ledger; streams in which it has positions are fine.
+        streams: that are to be written.
+
+    Raises:
+        InvalidOptionError: another group writes them, or the rows are there and no positions are.
+        LedgerTruncatedError: the log was cleaned, so that whose rows they are is unknown.
+    """
+    begun, ingestion = without_positions(state, streams), target.ingestion
+    if not begun:
+        return
+    check_other_group(ingestion, state, begun, url=target.url)
+    snapshot = target.ledger.log.snapshot()
+    if snapshot is None or not snapshot.may_hold(begun):
+        return
+    table = read_table(target.spark, target.ledger.log)
+    if "_stream" in table.columns and not table.where(f.col("_stream").isin(*begun)).isEmpty():
+        raise InvalidOptionError(
+            f"{ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not tell how "
+            f"far group {ingestion.group!r} has read: a copy of a table has the rows, but no positions",
+            remedy=f"To continue behind these rows, run: stream-assets adopt --source {target.url} "
+            f"--table {ingestion.table} --group {ingestion.group}. If they are of something else, "
+            "ingest into another table.",
+        )
+
+
+def lost_races(ledger: Ledger, ingestion: Ingestion) -> WriteError:
+    """The error of a run that was never the first to write."""
+    return WriteError(
+        f"{ledger.app} lost {MAX_RACES} races for a commit to {ingestion.table} in a row",
+        remedy="Other runs of the same group are faster; this one stops. Limit the group to one run at a time.",
+    )
+
+
+def _check_session(spark: SparkSession, ingestion: Ingestion) -> None:
+    check_session(spark)
+    check_log_store(spark, ingestion.table, single_writer=ingestion.single_writer)
+
+
+def commit_empty(
+    spark: SparkSession,
+    ingestion: Ingestion,
+    kind: str,
+    fields: Callable[[LedgerState], Mapping[str, Any] | None],
+    *,
+    read: Callable[[], LedgerState] | None = None,
+) -> None:
+    """Take the next number of a transaction sequence with a commit without rows.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: group, table, and the member or the shard whose sequence it is.
+        kind: of the entry.
+        fields: more fields of :class:`spark_jobs.ledger.entries.LedgerEntry`, for the ledger as it is at each attempt;
+            ``None`` if there is nothing to commit any more.
+        read: gives the state of the ledger where its log was cleaned.
+
+    Raises:
+        WriteError: Spark failed, or others were always faster.
+    """
+    _check_session(spark, ingestion)
+    ledger, sink = ingestion.ledger(), DeltaSink(ingestion.table)
+    rows = no_rows(spark, ledger)
+    for _ in range(MAX_RACES):
+        state = (read or ledger.read)()
+        more = fields(state)
+        if more is None:
+            return
+        if sink.commit(rows, ledger.entry(kind, state, **more), ledger=ledger) is not None:
+            return
+    raise lost_races(ledger, ingestion)
+
+
+def no_rows(spark: SparkSession, ledger: Ledger) -> DataFrame:
+    """No rows, with the columns that a commit to the table needs."""
+    snapshot = ledger.log.snapshot()
+    # Delta takes no rows that have a column whose identities it makes, not even none.
+    computed = snapshot.computed_columns if snapshot else frozenset[str]()
+    return read_table(spark, ledger.log).limit(0).drop(*computed)
+
+
+class TurnRequestedError(Exception):
+    """Another run has asked for its turn, so that no batch is planned now.
+
+    Args:
+        version: of the table, where the request is.
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+
+class Turns:
+    """The turns of one run in one table.
+
+    Args:
+        spark: commits requests.
+        ingestion: group, table, and the member or the shard whose transaction sequence it is.
+        ledger: of that sequence.
+    """
+
+    def __init__(self, spark: SparkSession, ingestion: Ingestion, ledger: Ledger) -> None:
+        self._spark = spark
+        self._ingestion = ingestion
+        self._ledger = ledger
+        self._lost = 0
+        # A request from a clock that is ahead would be waited for again and again.
+        self._waited_for = -1
+
+    def check(self, version: int) -> None:
+        """Before a batch is planned: let a run that asked go first.
+
+        Args:
+            version: of the table as it was read for the plan.
+
+        Raises:
+            TurnRequestedError: a run has asked; :meth:`wait`, and read the table again.
+        """
+        asked = self._request(range(version, self._waited_for, -1))
+        if asked is not None:
+            raise TurnRequestedError(asked)
+
+    def wait(self, asked: int) -> Iterator[Waiting]:
+        """Yield why this run waits, then wait until the run that asked has committed, or the request is old."""
+        yield Waiting(
+            f"a run that replaces rows of {self._ingestion.table} has asked for its turn (version {asked}); this one "
+            f"waits until that has written, up to {PATIENCE_SECONDS:g} s"
+        )
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        request: int | None = asked
+        while request is not None and time.monotonic() < deadline:
+            self._waited_for = request
+            time.sleep(_POLL_SECONDS)
+            request = self._request(self._ledger.log.newest_versions(after=self._waited_for - 1))
+
+    def ask(self) -> None:
+        """After a lost race: wait a moment; after another one, make the others wait.
+
+        Raises:
+            WriteError: the request cannot be committed.
+        """
+        self._lost += 1
+        what = f"another run wrote to {self._ingestion.table} while this one replaced rows in it"
+        if self._lost < ASK_AFTER:
+            pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
+            _log.warning("%s; it is tried again in %.1f s", what, pause)
+            time.sleep(pause)
+            return
+        _log.warning("%s; the others are asked to wait, and it is tried again", what)
+        commit_empty(self._spark, self._ingestion, "turn", lambda state: {})
+
+    def _request(self, newest_first: range) -> int | None:
+        """The version of the newest request that is neither answered nor old; ``None`` if there is none."""
+        oldest = (time.time() - PATIENCE_SECONDS) * 1000
+        answered = {self._ledger.app}
+        for version in newest_first[:MOST_COMMITS]:
+            commit = self._ledger.log.commit(version)
+            if commit is None or (commit.timestamp_ms or 0) < oldest:
+                return None
+            entry = commit.entry
+            if entry is not None and entry.app not in answered:
+                if entry.kind == "turn":
+                    return version
+                answered.add(entry.app)
+        return None
