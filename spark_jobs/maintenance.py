@@ -18,7 +18,7 @@ from pyspark.sql import Row, SparkSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import KEEPER
+from spark_jobs.ledger.entries import KEEPER, EntryFields
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
 from spark_jobs.reading.sql_types import properties
 from spark_jobs.session import check_session
@@ -100,7 +100,7 @@ def keep_alive(spark: SparkSession, ingestion: Ingestion) -> bool:
     own = replace(ingestion, member=KEEPER, shard=None)
     is_kept = False
 
-    def fields(state: LedgerState) -> Mapping[str, object] | None:
+    def fields(state: LedgerState) -> EntryFields | None:
         nonlocal is_kept
         is_kept = _is_old(state, own.ledger().log)
         return {} if is_kept else None

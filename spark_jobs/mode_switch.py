@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, check_restored, moved_forwards, skipped_entries
-from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.epochs import split_epoch
@@ -122,7 +122,9 @@ def _fence(
     ranges: Mapping[Shard, Range] | None = None,
     hint: Mapping[str, object] | None = None,
 ) -> None:
-    more = {"switch": switch, "ranges": ranges or {}} | ({"hint": hint} if hint else {})
+    more = EntryFields(switch=switch, ranges=ranges or {})
+    if hint:
+        more["hint"] = hint
     commit_empty(spark, ingestion, "fence", lambda state: more)
 
 

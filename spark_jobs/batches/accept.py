@@ -25,9 +25,9 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_claims, recreations, truncations
+from spark_jobs.batches.source_checks import check_only_group, recreations, truncations
 from spark_jobs.batches.target_table import commit_empty
-from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, NO_MOMENTS, ROW_MOMENT, compared, in_ranges, moments_of, scan
@@ -105,7 +105,7 @@ def plan_accept(
         if not found:
             return []
     wanted = _wanted(epochs, names, frozenset(found))
-    check_claims(ingestion, state, wanted, url=source.url)
+    check_only_group(ingestion, state, wanted, url=source.url)
     return [
         _continued(current, ingestion, state, extents, name)
         if isinstance(found[name], SourceTruncatedError)
@@ -233,20 +233,20 @@ def accept(
     _check_begun(ingestion.ledger().read(), ingestion)
     accepted: list[AcceptedEpoch] = []
 
-    def fields(state: LedgerState) -> Mapping[str, object] | None:
+    def fields(state: LedgerState) -> EntryFields | None:
         # The ledger first: an identity that was asked for earlier may have been accepted meanwhile.
         accepted[:] = plan_accept(source, ingestion, state, epochs=epochs, claims=claims, is_cut=is_cut)
         if not accepted:
             return None
         names = newest_epochs([*state.identities, *(one.name for one in accepted)], source.url.required_streams())
         origin = {shard: start for one in accepted for shard, start in one.origin.items()}
-        return {
-            "identities": {**state.identities, **{one.name: one.identity for one in accepted}},
-            "origin": origin,
-            "hint": named(source, names).hint(origin, state.hint),
-            "ended": {shard: end for one in accepted for shard, end in one.ended.items()},
-            "last_messages": {shard: last for one in accepted for shard, last in one.last_messages.items()},
-        }
+        return EntryFields(
+            identities={**state.identities, **{one.name: one.identity for one in accepted}},
+            origin=origin,
+            hint=named(source, names).hint(origin, state.hint),
+            ended={shard: end for one in accepted for shard, end in one.ended.items()},
+            last_messages={shard: last for one in accepted for shard, last in one.last_messages.items()},
+        )
 
     commit_empty(spark, replace(ingestion, member="main", shard=None), "accept", fields)
     return accepted

@@ -122,18 +122,21 @@ class BadRowFilter:
         """Whether messages that can be decoded may become dead letters, which have their payloads."""
         return self.makes_dead_letters or self._columns.may_reject
 
-    def judge(self, frame: DataFrame, cached: Cached) -> _Judged:
-        """Find what is bad.
+    def judge(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Judged | None:
+        """Find the bad messages and rows; ``None`` if payloads are needed for that and were not kept.
 
         Args:
             frame: what was read, in Spark's cache.
-            cached: what is computed on the way is kept there.
+            cached: keeps what is computed on the way.
+            has_payloads: whether all messages of the frame have their payloads, which dead letters need.
 
         Raises:
             TransformError: it fails for more than :data:`MOST_FAILING` messages, or not because of single messages; or
                 for one, if that is to fail the run.
         """
         rows, rejected = self._columns.rejections(frame)
+        if rejected is not None and not has_payloads:
+            return None
         if rejected is not None:
             frame = self._tried(frame, cached, self._rejected, self._without_rejected)
             rows = self._columns.rows(frame)

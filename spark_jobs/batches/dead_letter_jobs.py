@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.job import BatchJob, Written, refused, write_recorded
+from spark_jobs.batches.job import BatchJob, Written, commit_recorded, refused_messages
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
@@ -254,7 +254,7 @@ class RedriveJob(BatchJob):
         InvalidOptionError: no dead letter can be meant.
     """
 
-    asks_for_turn = True
+    asks_others_to_yield = True
 
     def __init__(
         self,
@@ -388,7 +388,7 @@ class RedriveJob(BatchJob):
             return _Try(count, messages, {}, outcome)
         decoded = pa.Table.from_batches(self.target.columns.source.decode(messages.to_batches()))
         read = _kept(messages, decoded.column("_error"), outcome)
-        rejected = refused(self.target, _plan_of(read)) if read.num_rows else {}
+        rejected = refused_messages(self.target, _plan_of(read)) if read.num_rows else {}
         if rejected:
             reasons = [rejected.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
             read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
@@ -520,7 +520,7 @@ class DismissJob(BatchJob):
         # Another run may have made rows of them since; Delta refuses what comes from here on.
         is_free = count_where(self.ledger.log, in_places(entry.affected)) == 0
         rows = no_rows(target.spark, self.ledger)
-        written = write_recorded(target, batch, entry, rows, {}) if is_free else None
+        written = commit_recorded(target, batch, entry, rows, {}) if is_free else None
         if written is None:
             self.lose_race()
         return written

@@ -15,16 +15,16 @@ from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_r
 from spark_jobs.batches.replay import last_copies_error
 from spark_jobs.batches.run_control import IdleWait
 from spark_jobs.batches.source_checks import (
-    check_claims,
     check_epochs,
     check_loss,
+    check_only_group,
     check_planned,
     check_sharing,
     check_source,
     lag,
     without_positions,
 )
-from spark_jobs.batches.target_table import claim_streams, initialize
+from spark_jobs.batches.target_table import YieldTo, initialize, register_streams
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
@@ -80,7 +80,7 @@ class IngestJob(SourceJob):
         self._look_at = 0.0
         self._is_drained = False
 
-    def plan(self) -> Batch | None:
+    def plan(self) -> Batch | YieldTo | None:
         """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured ends is in the table.
 
         Raises:
@@ -93,7 +93,8 @@ class IngestJob(SourceJob):
             if is_recovered:
                 keep(self.target.spark, self._source, self.ingestion, state)
                 continue
-            self.turns.check(state.version)
+            if (asked := self.yields.open(state.version)) is not None:
+                return asked
             check_sharing(state, self.ingestion)
             check_epochs(state, self._identities, url=self._source.url)
             extents = self._captured(state)
@@ -104,9 +105,9 @@ class IngestJob(SourceJob):
                 continue
             self.target.columns.check(state)
             settled = self._reconcile(state)
-            # Of all shards, also where each has a sequence of its own: the claim says where each of them begins.
+            # Of all shards, also where each has a sequence of its own: this commit says where each of them begins.
             if begun := self._begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
-                claim_streams(self.target, begun, identities=self._identities)
+                register_streams(self.target, begun, identities=self._identities)
                 continue
             batch = self._plan(settled, self._own(extents))
             self._is_drained = batch is None
@@ -187,7 +188,7 @@ class IngestJob(SourceJob):
         initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
 
     def _begun(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-        """Where the shards start of streams that the group has not claimed yet, and that hold something."""
+        """Where the shards start of streams that the group has not begun yet, and that hold something."""
         held = {shard.stream for shard, extent in extents.items() if extent.start < self._end(shard, extent)}
         begun = without_positions(state, held)
         return {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
@@ -223,7 +224,7 @@ class IngestJob(SourceJob):
             plan = self._plan_ranges(gaps)
         if plan is None:
             return None
-        check_claims(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
+        check_only_group(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
         # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
         before = {shard: Range(MIN_SEQUENCE, part.end) for shard, part in plan.ranges.items()}
         last = {} if redo else self._source.last_messages(before)

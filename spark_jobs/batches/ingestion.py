@@ -16,7 +16,7 @@ from spark_jobs.dead_letters.table import DeadLetterTable, dead_letter_path
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import CLAIMS, LedgerEntry
+from spark_jobs.ledger.entries import CLAIMS, EntryFields, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
@@ -82,7 +82,7 @@ class Batch:
         state: the ledger that it was planned from.
         plan: how to read it.
         bid: its batch id.
-        fields: what the entry says that is known before the read, by the names of the fields of :class:`LedgerEntry`.
+        fields: of the entry, as far as they are known before the read.
         identities: the fingerprint of each stream that is read.
         doubtful: where messages may be in the table already, so that the write has to look.
         letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
@@ -93,7 +93,7 @@ class Batch:
     state: LedgerState
     plan: BatchPlan = NOTHING_TO_READ
     bid: str = field(default_factory=lambda: uuid.uuid4().hex)
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: EntryFields = field(default_factory=EntryFields)
     identities: Mapping[str, str] = field(default_factory=dict)
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
     letters: pa.Table | None = field(default=None, repr=False)

@@ -1,14 +1,19 @@
 """The way of a batch, which ingestion, replays, redrives, claims and dismissals share.
 
-:func:`batch_events` is the protocol of :mod:`spark_jobs.batches`, top to bottom:
+This module reads from top to bottom as a batch goes. The numbers are the steps of :mod:`spark_jobs.batches`:
 
-    1 to 4  plan      a frozen :class:`Batch`, made from one snapshot of the ledger
-    5 to 7  write     :func:`write_batch`: read, split into rows and dead letters, write both, verify
-    8       finish    commit to the broker
-            yield     the batch, which is in the table; and before it, and between tries, why the run goes on or waits
+    batch_events              the loop of a run
+      _next_batch       1-4   plan: :meth:`BatchJob.plan` makes a frozen :class:`Batch` from one snapshot of the ledger
+      written_events          what follows the plan
+        write_batch     5-7   one pass if the batch is expected to be clean, otherwise:
+          read_batch            read the messages, and split them into rows and dead letters
+          commit_batch          write the dead letters, then the rows, and look whether the commit landed
+        BatchJob.finish   8   commit the position to the broker
+        BatchJob.report       the event that the loop yields
 
-How a batch is written is a value of it: ``append``, or ``replace`` of its ranges or places (``mode`` of its entry).
-What the jobs differ in is how they plan, and what they do when a batch is in the table.
+How a batch is written is a value of it: ``append``, or ``replace`` of its ranges or places (``mode`` of its entry). The
+jobs differ in how they plan, and in what they do when a batch is in the table. A plan never calls the loop back: it
+returns a batch, :class:`YieldTo` if another run asked to go first, or ``None`` if nothing is left.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -32,11 +37,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_jobs.batches.bad_rows import Cached, FilteredBatch, caching
 from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
 from spark_jobs.batches.run_control import BatchSizer, HeldSignals, IdleWait, Retries
-from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, TurnRequestedError, Turns, lost_races
+from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, YieldRequests, YieldTo, lost_races
 from spark_jobs.dead_letters.table import LETTER_SCHEMA, NotCounting, Settlement, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.ledger.entries import MODES, LedgerEntry
+from spark_jobs.ledger.entries import MODES, EntryFields, LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
@@ -71,18 +76,21 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 STANDBY_SECONDS = 600.0
-"""How long a run waits for what other members hold."""
+"""How long a run waits for messages that other members hold."""
 _log = logging.getLogger(__name__)
 
 
 class BatchJob(ABC):
-    """What is written into a table, batch by batch: :func:`batch_events` runs it.
+    """Plans and finishes the batches of a table; :func:`batch_events` runs it.
 
     Args:
         spark: a session that can write Delta tables.
-        ingestion: what goes where.
-        url: of the stream, for messages.
+        ingestion: source, table and options.
+        url: of the stream, for error messages.
         observer: called at each step, for progress bars and for tests that kill the process there.
 
     Raises:
@@ -90,9 +98,9 @@ class BatchJob(ABC):
     """
 
     claims_while_planning = False
-    """Whether a plan takes hold of messages, so that a signal waits until they are written or released."""
-    asks_for_turn = False
-    """Whether other runs are asked to wait after a lost race, so that what was read may be written again."""
+    """Whether a plan claims messages, so that a signal waits until they are written or released."""
+    asks_others_to_yield = False
+    """Whether other runs are asked to pause after a lost race, so that what was read may be written again."""
     wait_seconds = 1.0
     """How long to wait before asking again whether the job is drained."""
 
@@ -102,7 +110,7 @@ class BatchJob(ABC):
         self.target = Target.of(spark, ingestion, url=url, observer=self.telemetry)
         self.ledger = self.target.ledger
         self.retries = Retries(ingestion.retry_seconds)
-        self.turns = Turns(spark, ingestion, self.ledger)
+        self.yields = YieldRequests(spark, ingestion, self.ledger)
         self.sizer = BatchSizer(ingestion.limits)
         self._races = 0
         self._settlement: Settlement | None = None
@@ -110,60 +118,59 @@ class BatchJob(ABC):
         self._settled_at = -1
 
     @abstractmethod
-    def plan(self) -> Batch | None:
-        """Steps 1 to 4, from the ledger as it is now: the next batch; ``None`` if there is none.
+    def plan(self) -> Batch | YieldTo | None:
+        """Steps 1 to 4: plan the next batch from the ledger as it is now; ``None`` if nothing is left.
 
         Raises:
-            TurnRequestedError: another run has to go first.
             OutdatedError: the stream has changed meanwhile.
             StreamAssetsError: no batch can be planned.
         """
 
     def write(self, batch: Batch) -> Written | None:
-        """Steps 5 to 7; ``None`` if the batch is not in the table and has to be planned again.
+        """Steps 5 to 7: read and commit a batch; ``None`` if it is not in the table and has to be planned again.
 
         Raises:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             DataLossError: rows would be replaced whose messages the stream does not hold any more.
-            LedgerUnreadableError: whether it is cannot be found out; nothing was committed to the broker.
+            LedgerUnreadableError: it is unknown whether it is in the table. Nothing was committed to the broker.
         """
         return write_batch(self, self.target, batch)
 
     def check_read(self) -> None:  # noqa: B027 - a job may read no stream
-        """After the read: refuse a stream that is another one than was planned.
+        """Refuse, after the read, a stream that is not the planned one any more.
 
         Raises:
-            SourceRecreatedError: it is.
+            SourceRecreatedError: it was recreated.
         """
 
     def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
-        """After a lost race: whether the batch may be written as it was read; if not, it has to be planned anew."""
+        """Whether, after a lost race, the batch may be written as it was read; if not, it has to be planned again."""
         return False
 
     @abstractmethod
     def finish(self, written: Written) -> Mapping[Shard, int]:
-        """Step 8, for a batch that is in the table; the messages that are left, per shard. It may be repeated."""
+        """Step 8: commit a written batch to the broker, and count what is left per shard. It may be repeated."""
 
     def is_drained(self) -> bool:
-        """After a plan that found nothing: whether nothing is left that others hold."""
+        """Whether, after a plan that found nothing, other members hold nothing either."""
         return True
 
     def has_more(self) -> bool:
-        """Whether there may be another batch, after a plan that found none: a cheap look, without Spark.
+        """Whether there may be another batch, after a plan that found none. This is cheap, and needs no Spark.
 
         Raises:
-            StreamAssetsError: the stream cannot be looked at.
+            StreamAssetsError: the stream cannot be read.
         """
         return False
 
     def look_again(self) -> None:  # noqa: B027 - a job may know nothing of the stream
-        """The stream is not what it was when the batch was planned: the next plan looks at it anew."""
+        """Forget what is known of the stream, because it has changed since the batch was planned."""
 
     def lose_race(self, reason: StreamAssetsError | None = None) -> None:
-        """A batch has to be planned again.
+        """Count a batch that has to be planned again.
 
         Raises:
-            StreamAssetsError: it was so too often in a row: the reason, or by default that others are faster.
+            StreamAssetsError: it happened too often in a row. It is the reason, or by default that others are faster.
         """
         self._races += 1
         if self._races >= MAX_RACES:
@@ -214,7 +221,7 @@ class BatchJob(ABC):
         doubtful: Mapping[Shard, Range] | None = None,
         letters: pa.Table | None = None,
         held: Any = None,
-        **fields: Any,
+        **fields: Unpack[EntryFields],
     ) -> Batch:
         batch = Batch(
             kind,
@@ -275,23 +282,24 @@ class SourceJob(BatchJob):
 def batch_events(
     job: BatchJob, *, max_batches: int | None = None, idle_wait: IdleWait | None = None
 ) -> Iterator[Event]:
-    """Plan, write, verify and commit batches until there is nothing left.
+    """Plan, write, verify and commit batches until nothing is left.
 
-    What fails for a reason that may be gone soon is tried again for ``retry_seconds``: a plan is made anew, from the
-    ledger, and so is a batch that could not be read or written. A signal that asks the process to end waits for the
-    batch in hand, and for what is done with its report.
+    A transient failure is retried for ``retry_seconds``: a plan is made again, from the ledger, and so is a batch that
+    could not be read or written. A signal that asks the process to end waits for the batch in hand, and for what the
+    caller does with its report.
 
     Args:
         job: plans the batches.
         max_batches: stop after this number of them.
-        idle_wait: how long to stay when everything is in the table.
+        idle_wait: how long to stay once everything is in the table.
 
     Yields:
         Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and while the
-        job stays idle; and why it waits. A caller that takes no event after ``CONTINUES`` leaves that batch unwritten.
+        job stays idle; and ``Waiting`` with the reason before it waits. A caller that takes no event after
+        ``CONTINUES`` leaves that batch unwritten.
 
     Raises:
-        StreamAssetsError: whatever stops it; what was yielded before is in the table.
+        StreamAssetsError: whatever stops the run; what was yielded before is in the table.
     """
     idle_wait = idle_wait or IdleWait()
     count, worked_at = 0, time.monotonic()
@@ -320,28 +328,30 @@ def batch_events(
 
 
 def _next_batch(job: BatchJob, held: HeldSignals) -> Generator[Waiting, None, Batch | None]:
-    """Steps 1 to 4, until a plan can be made."""
+    """Steps 1 to 4: plan, again and again while the stream changes, another run goes first, or an outage lasts."""
     job.telemetry.planning()
     while True:
         try:
             with explained(job.ingestion.table):
-                return job.plan()
-        except TurnRequestedError as asked:
-            with held.nothing_in_hand():
-                yield from job.turns.wait(asked.version)
+                planned = job.plan()
         except OutdatedError as outdated:
-            _look_again(job, outdated)
+            _plan_again(job, outdated)
         except StreamAssetsError as error:
             with held.nothing_in_hand():
                 yield from job.retries.pause(error)
+        else:
+            if not isinstance(planned, YieldTo):
+                return planned
+            with held.nothing_in_hand():
+                yield from job.yields.wait(planned)
 
 
 def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[Event, None, bool]:
-    """Steps 5 to 8 of a planned batch: whether it is in the table; if not, it has to be planned again.
+    """Steps 5 to 8 of a planned batch; return whether it is in the table. If not, it has to be planned again.
 
     Args:
         job: which planned it.
-        batch: planned.
+        batch: the plan.
         held: signals that wait until it is written.
 
     Raises:
@@ -352,7 +362,7 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
         with explained(job.ingestion.table):
             written = job.write(batch)
     except OutdatedError as outdated:
-        _look_again(job, outdated)
+        _plan_again(job, outdated)
         return False
     except StreamAssetsError as error:
         with held.nothing_in_hand():
@@ -371,23 +381,24 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
 
 
 def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
-    """Read a planned batch, and write it: steps 5 to 7.
+    """Steps 5 to 7: read a planned batch and commit it.
 
     1. A large batch that is expected to be clean is written while it is read. Executors check that it is clean, or
-       nothing is committed; then it is tried as any other batch, under the same number, of which Delta takes one.
-    2. The messages are read and counted; those that are bad are found.
-    3. Only now it is known that the stream is still the one that was planned.
-    4. The dead letters are written, then the rows; the ledger says whether they landed.
-    5. After a lost race for its number a replay waits, or asks the other runs to wait, with a commit of its own
-       (:meth:`spark_jobs.batches.target_table.Turns.ask`); then it tries what it has read under the next one.
+       nothing is committed. Then it is written like any other batch, under the same number, of which Delta takes one.
+    2. The messages are read and counted, and the bad ones are found.
+    3. Only after the read it is known that the stream is still the planned one.
+    4. The dead letters are written, then the rows. The ledger shows whether they landed.
+    5. After a lost race for its number a replay waits, or asks the other runs to pause
+       (:meth:`spark_jobs.batches.target_table.YieldRequests.ask`). Then it commits what it has read under the next
+       number.
 
     Args:
         job: which planned it.
-        target: the table, by the transaction sequence of the batch.
-        batch: planned.
+        target: the table, and the transaction sequence of the batch.
+        batch: the plan.
 
     Returns:
-        ``None`` if another run was faster: plan again.
+        ``None`` if another run was faster, so that the batch has to be planned again.
 
     Raises:
         StreamAssetsError: see :meth:`BatchJob.write`.
@@ -395,7 +406,7 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
     target.columns.look_up()
     is_isolated = False
     if (counts := one_pass_counts(batch, target.ingestion)) is not None:
-        written = write_in_one_pass(target, batch, counts)
+        written = commit_in_one_pass(target, batch, counts)
         if isinstance(written, Written):
             return written
         if written is None:
@@ -404,16 +415,16 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
         target.observer(Step.UNCLEAN, batch)
         batch, is_isolated = replace(batch, bid=uuid.uuid4().hex), written.is_unexplained
     with caching() as cached:
-        filtered = read(target, batch, cached, is_isolated=is_isolated)
+        filtered = read_batch(target, batch, cached, is_isolated=is_isolated)
         job.check_read()
         target.observer(Step.READ, batch)
         while True:
-            if (found := write(target, batch, filtered)) is not None:
+            if (found := commit_batch(target, batch, filtered)) is not None:
                 return found
             job.lose_race()
-            if not job.asks_for_turn:
+            if not job.asks_others_to_yield:
                 break
-            job.turns.ask()
+            job.yields.ask()
             state = job.settled(job.ledger.read())
             if not job.is_still_next(batch, state):
                 break
@@ -421,25 +432,25 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
     return None
 
 
-def _look_again(job: BatchJob, outdated: OutdatedError) -> None:
+def _plan_again(job: BatchJob, outdated: OutdatedError) -> None:
     _log.warning("%s is planned again: %s", job.ledger.app, outdated.reason)
     job.look_again()
     job.lose_race(outdated.reason)
 
 
 def _idle(job: BatchJob, idle_wait: IdleWait) -> Generator[Event, None, bool]:
-    """Look for more while the run stays: whether there is something."""
+    """Poll while the run stays; return whether there is something to plan."""
     for _ in idle_wait.polls():
         if (yield from job.retries.call(job.has_more)):
             return True
-        # Nothing is left to do, so that nothing can be wrong with it.
+        # Nothing is left to do, so an outage is over.
         job.retries.reset()
         yield CONTINUES
     return False
 
 
 def reports_of(events: Iterable[Event]) -> Iterator[BatchReport]:
-    """The batches among the events; what else is to be known is logged."""
+    """The batches among the events; the others are logged."""
     for event in events:
         if isinstance(event, BatchReport):
             yield event
@@ -484,10 +495,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class NotClean:
-    """A batch was not written while it was read, because something is wrong with a message, or with a row.
+    """Why a batch could not be written while it was read: a message or a row is bad.
 
     Args:
-        is_unexplained: the reason is unknown: a message may have crashed a Python worker.
+        is_unexplained: the reason is unknown, so that a message may have crashed a Python worker.
     """
 
     is_unexplained: bool
@@ -509,17 +520,17 @@ class _Read:
 
 
 def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] | None:
-    """The messages of each shard, if the batch can be written while it is read; ``None`` if it is counted first.
+    """The messages of each shard, if the batch can be written while it is read; ``None`` if it has to be counted first.
 
     One pass needs more messages than the driver reads, splits that know what a clean read gives, an append, and rows
     that take a read of every split to its end. It is not tried after a batch that was not clean, because most of what
     is wrong comes again.
     """
-    is_plain = batch.kind == "batch" and not MODES[batch.fields.get("mode", "append")].replaces
+    is_append = batch.kind == "batch" and not MODES[batch.fields.get("mode", "append")].replaces
     has_more = batch.doubtful or batch.fields.get("claims") or batch.fields.get("lost")
     reads_all = ingestion.transform is None or ingestion.is_row_wise
     is_large = batch.plan.records > ingestion.driver_records
-    if not is_large or not is_plain or has_more or not reads_all or not batch.plan.splits:
+    if not is_large or not is_append or has_more or not reads_all or not batch.plan.splits:
         return None
     counts = clean_counts(batch.plan.splits)
     if counts is None:
@@ -535,12 +546,12 @@ def _was_clean(entry: LedgerEntry | None, *, is_dense: bool) -> bool:
     return not entry.dead and not (is_dense and entry.messages < sum(widths(entry.ranges).values()))
 
 
-def write_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> Written | NotClean | None:
-    """Write the batch while it is read; executors check that it is what was planned, or nothing is committed.
+def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> Written | NotClean | None:
+    """Write the batch while it is read. Executors check that it is what was planned, or nothing is committed.
 
     Args:
         target: the table.
-        batch: planned.
+        batch: the plan.
         counts: the messages of each shard, if it is clean.
 
     Returns:
@@ -548,35 +559,36 @@ def write_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int])
 
     Raises:
         OutdatedError: the stream lost messages of the batch; nothing was written.
-        StreamAssetsError: see :func:`write`.
+        StreamAssetsError: see :func:`commit_batch`.
     """
     source = target.columns.source_of_batch
     frame = read_splits(target.spark, batch.plan.splits, source, identities=batch.identities)
-    # All of it: what does not depend on a message is wrong with any other way of writing, too.
+    # What fails here does not depend on a message, so it would fail with any other way of writing, too.
     rows = target.columns.rows_of_clean(frame, fail_write)
     entry = target.entry(batch, messages=sum(counts.values()))
     try:
-        return _write_rows(target, batch, entry, rows, counts)
+        return _commit_rows(target, batch, entry, rows, counts)
     except BatchTooLargeError as error:
         raise OutdatedError(error) from error
     except StreamAssetsError as error:
         of_rows = (FailedRowError, ConstraintViolatedError) if target.filter.makes_dead_letters else ()
         if not isinstance(error, (UnfinishedReadError, RejectedRowError, UnexplainedError, *of_rows)):
             raise
-        # What is wrong, if the messages can be read, shows once more.
+        # If the messages can be read, the same error shows once more.
         _log.info("batch %d of %s is read and counted first: %s", batch.number, target.ledger.app, error)
         return NotClean(isinstance(error, UnexplainedError))
 
 
-def read(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
-    """Read the messages, count them, and find those that are bad.
+def read_batch(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
+    """Read the messages, count them, and split them into rows and dead letters.
 
-    They are read again where the first read shows what had to be known before it: undeclared fields that become
-    columns, a transform that begins to reject rows, whose payloads are needed, or a message that crashes the decoder.
+    They are read again, for one of three reasons, where a read shows what had to be known before it: a message crashes
+    the decoder, so that executors have to decode in isolation; undeclared fields become columns; or the transform
+    rejects rows for the first time, whose payloads were not kept.
 
     Args:
         target: the table.
-        batch: planned.
+        batch: the plan.
         cached: keeps what is read until the batch is written.
         is_isolated: executors decode in processes of their own.
 
@@ -585,8 +597,8 @@ def read(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = Fa
         TransformError: the transform raised, or fails for some messages.
         StreamAssetsError: they cannot be read.
     """
+    keeps_payloads = target.filter.needs_payloads
     while True:
-        keeps_payloads = target.filter.needs_payloads
         try:
             found = _read(target, batch, cached, keeps_payloads=keeps_payloads, is_isolated=is_isolated)
         except UnexplainedError as error:
@@ -596,9 +608,11 @@ def read(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = Fa
             is_isolated = True
             continue
         if found.dead and target.columns.learn_fields(found.frame):
+            keeps_payloads = target.filter.needs_payloads
             continue
-        judged = target.filter.judge(found.frame, cached)
-        if target.filter.needs_payloads and not keeps_payloads:
+        judged = target.filter.judge(found.frame, cached, has_payloads=keeps_payloads)
+        if judged is None:
+            keeps_payloads = True
             continue
         if judged.frame is not found.frame:
             found = _counted(target, judged.frame)
@@ -653,7 +667,7 @@ def _counted(target: Target, frame: DataFrame) -> _Read:
     return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
 
-def refused(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
+def refused_messages(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
     """The messages that would become dead letters although they can be decoded, and why; nothing is written.
 
     They are decoded in isolation: they are dead letters, and one may have crashed a process before.
@@ -666,25 +680,27 @@ def refused(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
         TransformError: the transform raised, or fails for some of them.
     """
     with caching() as cached:
-        filtered = read(target, Batch("replay", target.ledger.read(), plan), cached, is_isolated=True)
+        filtered = read_batch(target, Batch("replay", target.ledger.read(), plan), cached, is_isolated=True)
         if not filtered.dead:
             return {}
         bad = filtered.frame.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
         return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}
 
 
-def write(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | None:
+def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | None:
     """Steps 5 to 7: write the dead letters, then the rows; ``None`` if another run was faster.
+
+    The entry of the batch is made here, because only now it is known what the batch holds.
 
     Args:
         target: the table.
-        batch: planned.
+        batch: the plan.
         filtered: what was read of it.
 
     Raises:
         DataLossError: rows or dead letters would be replaced whose messages the stream does not hold any more.
         SchemaMismatchError, TransformError, WriteError: nothing of the batch is in the table.
-        LedgerUnreadableError: whether it is cannot be found out; nothing may be committed to the broker.
+        LedgerUnreadableError: it is unknown whether it is in the table. Nothing may be committed to the broker.
     """
     entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
     rows, kept = filtered.rows, None
@@ -699,26 +715,26 @@ def write(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | No
         letters = letters.unionByName(lost_ranges(target.spark, entry)) if entry.lost else letters
         if not target.dead_letters.write(letters, kept, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return None
-    return write_recorded(target, batch, entry, rows, filtered.messages)
+    return commit_recorded(target, batch, entry, rows, filtered.messages)
 
 
-def write_recorded(
+def commit_recorded(
     target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
 ) -> Written | None:
-    """Write what the batch records in the dead-letter table, then the rows; ``None`` if another run was faster."""
+    """Write the corrections or dismissals of the batch, then the rows; ``None`` if another run was faster."""
     if batch.letters is not None:
         schema = from_arrow_schema(pa.schema([LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
         frame = target.spark.createDataFrame(batch.letters, schema)
         if not target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return None
     target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
-    return _write_rows(target, batch, entry, rows, messages)
+    return _commit_rows(target, batch, entry, rows, messages)
 
 
-def _write_rows(
+def _commit_rows(
     target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
 ) -> Written | None:
-    """Steps 6 and 7: the rows in one commit, and a look whether it landed; ``None`` if another run was faster."""
+    """Steps 6 and 7: write the rows in one commit, and verify it in the log; ``None`` if another run was faster."""
     target.observer(Step.WRITING, batch)
     if target.ingestion.transform is not None:
         rows = only_within(rows, entry.extents)
@@ -731,7 +747,7 @@ def _write_rows(
     except SchemaMismatchError:
         if target.columns.is_of_now(target.ledger.read()):
             raise
-        _log.info("the columns of %s are other ones by now; planning again", target.ingestion.table)
+        _log.info("the columns of %s have changed meanwhile; planning again", target.ingestion.table)
         return None
     if commit is None:
         _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)

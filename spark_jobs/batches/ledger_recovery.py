@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.source_checks import check_other_group, check_sharing, without_positions
 from spark_jobs.batches.target_table import commit_empty
-from spark_jobs.ledger.entries import CLAIMS, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import CLAIMS, EntryFields, LedgerEntry, ShardState
 from spark_jobs.ledger.fold import fold
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -222,7 +222,7 @@ def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: 
     """
     ends = {shard: end for shard, known in state.shards.items() if (end := known.covered.position) is not None}
 
-    def fields(state: LedgerState) -> Mapping[str, object] | None:
+    def fields(state: LedgerState) -> EntryFields | None:
         # What another run has written since then is not in this state.
         return None if _is_readable(ingestion) else {}
 
@@ -320,19 +320,18 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
     ingestion.ledger().check_first(positions)
     identities = source.identities()
 
-    def fields(state: LedgerState) -> Mapping[str, object] | None:
+    def fields(state: LedgerState) -> EntryFields | None:
         begun = without_positions(state, (shard.stream for shard in positions))
         if not begun:
             # Another run did the same at the same time.
             return None
         check_other_group(ingestion, state, begun, url=source.url)
-        switch = None if state.newest else ingestion.sharing_mode
-        return {
-            "origin": positions,
-            "identities": {**state.identities, **identities},
-            "switch": switch,
-            "hint": source.hint(positions, state.hint),
-        }
+        return EntryFields(
+            origin=positions,
+            identities={**state.identities, **identities},
+            switch=None if state.newest else ingestion.sharing_mode,
+            hint=source.hint(positions, state.hint),
+        )
 
     commit_empty(spark, ingestion, "init", fields)
     return positions

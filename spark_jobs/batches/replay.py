@@ -30,10 +30,18 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_step
 from spark_jobs.batches.job import SourceJob, Written
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.run_control import Retries, result_of
-from spark_jobs.batches.source_checks import check_claims, check_epochs, check_sharing, check_source
+from spark_jobs.batches.source_checks import check_epochs, check_only_group, check_sharing, check_source
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, ReplayProgress, ShardState, Totals, replay_key
+from spark_jobs.ledger.entries import (
+    CLAIMS,
+    LEAVING_CLAIMS,
+    EntryFields,
+    ReplayProgress,
+    ShardState,
+    Totals,
+    replay_key,
+)
 from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -314,7 +322,7 @@ class ReplayJob(SourceJob):
         SparkSessionError: the session cannot write Delta tables.
     """
 
-    asks_for_turn = True
+    asks_others_to_yield = True
 
     def __init__(
         self,
@@ -453,7 +461,7 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
         move = _move(shard, sequence, state.shards.get(shard, ShardState()), extents[shard])
         if move.to != move.position:
             moves.append(move)
-    check_claims(ingestion, state, {move.shard.stream for move in moves}, url=source.url)
+    check_only_group(ingestion, state, {move.shard.stream for move in moves}, url=source.url)
     return moves
 
 
@@ -527,20 +535,24 @@ def _move_shards(
     moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
     for own, shards in ingestion.by_sequence(move.shard for move in moves):
 
-        def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
+        def fields(state: LedgerState, shards: Set[Shard] = shards) -> EntryFields | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
             skipped = {move.shard: move.skipped for move in left if move.to > move.covered}
-            seen = {
-                "last_messages": source.last_messages(skipped),
-                "hint": source.hint({shard: part.end for shard, part in skipped.items()}, state.hint),
-            }
-            return _fields(left) | seen | {"replay": rewind_id, "begins": not done} if left else None
+            if not left:
+                return None
+            return EntryFields(
+                **_moved(left),
+                last_messages=source.last_messages(skipped),
+                hint=source.hint({shard: part.end for shard, part in skipped.items()}, state.hint),
+                replay=rewind_id,
+                begins=not done,
+            )
 
         commit_empty(spark, own, "batch", fields)
         yield from (move for move in moves if move.shard in shards)
 
 
-def _fields(moves: list[Move]) -> dict[str, object]:
+def _moved(moves: list[Move]) -> EntryFields:
     back = [move for move in moves if move.to < move.covered]
     ahead = [move for move in moves if move.to > move.covered]
     return {

@@ -76,7 +76,7 @@ def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozens
 
     Args:
         ingestion: group and table.
-        state: the ledger that the claim of the streams is planned from.
+        state: the ledger that the first commit with these streams is planned from.
         streams: those that the group begins with.
         url: of the source, for the message.
 
@@ -87,16 +87,17 @@ def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozens
     _refuse_other(ingestion, ingestion.ledger().other_group(streams, base=state.version), url=url)
 
 
-def check_claims(ingestion: Ingestion, state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
+def check_only_group(ingestion: Ingestion, state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
     """Refuse a group that began with a stream at the same time as another one, and came second.
 
     Delta accepts the first commits of both, since they share no transaction sequence. The look belongs to each plan
     until a batch is written, because a run may be killed between its first commit and its look. It goes back to the
-    claim in the log, so that a plan asks only for the streams of which it writes something.
+    first commit with the stream, so that a plan asks only for the streams of which it writes something.
 
     Args:
         ingestion: group and table.
-        state: the ledger. A guess from the rows has no batch id and claims nothing, because it is written down first.
+        state: the ledger. A guess from the rows has no batch id. It registers nothing, because it is written down
+            first.
         streams: those that are about to be written or moved; one that the group has written is not looked for again.
         url: of the source, for the message.
 
@@ -108,9 +109,9 @@ def check_claims(ingestion: Ingestion, state: LedgerState, streams: Iterable[str
     known: dict[str, list[ShardState]] = {}
     for shard, one in state.shards.items():
         known.setdefault(shard.stream, []).append(one)
-    claimed = frozenset(s for s in streams if s in known and not any(one.is_written for one in known[s]))
-    if claimed:
-        _refuse_other(ingestion, ingestion.ledger().earlier_claim(claimed), url=url)
+    unwritten = frozenset(s for s in streams if s in known and not any(one.is_written for one in known[s]))
+    if unwritten:
+        _refuse_other(ingestion, ingestion.ledger().earlier_group(unwritten), url=url)
 
 
 def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) -> None:
@@ -143,12 +144,12 @@ def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerSta
         state: the ledger.
 
     Raises:
-        InvalidOptionError, LedgerTruncatedError: see :func:`check_claims`.
+        InvalidOptionError, LedgerTruncatedError: see :func:`check_only_group`.
         SourceRecreatedError, SourceTruncatedError: see :func:`check_source`.
     """
     extents, positions = source.extents(resume=state.resume), state.positions
     unread = {shard.stream for shard, extent in extents.items() if positions.get(shard, extent.start) < extent.end}
-    check_claims(ingestion, state, unread, url=source.url)
+    check_only_group(ingestion, state, unread, url=source.url)
     check_source(source, ingestion.group, state, extents)
     return losses(source, state, extents)
 

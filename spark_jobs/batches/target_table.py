@@ -1,11 +1,11 @@
 """The table as one transaction sequence writes it, and its commits without rows.
 
 A group begins with an empty commit, registers further streams with one, and takes numbers away from other sequences
-with one (:func:`commit_empty`). A replay also asks live ingestion with one to pause (:class:`Turns`), because Delta
-refuses a replace that finds another commit after its snapshot, whichever rows that has. Where ingestion commits every
-second, a replace of some seconds would never land. Ingestion sees the request before it plans its next batch, and waits
-until the replay has committed again, or the request is old. Correctness does not depend on a request: a run that does
-not see it, or waits no longer, only makes the replay try once more.
+with one (:func:`commit_empty`). A replay also asks live ingestion with one to pause (:class:`YieldRequests`), because
+Delta refuses a replace that finds another commit after its snapshot, whichever rows that has. Where ingestion commits
+every second, a replace of some seconds would never land. Ingestion sees the request before it plans its next batch, and
+waits until the replay has committed again, or the request is old. Correctness does not depend on a request: a run that
+does not see it, or waits no longer, only makes the replay try once more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -26,7 +26,7 @@ from spark_jobs.batches.row_columns import RowColumns
 from spark_jobs.batches.source_checks import check_other_group, without_positions
 from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.decoding.isolation import prepare
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.entries import EntryFields, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import (
@@ -46,7 +46,11 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 MAX_RACES = 20
+"""Lost races in a row after which a run gives up."""
 PATIENCE_SECONDS = 60.0
 """How long to honour a request: the run that made it may have died."""
 ASK_AFTER = 2
@@ -120,11 +124,14 @@ class Target:
         ingestion = self.ingestion
         return DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.errors.schema_changes)
 
-    def entry(self, batch: Batch, **fields: Any) -> LedgerEntry:
+    def entry(self, batch: Batch, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """The batch metadata of a batch, with fields that are known after the read."""
-        known = {"bid": batch.bid, "transform": self.ingestion.transform_name, **batch.fields, **fields}
-        identities = {**batch.state.identities, **batch.identities}
-        return self.ledger.entry(batch.kind, batch.state, identities=identities, **known)
+        known = EntryFields(
+            bid=batch.bid,
+            transform=self.ingestion.transform_name,
+            identities={**batch.state.identities, **batch.identities},
+        )
+        return self.ledger.entry(batch.kind, batch.state, **{**known, **batch.fields, **fields})
 
 
 def initialize(
@@ -151,7 +158,7 @@ def initialize(
             create_table(target.spark, log, empty.schema, ingestion.layout)
             state = target.ledger.read()
     check_unwritten(target, state, identities)
-    fields = {"origin": origin, "switch": ingestion.sharing_mode, "last_messages": last_messages or {}, "hint": hint}
+    fields = EntryFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
     failure = target.sink.try_write(empty, entry, creates=state.version < 0)
     # A lost race to create the table shows in many ways; any entry of the group will do.
@@ -162,8 +169,8 @@ def initialize(
     target.observer(Step.INITIALIZED, None)
 
 
-def claim_streams(target: Target, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
-    """The first commit of a group with more streams: empty, with their origins, so that other groups see the claim.
+def register_streams(target: Target, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
+    """The first commit of a group with more streams: empty, with their origins, so that other groups see it.
 
     Args:
         target: the table.
@@ -175,7 +182,7 @@ def claim_streams(target: Target, origin: Mapping[Shard, int], *, identities: Ma
         WriteError: Spark failed, or others were always faster.
     """
 
-    def fields(state: LedgerState) -> Mapping[str, Any] | None:
+    def fields(state: LedgerState) -> EntryFields | None:
         begun = without_positions(state, (shard.stream for shard in origin))
         check_unwritten(target, state, begun)
         starts = {shard: start for shard, start in origin.items() if shard.stream in begun}
@@ -234,7 +241,7 @@ def commit_empty(
     spark: SparkSession,
     ingestion: Ingestion,
     kind: str,
-    fields: Callable[[LedgerState], Mapping[str, Any] | None],
+    fields: Callable[[LedgerState], EntryFields | None],
     *,
     read: Callable[[], LedgerState] | None = None,
 ) -> None:
@@ -244,7 +251,7 @@ def commit_empty(
         spark: a session that can write Delta tables.
         ingestion: group, table, and the member or the shard whose sequence it is.
         kind: of the entry.
-        fields: more fields of :class:`spark_jobs.ledger.entries.LedgerEntry`, for the ledger as it is at each attempt;
+        fields: more fields of the entry, for the ledger as it is at each attempt;
             ``None`` if there is nothing to commit any more.
         read: gives the state of the ledger where its log was cleaned.
 
@@ -272,20 +279,19 @@ def no_rows(spark: SparkSession, ledger: Ledger) -> DataFrame:
     return read_table(spark, ledger.log).limit(0).drop(*computed)
 
 
-class TurnRequestedError(Exception):
-    """Another run has asked for its turn, so that no batch is planned now.
+@dataclass(frozen=True, slots=True)
+class YieldTo:
+    """In place of a plan: another run has asked this one to pause.
 
     Args:
         version: of the table, where the request is.
     """
 
-    def __init__(self, version: int) -> None:
-        super().__init__(version)
-        self.version = version
+    version: int
 
 
-class Turns:
-    """The turns of one run in one table.
+class YieldRequests:
+    """The requests to pause that one run sees and makes in one table.
 
     Args:
         spark: commits requests.
@@ -301,34 +307,29 @@ class Turns:
         # A request from a clock that is ahead would be waited for again and again.
         self._waited_for = -1
 
-    def check(self, version: int) -> None:
-        """Before a batch is planned: let a run that asked go first.
+    def open(self, version: int) -> YieldTo | None:
+        """The newest request that no answer followed, if there is one; :meth:`wait` before a batch is planned.
 
         Args:
             version: of the table as it was read for the plan.
-
-        Raises:
-            TurnRequestedError: a run has asked; :meth:`wait`, and read the table again.
         """
-        asked = self._request(range(version, self._waited_for, -1))
-        if asked is not None:
-            raise TurnRequestedError(asked)
+        return self._newest(range(version, self._waited_for, -1))
 
-    def wait(self, asked: int) -> Iterator[Waiting]:
+    def wait(self, asked: YieldTo) -> Iterator[Waiting]:
         """Yield why this run waits, then wait until the run that asked has committed, or the request is old."""
         yield Waiting(
-            f"a run that replaces rows of {self._ingestion.table} has asked for its turn (version {asked}); this one "
-            f"waits until that has written, up to {PATIENCE_SECONDS:g} s"
+            f"a run that replaces rows of {self._ingestion.table} has asked for its turn (version {asked.version}); "
+            f"this one waits until that has written, up to {PATIENCE_SECONDS:g} s"
         )
         deadline = time.monotonic() + PATIENCE_SECONDS
-        request: int | None = asked
+        request: YieldTo | None = asked
         while request is not None and time.monotonic() < deadline:
-            self._waited_for = request
+            self._waited_for = request.version
             time.sleep(_POLL_SECONDS)
-            request = self._request(self._ledger.log.newest_versions(after=self._waited_for - 1))
+            request = self._newest(self._ledger.log.newest_versions(after=self._waited_for - 1))
 
     def ask(self) -> None:
-        """After a lost race: wait a moment; after another one, make the others wait.
+        """Wait a moment after the first lost race; after each further one, ask the others to pause.
 
         Raises:
             WriteError: the request cannot be committed.
@@ -343,8 +344,8 @@ class Turns:
         _log.warning("%s; the others are asked to wait, and it is tried again", what)
         commit_empty(self._spark, self._ingestion, "turn", lambda state: {})
 
-    def _request(self, newest_first: range) -> int | None:
-        """The version of the newest request that is neither answered nor old; ``None`` if there is none."""
+    def _newest(self, newest_first: range) -> YieldTo | None:
+        """The newest request that is neither answered nor old."""
         oldest = (time.time() - PATIENCE_SECONDS) * 1000
         answered = {self._ledger.app}
         for version in newest_first[:MOST_COMMITS]:
@@ -354,6 +355,6 @@ class Turns:
             entry = commit.entry
             if entry is not None and entry.app not in answered:
                 if entry.kind == "turn":
-                    return version
+                    return YieldTo(version)
                 answered.add(entry.app)
         return None

@@ -27,10 +27,17 @@ from spark_jobs.batches.ingest_job import LOOK_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import BatchJob, Written, parallelism, write_batch
 from spark_jobs.batches.run_control import BatchSizer
-from spark_jobs.batches.source_checks import check_claims, check_epochs, check_sharing, without_positions
-from spark_jobs.batches.target_table import OutdatedError, check_unwritten, claim_streams, commit_empty, initialize
+from spark_jobs.batches.source_checks import check_epochs, check_only_group, check_sharing, without_positions
+from spark_jobs.batches.target_table import (
+    OutdatedError,
+    YieldTo,
+    check_unwritten,
+    commit_empty,
+    initialize,
+    register_streams,
+)
 from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, OpenLoss, check_restored
-from spark_jobs.ledger.entries import ClaimedRange
+from spark_jobs.ledger.entries import ClaimedRange, EntryFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
 from stream_consumers.batches import Range, fair_shares
@@ -92,7 +99,7 @@ class ClaimJob(BatchJob):
         self._turn = 0
         self._look_at = 0.0
 
-    def plan(self) -> Batch | None:
+    def plan(self) -> Batch | YieldTo | None:
         """The next batch, or ``None`` if there is nothing to claim at the moment.
 
         Raises:
@@ -102,7 +109,8 @@ class ClaimJob(BatchJob):
         """
         while True:
             state = self.ledger.read()
-            self.turns.check(state.version)
+            if (asked := self.yields.open(state.version)) is not None:
+                return asked
             check_sharing(state, self.ingestion)
             check_epochs(state, self._claims.identities(), url=self._claims.url)
             check_restored(self.ledger, state, self.ingestion)
@@ -116,7 +124,7 @@ class ClaimJob(BatchJob):
             settled = self.settled(state)
             loss = self._losses.next()
             if loss is not None:
-                check_claims(self.ingestion, state, (loss.held.shard.stream,), url=self._claims.url)
+                check_only_group(self.ingestion, state, (loss.held.shard.stream,), url=self._claims.url)
                 self.telemetry(Step.PLANNED, loss)
                 return loss
             abandoned = self._settle_names(state)
@@ -228,7 +236,7 @@ class ClaimJob(BatchJob):
         begun = without_positions(state, (shard.stream for shard in origin))
         if begun:
             new = {shard: start for shard, start in origin.items() if shard.stream in begun}
-            claim_streams(self.target, new, identities=identities)
+            register_streams(self.target, new, identities=identities)
             return True
         self._origin = origin
         for shard, names in self._claims.names(empty=True).items():
@@ -276,7 +284,7 @@ class ClaimJob(BatchJob):
     def _fence(self, member: str, number: int) -> None:
         """Take the next number of another member, so that a batch that is on its way with it never lands."""
 
-        def fields(state: LedgerState) -> Mapping[str, object] | None:
+        def fields(state: LedgerState) -> EntryFields | None:
             check_restored(self.ledger, state, self.ingestion)
             return {"by": self.ledger.member} if state.last_number < number else None
 
@@ -332,7 +340,7 @@ class ClaimJob(BatchJob):
         if not held.count:
             return None
         ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
-        check_claims(self.ingestion, state, {shard.stream for shard in ids}, url=self._claims.url)
+        check_only_group(self.ingestion, state, {shard.stream for shard in ids}, url=self._claims.url)
         # In this order: what others have written of them is in the ledger by now, whatever the server knows of it.
         written = {shard: known.written_end or 0 for shard, known in self.ledger.read().shards.items()}
         doubtful = {

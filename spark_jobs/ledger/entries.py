@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -238,6 +238,33 @@ class ClaimedRange(NamedTuple):
     start: int
     end: int
     entries: int
+
+
+class EntryFields(TypedDict, total=False):
+    """The fields of a :class:`LedgerEntry` that its planner knows, by their names there."""
+
+    by: str
+    bid: str
+    number: int
+    ranges: Mapping[Shard, Range]
+    places: Mapping[Shard, Intervals]
+    mode: str
+    until: Mapping[Shard, int]
+    origin: Mapping[Shard, int]
+    messages: int
+    dead: int
+    identities: Mapping[str, str]
+    hint: Mapping[str, object] | None
+    switch: str | None
+    lost: Mapping[Shard, Intervals]
+    claims: Mapping[Shard, ClaimedRange]
+    replay: str
+    goal: Mapping[Shard, Range]
+    begins: bool
+    skipped: Mapping[Shard, Range]
+    transform: str
+    ended: Mapping[Shard, int]
+    last_messages: Mapping[Shard, LastMessage]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides, reading
-from spark_jobs.ledger.entries import KEEPER, LedgerEntry, State, Totals, Uncounted
+from spark_jobs.ledger.entries import KEEPER, EntryFields, LedgerEntry, State, Totals, Uncounted
 from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import LastMessage, Resume
@@ -27,6 +27,9 @@ from stream_consumers.hints import Places, known_places, with_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 from stream_consumers.wording import counted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
@@ -164,7 +167,7 @@ class Ledger:
         self.app = app_id(group, member)
         self._last: tuple[Commit, LedgerState] | None = None
 
-    def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
+    def entry(self, kind: str, state: LedgerState, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """Batch metadata with the next number of the transaction sequence and a new batch id.
 
         It is full where that costs little, in every tenth entry of the sequence, where something begins, moves or
@@ -336,7 +339,7 @@ class Ledger:
 
         Args:
             streams: their keys.
-            base: the version that a claim of the streams is planned from; the newest by default.
+            base: the version that the first commit with the streams is planned from; the newest by default.
 
         Raises:
             LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
@@ -374,31 +377,31 @@ class Ledger:
                 bases[entry.group] = max(entry.base, bases.get(entry.group, -1))
         return None
 
-    def earlier_claim(self, streams: frozenset[str]) -> str | None:
-        """A group whose claim of one of these streams goes before that of this group (``tests/model/groups.py``).
+    def earlier_group(self, streams: frozenset[str]) -> str | None:
+        """A group that registered one of these streams before this group did (``tests/model/groups.py``).
 
-        The first entry of a group with a stream claims it. :meth:`other_group` looked for other claims before it, as of
-        its base. What is left are claims that landed between the base and the claim, and those of groups that could not
-        see it, because it lies too far back and has no rows.
+        The first entry of a group with a stream registers it. :meth:`other_group` looked for others before it, as of
+        its base. What is left are entries that landed between the base and it, and those of groups that could not see
+        it, because it lies too far back and has no rows.
 
         Args:
-            streams: which the group has claimed, and not written yet.
+            streams: which the group has registered, and not written yet.
 
         Raises:
-            LedgerTruncatedError: see :meth:`other_group`, where the log was cleaned since the claim.
+            LedgerTruncatedError: see :meth:`other_group`, where the log was cleaned since.
         """
-        claims: dict[str, tuple[int, int]] = {}
+        registered: dict[str, tuple[int, int]] = {}
         others: list[tuple[int, LedgerEntry, str]] = []
-        claimed_before: set[str] = set()
+        known_before: set[str] = set()
         for version in self.log.newest_versions():
-            if all(stream in claims and claims[stream][0] >= version for stream in streams):
+            if all(stream in registered and registered[stream][0] >= version for stream in streams):
                 break
             commit = self.log.commit(version)
             if commit is None:
-                unknown = streams - claimed_before
+                unknown = streams - known_before
                 if unknown:
                     return self.other_group(unknown)
-                # The claims are older than all that can be read.
+                # The entries are older than all that can be read.
                 break
             entry = commit.entry
             if entry is None:
@@ -409,11 +412,11 @@ class Ledger:
             if entry.kind == "keep" and entry.app != app_id(self.group, KEEPER):
                 # The log was cleaned, and the state was made anew from the rows: what was before is not asked again.
                 streams -= _streams(entry.state or ())
-            claimed_before |= _streams(entry.state or ())
+            known_before |= _streams(entry.state or ())
             for stream in (streams & _streams(entry.origin)) - _streams(entry.state or ()):
-                claims[stream] = entry.base, version
+                registered[stream] = entry.base, version
         for version, entry, stream in reversed([one for one in others if one[2] in streams]):
-            base, own = claims.get(stream, (-1, -1))
+            base, own = registered.get(stream, (-1, -1))
             is_unaware = version > own and (stream in _streams(entry.extents) or entry.base - own >= NEAR)
             if base < version < own or is_unaware:
                 return entry.group

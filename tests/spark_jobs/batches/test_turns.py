@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches import target_table
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.target_table import PATIENCE_SECONDS, TurnRequestedError, Turns
+from spark_jobs.batches.target_table import PATIENCE_SECONDS, YieldRequests
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
@@ -37,7 +37,7 @@ class Table:
         self.write("init", "g", "main", 1)
         self.write("init", "other", "main", 1)
         what = ingestion(path, group="g")
-        self.turns = Turns(NO_SPARK, what, Ledger(self.log.log(), group="g", member="main"))
+        self.yields = YieldRequests(NO_SPARK, what, Ledger(self.log.log(), group="g", member="main"))
 
     def write(self, kind: str, group: str, member: str, number: int, *, age_seconds: float = 0.0) -> None:
         base = self.log.next - 1
@@ -45,12 +45,10 @@ class Table:
         self.log.ours(entry, timestamp_ms=int((time.time() - age_seconds) * 1000))
 
     def waits(self) -> bool:
-        try:
-            self.turns.check(self.log.next - 1)
-        except TurnRequestedError as asked:
-            self.told += [waiting.why for waiting in self.turns.wait(asked.version)]
-            return True
-        return False
+        asked = self.yields.open(self.log.next - 1)
+        if asked is not None:
+            self.told += [waiting.why for waiting in self.yields.wait(asked)]
+        return asked is not None
 
 
 @pytest.fixture

@@ -651,13 +651,13 @@ def test_a_group_looks_for_an_earlier_claim_of_a_stream_when_its_first_entry_com
     """Until then the look would go back through the whole log in each run; and another group may write it later."""
     monkeypatch.setattr("spark_jobs.ledger.ledger.NEAR", 1)
     asked: list[frozenset[str]] = []
-    look = Ledger.earlier_claim
+    look = Ledger.earlier_group
 
     def looking(ledger: Ledger, streams: frozenset[str]) -> str | None:
         asked.append(streams)
         return look(ledger, streams)
 
-    monkeypatch.setattr(Ledger, "earlier_claim", looking)
+    monkeypatch.setattr(Ledger, "earlier_group", looking)
     quiet = f"{stream.name}-quiet"
     alone = StreamSource(StreamUrl.parse(stream.url.replace(stream.name, quiet)), stream.mode, stream.options)
     stream.url += f",{quiet}"

@@ -67,8 +67,8 @@ def test_of_groups_that_began_at_once_the_first_claim_wins(log):
         log.ours(entry(1, 0, group=group, member=member, kind="init", origin={SHARD: 0}, state={}))
     ledgers = {group: Ledger(log.log(), group=group, member="main") for group in "ab"}
     streams = frozenset((SHARD.stream,))
-    assert {group: one.earlier_claim(streams) for group, one in ledgers.items()} == {"a": None, "b": "a"}
-    assert [one.earlier_claim(frozenset(("users",))) for one in ledgers.values()] == [None, None]
+    assert {group: one.earlier_group(streams) for group, one in ledgers.items()} == {"a": None, "b": "a"}
+    assert [one.earlier_group(frozenset(("users",))) for one in ledgers.values()] == [None, None]
 
 
 def test_only_a_state_that_was_made_anew_settles_a_claim(log):
@@ -77,9 +77,9 @@ def test_only_a_state_that_was_made_anew_settles_a_claim(log):
         log.ours(entry(1, -1, group=group, kind="init", origin={SHARD: 0}, state={}))
     ours, streams = Ledger(log.log(), group="b", member="main"), frozenset((SHARD.stream,))
     log.ours(entry(1, 1, group="b", member=KEEPER, kind="keep", state=known(0)))
-    assert ours.earlier_claim(streams) == "a"
+    assert ours.earlier_group(streams) == "a"
     log.ours(entry(2, 2, group="b", kind="keep", state=known(0)))
-    assert ours.earlier_claim(streams) is None
+    assert ours.earlier_group(streams) is None
 
 
 def test_a_claim_that_was_cleaned_from_the_log_is_none_of_another_group(log):
@@ -90,7 +90,7 @@ def test_a_claim_that_was_cleaned_from_the_log_is_none_of_another_group(log):
         log.ours(entry(number, number - 2, ranges={SHARD: Range(number, number + 1)}, state=state))
     DeltaTable(str(log.path)).create_checkpoint()
     log.clean_before(4)
-    assert ledger(log).earlier_claim(frozenset((QUIET.stream,))) is None
+    assert ledger(log).earlier_group(frozenset((QUIET.stream,))) is None
 
 
 def test_a_claim_without_rows_yields_to_one_that_could_not_see_it(log):
@@ -100,8 +100,8 @@ def test_a_claim_without_rows_yields_to_one_that_could_not_see_it(log):
     new = Ledger(log.log(), group="new", member="main")
     assert new.other_group(frozenset((SHARD.stream,)), base=NEAR + 1) is None
     log.ours(entry(1, NEAR + 1, group="new", kind="init", origin={SHARD: 0}, state={}))
-    assert Ledger(log.log(), group="old", member="main").earlier_claim(frozenset((SHARD.stream,))) == "new"
-    assert Ledger(log.log(), group="new", member="main").earlier_claim(frozenset((SHARD.stream,))) is None
+    assert Ledger(log.log(), group="old", member="main").earlier_group(frozenset((SHARD.stream,))) == "new"
+    assert Ledger(log.log(), group="new", member="main").earlier_group(frozenset((SHARD.stream,))) is None
 
 
 def three_batches(log, hours=(0, 5, 11, 13)):
