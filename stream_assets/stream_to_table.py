@@ -29,14 +29,7 @@ from stream_assets.options import OpOptions, RunLimits
 from stream_assets.partitions import check_current_partition, check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import (
-    AutoStreamReset,
-    ConsumerMode,
-    ErrorPolicy,
-    Limits,
-    check_switch,
-    choose_fields,
-)
+from stream_consumers.options import AutoStreamReset, ConsumerMode, ErrorPolicy, Limits, check_switch, choose_fields
 from stream_consumers.urls import StreamUrl
 
 OPTIONS: dict[str, type[Any]] = {

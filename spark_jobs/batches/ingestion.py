@@ -22,18 +22,8 @@ from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Range
-from stream_consumers.epochs import (
-    Names,
-    epoch_name,
-    named,
-    newest_epochs,
-)
-from stream_consumers.errors import (
-    DataLossError,
-    InvalidOptionError,
-    LedgerTruncatedError,
-    TableUnreadableError,
-)
+from stream_consumers.epochs import Names, epoch_name, named, newest_epochs
+from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, TableUnreadableError
 from stream_consumers.messages import Shard
 from stream_consumers.options import (
     AutoStreamReset,

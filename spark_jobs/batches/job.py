@@ -51,10 +51,7 @@ from spark_jobs.reading.small import read_small
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import FIELDS, about
-from spark_jobs.writing.delta_table import (
-    only_within,
-    read_table,
-)
+from spark_jobs.writing.delta_table import only_within, read_table
 from spark_jobs.writing.failures import (
     FailedRowError,
     RejectedRowError,

@@ -95,8 +95,8 @@ class Replay:
         choose_fields(self, on_replay=OnReplay)
 
 
-def left_of(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Range]:
-    """The next range to replace, per shard: only where the ledger covers it (a RESTORE may have changed that)."""
+def next_ranges(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Range]:
+    """The next range to replace, per shard, where the ledger covers it. A RESTORE may have changed that."""
     left = {
         shard: (Intervals.of(part) & state.shards[shard].covered) - progress.done.get(shard, Intervals())
         for shard, part in progress.goal.items()
@@ -105,8 +105,8 @@ def left_of(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Rang
     return {shard: parts.ranges[0] for shard, parts in left.items() if parts}
 
 
-def begun(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProgress | None:
-    """How far the replay with this id is, as the ledger remembers it; ``None`` if it has written nothing.
+def replay_progress(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProgress | None:
+    """The progress of the replay with this id, from the ledger; ``None`` if it has written nothing.
 
     Args:
         ledger: of the group.
@@ -129,7 +129,7 @@ def replay_commits(ledger: Ledger, replay_id: str) -> list[Commit]:
         ledger: of the group.
         replay_id: its id; runs that were killed have written a part of them, perhaps.
     """
-    if begun(ledger, replay_id) is None:
+    if replay_progress(ledger, replay_id) is None:
         return []
     found = []
     for commit in ledger.surviving():
@@ -246,7 +246,7 @@ def plan_replay(
     ledger: Ledger,
     state: LedgerState,
     *,
-    begun_as: ReplayPlan | None = None,
+    first_plan: ReplayPlan | None = None,
 ) -> ReplayPlan:
     """Resolve a replay against the ledger and the stream; a dry run and the replay itself both start with it.
 
@@ -256,7 +256,7 @@ def plan_replay(
         ingestion: group, table, and what to do about messages that are gone.
         ledger: of the group.
         state: of the ledger, as of now.
-        begun_as: an earlier plan of the same replay in this process: its goal stays what it was.
+        first_plan: an earlier plan of the same replay in this process, whose goal is kept.
 
     Raises:
         StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
@@ -266,9 +266,9 @@ def plan_replay(
     check_replay(state, ingestion)
     extents = source.extents()
     check_source(source, ingestion.group, state, extents)
-    known = begun(ledger, replay.id)
-    progress = known or (begun_as.progress if begun_as else ReplayProgress(goal_of(replay, source, state, extents)))
-    if begun_as is None:
+    known = replay_progress(ledger, replay.id)
+    progress = known or (first_plan.progress if first_plan else ReplayProgress(goal_of(replay, source, state, extents)))
+    if first_plan is None:
         last = last_copies(replay, source, ledger, extents=extents, goal=progress.goal)
         if last and known is None:
             error = last_copies_error(
@@ -278,8 +278,8 @@ def plan_replay(
             )
             ingestion.refuse_or_record(error)
     else:
-        last = begun_as.last_copies
-    left = left_of(progress, state)
+        last = first_plan.last_copies
+    left = next_ranges(progress, state)
     names = {shard.stream for shard in extents}
     if gone := {shard: part for shard, part in left.items() if shard.stream not in names}:
         raise last_copies_error(
@@ -336,10 +336,13 @@ class ReplayJob(SourceJob):
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, source, own, observer=observer)
         self._replay = replay
-        self._begun_as: ReplayPlan | None = None
+        self._first_plan: ReplayPlan | None = None
 
     def resolve(self, state: LedgerState | None = None) -> ReplayPlan:
         """What is replaced in all, in this run and in those that were killed, and what is left of it.
+
+        The progress is in the ledger. Before the first commit of the replay, it is the goal of its first plan in this
+        process, so that the goal is resolved once.
 
         Args:
             state: of the ledger; as of now by default.
@@ -349,19 +352,21 @@ class ReplayJob(SourceJob):
             DataLossError: the stream does not hold all messages of its time any more.
         """
         state = state or self.ledger.read()
-        before = self._begun_as
-        self._begun_as = plan_replay(self._replay, self._source, self.ingestion, self.ledger, state, begun_as=before)
-        return self._begun_as
+        before = self._first_plan
+        self._first_plan = plan_replay(
+            self._replay, self._source, self.ingestion, self.ledger, state, first_plan=before
+        )
+        return self._first_plan
 
     def _left(self, state: LedgerState) -> Mapping[Shard, Range]:
-        """The next range to replace, per shard, once a batch was planned.
+        """The next range to replace, per shard, after a batch was planned.
 
         Raises:
             SourceRecreatedError: another epoch of the stream was accepted since.
         """
-        assert self._begun_as is not None
+        assert self._first_plan is not None
         check_epochs(state, self._identities, url=self._source.url)
-        return left_of(begun(self.ledger, self._replay.id) or self._begun_as.progress, state)
+        return next_ranges(replay_progress(self.ledger, self._replay.id) or self._first_plan.progress, state)
 
     def plan(self) -> Batch | None:
         """The next batch; ``None`` if all is replaced.
@@ -530,7 +535,7 @@ def _move_shards(
     state, is_guess = read_or_guess(source, ingestion)
     if is_guess:
         keep(spark, source, ingestion, state)
-    known = begun(ledger, rewind_id, kind="batch")
+    known = replay_progress(ledger, rewind_id, kind="batch")
     done = known.done.keys() if known else ()
     moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
     for own, shards in ingestion.by_sequence(move.shard for move in moves):

@@ -9,22 +9,10 @@ from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardSt
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import BatchSource, Extent, Range
-from stream_consumers.epochs import (
-    accept_remedy,
-    newest_epochs,
-    split_epoch,
-    truncation_remedy,
-)
-from stream_consumers.errors import (
-    DataLossError,
-    InvalidOptionError,
-    SourceRecreatedError,
-    SourceTruncatedError,
-)
+from stream_consumers.epochs import accept_remedy, newest_epochs, split_epoch, truncation_remedy
+from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, SourceTruncatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import (
-    ConsumerMode,
-)
+from stream_consumers.options import ConsumerMode
 from stream_consumers.urls import StreamUrl
 
 # Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.

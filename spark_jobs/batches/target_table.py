@@ -29,20 +29,10 @@ from spark_jobs.decoding.isolation import prepare
 from spark_jobs.ledger.entries import EntryFields, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
-from spark_jobs.writing.delta_table import (
-    DeltaSink,
-    check_landed,
-    check_log_store,
-    check_unseen,
-    read_table,
-)
+from spark_jobs.writing.delta_table import DeltaSink, check_landed, check_log_store, check_unseen, read_table
 from spark_jobs.writing.layout import create_table
 from stream_consumers.batches import LastMessage
-from stream_consumers.errors import (
-    InvalidOptionError,
-    StreamAssetsError,
-    WriteError,
-)
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 

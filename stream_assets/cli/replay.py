@@ -64,7 +64,7 @@ def replay(
     """
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.job import batch_events
-    from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, plan_replay
+    from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, plan_replay, replay_progress
     from spark_jobs.batches.run_control import Retries, result_of
     from spark_jobs.ledger.table_rows import count_rows
 
@@ -79,7 +79,7 @@ def replay(
         opened, ledger = ingestion.in_epochs(stream), ingestion.ledger()
         state = ledger.read()
         maker.check(state)
-        if replay_id and begun(ledger, replay_id) is None:
+        if replay_id and replay_progress(ledger, replay_id) is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {place.table}", remedy="Leave --id out.")
         find = partial(plan_replay, wanted, opened, ingestion, ledger, state)
         goal = result_of(Retries(ingestion.retry_seconds).call(find), tell_waiting).progress.goal

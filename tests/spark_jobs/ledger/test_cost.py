@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.batches.replay import begun
+from spark_jobs.batches.replay import replay_progress
 from spark_jobs.dead_letters.table import replacements
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog
@@ -87,7 +87,7 @@ def test_a_ledger_of_many_shards_is_read_from_the_newest_full_entry(tmp_path, op
 
 def test_what_commits_add_up_to_is_not_searched(long_log, opened):
     ledger = Ledger(long_log.log(), group="g", member="main")
-    assert begun(ledger, "id") is None
+    assert replay_progress(ledger, "id") is None
     assert ledger.read().totals.dead == COMMITS
     assert opened == {COMMITS - 1}
 
@@ -112,13 +112,15 @@ def test_of_many_replays_the_oldest_are_searched(tmp_path, opened):
     for number in range(MOST_REPLAYS + 2):
         replay(str(number), begins=True)
     opened.clear()
-    assert begun(ledger, "0").done == {SHARD: Intervals.of((1, 2))}
+    assert replay_progress(ledger, "0").done == {SHARD: Intervals.of((1, 2))}
     assert 1 in opened
-    assert begun(ledger, "none") is None
+    assert replay_progress(ledger, "none") is None
     replay("0", begins=False)
-    assert begun(ledger, "0").done == {SHARD: Intervals.of((1, 2), (MOST_REPLAYS + 3, MOST_REPLAYS + 4))}
+    assert replay_progress(ledger, "0").done == {SHARD: Intervals.of((1, 2), (MOST_REPLAYS + 3, MOST_REPLAYS + 4))}
     opened.clear()
-    assert begun(ledger, str(MOST_REPLAYS + 1)).done == {SHARD: Intervals.of((MOST_REPLAYS + 2, MOST_REPLAYS + 3))}
+    assert replay_progress(ledger, str(MOST_REPLAYS + 1)).done == {
+        SHARD: Intervals.of((MOST_REPLAYS + 2, MOST_REPLAYS + 3))
+    }
     assert 1 not in opened, "it is remembered"
 
 
