@@ -545,13 +545,13 @@ def _move_shards(
             skipped = {move.shard: move.skipped for move in left if move.to > move.covered}
             if not left:
                 return None
-            return EntryFields(
+            return {
                 **_moved(left),
-                last_messages=source.last_messages(skipped),
-                hint=source.hint({shard: part.end for shard, part in skipped.items()}, state.hint),
-                replay=rewind_id,
-                begins=not done,
-            )
+                "last_messages": source.last_messages(skipped),
+                "hint": source.hint({shard: part.end for shard, part in skipped.items()}, state.hint),
+                "replay": rewind_id,
+                "begins": not done,
+            }
 
         commit_empty(spark, own, "batch", fields)
         yield from (move for move in moves if move.shard in shards)

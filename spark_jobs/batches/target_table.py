@@ -116,12 +116,14 @@ class Target:
 
     def entry(self, batch: Batch, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """The batch metadata of a batch, with fields that are known after the read."""
-        known = EntryFields(
-            bid=batch.bid,
-            transform=self.ingestion.transform_name,
-            identities={**batch.state.identities, **batch.identities},
-        )
-        return self.ledger.entry(batch.kind, batch.state, **{**known, **batch.fields, **fields})
+        known: EntryFields = {
+            "bid": batch.bid,
+            "transform": self.ingestion.transform_name,
+            "identities": {**batch.state.identities, **batch.identities},
+            **batch.fields,
+            **fields,
+        }
+        return self.ledger.entry(batch.kind, batch.state, **known)
 
 
 def initialize(
