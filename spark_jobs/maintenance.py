@@ -1,7 +1,7 @@
 """Keeps the tables of a group small, and what its ledger promises possible.
 
-Many small files become few, files that nobody needs are deleted, and a group that writes nothing for a long time says
-again what its ledger knows, before the commits that say it are cleaned from the Delta log.
+Many small files become few, files that no version needs are deleted, and a group that writes nothing for a long time
+repeats what its ledger knows, before the commits that say it are cleaned from the Delta log.
 
 Spark does it, not delta-rs: a commit of delta-rs does not go through the log store of the table, which alone keeps two
 commits apart (:mod:`spark_jobs.writing.delta_table`), and tables with deletion vectors or column mapping are beyond it.
@@ -29,7 +29,7 @@ from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
 SET_FILE_RETENTION = "stream-assets.deletedFileRetentionDuration"
-"""The file retention that maintenance has set; where the table has another one, somebody has chosen it."""
+"""The file retention that maintenance has set; where the table has another one, a user has chosen it."""
 DEFAULT_LOG_RETENTION = "interval 30 days"
 LEAST_FILE_RETENTION = "interval 1 day"
 LEAST_FILE_RETENTION_MS = 86_400_000
@@ -45,7 +45,7 @@ class TableMaintenance:
         version: of the table, afterwards.
         files_before: how many files were joined.
         files_after: into how many.
-        deleted_files: files that no version needs which can be restored; ``None`` if Delta does not tell.
+        deleted_files: files that no version needs which can be restored; ``None`` if Delta does not report it.
         is_kept: whether what the ledger knows was said again.
         is_busy: whether another commit came first, so that its files are joined the next time.
     """
@@ -94,8 +94,8 @@ def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance
 def keep_alive(spark: SparkSession, ingestion: Ingestion) -> bool:
     """Say again what the ledger of the group knows, if the commit that says it is old; whether that was so.
 
-    Commits are cleaned from the log when they are older than ``delta.logRetentionDuration``, and only when somebody
-    writes to the table. Of a group that wrote nothing for that long, while others did, nothing would be left to read.
+    Commits are cleaned from the log when they are older than ``delta.logRetentionDuration``, and only by a write
+    to the table. Of a group that wrote nothing for that long, while others did, nothing would be left to read.
     """
     own = replace(ingestion, member=KEEPER, shard=None)
     is_kept = False
@@ -146,17 +146,17 @@ def _keep_files(spark: SparkSession, log: DeltaLog) -> None:
 def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[str, str]:
     """The table properties that let files stay as long as the log does; empty where nothing is to be set.
 
-    So long somebody may go back to a version that needs them. By default Delta keeps files for 7 days and the log for
-    30. It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so that
-    it holds for whoever else runs VACUUM. A second property remembers the value, so that it follows the log as long as
-    nobody chooses another one.
+    Until then a RESTORE may go back to a version that needs them. By default Delta keeps files for 7 days and the log
+    for 30. It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so that
+    it holds for every other VACUUM, too. A second property remembers the value, so that it follows the log as long as
+    no user chooses another one.
 
     Args:
         configuration: the properties of the table.
         table: its path, for the error.
 
     Raises:
-        InvalidOptionError: somebody chose less than a day, so that a batch on its way could lose its files.
+        InvalidOptionError: less than a day was chosen, so that a batch on its way could lose its files.
 
     Example:
         >>> file_retention({"delta.logRetentionDuration": "interval 60 days"}, table="lake/orders")[FILE_RETENTION]

@@ -143,7 +143,7 @@ def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bo
         place, known = counted.get(shard, (None, None))
         read = known.added if known is not None and place == position else None
         claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
-        # The table has them; whoever holds them would be taken over from.
+        # The table has them; otherwise they would be taken over from the consumer that holds them.
         claims.group.acknowledge_below(shard, position)
     keep_claim_mode(claims, state)
 
@@ -239,7 +239,7 @@ def settle_claims(
         for name in written:
             for page in claims.pending(shard, name, idle=False):
                 claims.acknowledge({shard: [entry.id for entry in page]})
-    # In this order: what somebody is given in between is pending.
+    # In this order: what a member is given in between is pending.
     delivered = {shard: claims.group.facts(shard) for shard in claims.shards}
     check_settled(claims)
     state = ledger.read()

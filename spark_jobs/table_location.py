@@ -2,7 +2,7 @@
 
 A path without a scheme is taken by Spark from the working directory that its JVM was started in, and from the file
 system that ``fs.defaultFS`` names; by this process from its working directory of the moment. So it is made absolute
-once, and Spark is told that it is a local one.
+once, and Spark gets it with the scheme of local files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Proves what a table holds: compares the sequences in the stream with those in the table and its dead letters.
 
-What should be there the ledger tells, batch by batch. Without a transform each message is a row or a dead letter. With
+The ledger says what should be there, batch by batch. Without a transform each message is a row or a dead letter. With
 one it is what the batch wrote, none or any number of rows a message: the commit names the files that it added, and
 those never change, whatever became of the rows. Where they are gone (rewritten, and removed by VACUUM) the number of
-rows that the commit counted is left. Of dead letters, too, the ledger tells how many each batch wrote.
+rows that the commit counted is left. The ledger also has how many dead letters each batch wrote.
 
 Range by range, as the stream is read, so that neither of the two is ever in memory as a whole. No JVM: the stream is
 read as executors would read it, the table with delta-rs.
@@ -56,7 +56,7 @@ from stream_consumers.options import Limits
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
 MOST_LOOKS = 20
-# Stands for the batches of which none alone tells what should be in a range.
+# Stands for several batches, where only all of them together say what should be in a range.
 _NO_BATCH = -1
 _COUNTS = ("messages", "rows", "dead", "filtered", "skipped", "missing", "duplicated", "unknown", "untold", "other")
 
@@ -73,7 +73,7 @@ class ShardVerdict:
         rows: rows in the table.
         dead: dead letters that count.
         filtered: messages that the transform dropped: the batch that read them wrote no row of them.
-        skipped: messages that the group went over because somebody moved it forwards.
+        skipped: messages that the group went over because a user moved it forwards.
         missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered; where the
             ledger tells no more than how many rows or dead letters a batch wrote, how many of them are not there.
         duplicated: sequences with more rows than their batch wrote, or in both of the two.
@@ -174,7 +174,7 @@ def verify(
             tally = tallies.setdefault(shard, _Tally())
             tally.add(shard, part, found, batches, start=start, origin=origin)
             others = [compared(held, own)[1] for own in (kept.get(shard, NO_MOMENTS), dead)]
-            tally.tell("other", np.unique(np.concatenate(others)))
+            tally.count("other", np.unique(np.concatenate(others)))
     batches.compare_claimed(tallies)
     batches.count_rows(tallies)
     batches.count_dead(tallies, table)
@@ -331,7 +331,7 @@ class _Found:
 
 
 class _Batches:
-    """Which batch tells what should be in a range: the newest that wrote it and survived."""
+    """Which batch decides what should be in a range: the newest one that wrote it and survived."""
 
     def __init__(self, ledger: Ledger, state: LedgerState) -> None:
         self._log = ledger.log
@@ -387,16 +387,16 @@ class _Batches:
         return before.hull if before else None
 
     def of(self, shard: Shard, part: Range) -> Iterator[tuple[Intervals, Commit | None]]:
-        """The parts of a range, each with the batch that tells what should be there; ``None`` if none does."""
-        told: dict[int, tuple[Commit, list[Range]]] = {}
+        """The parts of a range, each with the batch that decides what should be there; ``None`` if there is none."""
+        found: dict[int, tuple[Commit, list[Range]]] = {}
         pieces = self._ranges.get(shard, [])
         first = bisect_right(pieces, part.start, key=lambda piece: piece[0].end)
         for piece, commit in islice(pieces, first, None):
             if piece.start >= part.end:
                 break
-            told.setdefault(commit.version, (commit, []))[1].append(piece.clamp(part))
-        rest = Intervals.of(part) - Intervals.of(*(piece for _, own in told.values() for piece in own))
-        yield from ((Intervals.of(*own), commit) for commit, own in told.values())
+            found.setdefault(commit.version, (commit, []))[1].append(piece.clamp(part))
+        rest = Intervals.of(part) - Intervals.of(*(piece for _, own in found.values() for piece in own))
+        yield from ((Intervals.of(*own), commit) for commit, own in found.values())
         claimed = self._claims[shard].parts if shard in self._claims else Intervals()
         yield from ((own, None) for own in (rest & claimed, rest - claimed) if own)
 
@@ -450,7 +450,7 @@ class _Batches:
                 missing -= table.most_deleted(entry.bid, replaced)
             if missing > 0:
                 places = entry.affected.keys() | entry.claims.keys() | entry.lost.keys()
-                # What is missing is told of a shard that is asked for, if there is one.
+                # What is missing is counted for a shard that is asked for, if there is one.
                 shards = sorted(places, key=lambda shard: (shard not in tallies, shard))
                 for shard in shards:
                     tallies.setdefault(shard, _Tally())
@@ -541,7 +541,7 @@ class _Tally:
             shard: the shard.
             part: the range.
             found: what is in it.
-            batches: tell what should be.
+            batches: decide what should be there.
             start: what the stream has dropped lies before it, and cannot be compared with it.
             origin: where the group began; rows before it that no batch wrote were adopted, and are what they are.
         """
@@ -576,19 +576,19 @@ class _Tally:
             batches.count_claimed(shard, commit, np.setdiff1d(found.messages, absent), _NONE)
         self._absent[_NO_BATCH if commit is None else commit.version, absent_are] += len(absent)
         there = rows + dead > 0
-        self.tell("missing", places[rows < wanted])
-        self.tell("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
+        self.count("missing", places[rows < wanted])
+        self.count("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
         is_unwanted = is_message & (rows > 0) & (wanted + dead == 0)
-        self.tell("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
+        self.count("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
 
     def miss(self, version: int, most: int) -> int:
-        """Count messages of a batch as missing that counted as something else; how many of at most so many."""
+        """Count messages of a batch as missing that counted as something else; return how many, at most ``most``."""
         known = min(most, self._absent[version, "missing"])
         self._absent[version, "missing"] -= known
         return known + self.move(version, most - known, to="missing")
 
     def move(self, version: int, most: int, *, to: str) -> int:
-        """Count messages of a batch that may be filtered as something else; how many of at most so many."""
+        """Count messages of a batch that may be filtered as something else; return how many, at most ``most``."""
         found = 0
         for what in ("filtered", "untold"):
             moved = min(most - found, self._absent[version, what])
@@ -598,7 +598,7 @@ class _Tally:
         self.counts[to] += found
         return found
 
-    def tell(self, what: str, places: Sequences) -> None:
+    def count(self, what: str, places: Sequences) -> None:
         """Count these sequences as one kind of fault, and keep some as examples."""
         if len(places):
             self.counts[what] += len(places)

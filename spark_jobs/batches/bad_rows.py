@@ -362,8 +362,8 @@ class Constraints:
         lacking = [one for one in self.columns if one["name"].lower() not in known]
         # Those that are made of others are made last.
         for one in sorted(lacking, key=_is_generated):
-            told = one.get("metadata", {})
-            made = told.get(GENERATED) or told.get(DEFAULT, "NULL")
+            metadata = one.get("metadata", {})
+            made = metadata.get(GENERATED) or metadata.get(DEFAULT, "NULL")
             rows = rows.withColumn(one["name"], f.expr(f"CAST({made} AS {ddl(self.types[one['name']].dataType)})"))
         return rows
 

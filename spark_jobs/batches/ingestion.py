@@ -186,7 +186,7 @@ class Ingestion:
         is_row_wise: the transform makes each row from one row alone, and the same one whenever it is asked, so that
             Spark reads all messages to make the result. Large batches are then written while they are read.
         layout: how the table is made if it is not there yet.
-        driver_records: batches of at most so many messages are read by the driver; 0 leaves all of them to executors.
+        driver_records: the driver reads batches of up to this number of messages; with 0, executors read all of them.
     """
 
     group: str

@@ -66,7 +66,7 @@ def commit_metadata(app: str, state: LedgerState, shards: Iterable[Shard]) -> st
 
 
 def commit_positions(source: BatchSource, ingestion: Ingestion, state: LedgerState, streams: Container[str]) -> None:
-    """Tell the broker the positions of a transaction sequence, and which batch they belong to.
+    """Commit the positions of a transaction sequence to the broker, with the batch that they belong to.
 
     Args:
         source: the stream.
@@ -121,7 +121,7 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
     ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
     if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
         return None
-    told: dict[tuple[str, int], _Told] = {}
+    mirrored: dict[tuple[str, int], _Mirror] = {}
     for own, shards in ingestion.by_sequence(positions):
         ledger = own.ledger()
         number = ledger.last_number(ledger.member)
@@ -129,18 +129,18 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
         bid = bids.pop()
         if bid is None or bids:
             return None
-        told[ledger.app, number] = _Told(bid, {shard: positions[shard] for shard in shards})
+        mirrored[ledger.app, number] = _Mirror(bid, {shard: positions[shard] for shard in shards})
     if any(positions.get(shard, -1) <= last for shard, last in last_in_table(ingestion, source).items()):
         return None
-    return _state(ingestion, source, positions) if _is_confirmed(ingestion, told, positions) else None
+    return _state(ingestion, source, positions) if _is_confirmed(ingestion, mirrored, positions) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What the broker was told of a transaction sequence.
+class _Mirror:
+    """What the broker has of a transaction sequence.
 
     Args:
-        bid: of the newest batch; empty if it was not told, as by older releases.
+        bid: of the newest batch; empty if an older release committed it.
         positions: behind that batch.
     """
 
@@ -161,17 +161,19 @@ def _bid_in(metadata: str, app: str, number: int) -> str | None:
     return bid.removeprefix(" ") if bid != metadata and bid[:1] in ("", " ") else None
 
 
-def _is_confirmed(ingestion: Ingestion, told: Mapping[tuple[str, int], _Told], positions: Mapping[Shard, int]) -> bool:
-    """Whether the broker was told of batches of this table, and no RESTORE has removed rows of them.
+def _is_confirmed(
+    ingestion: Ingestion, mirrored: Mapping[tuple[str, int], _Mirror], positions: Mapping[Shard, int]
+) -> bool:
+    """Whether what the broker has is of batches of this table, of which no RESTORE has removed rows.
 
     Dead letters do not count as rows here, because a RESTORE of the table leaves them.
 
     Args:
         ingestion: group and table.
-        told: by app id and last number of each transaction sequence.
+        mirrored: by app id and last number of each transaction sequence.
         positions: up to which they wrote.
     """
-    log, unseen = ingestion.ledger().log, dict(told)
+    log, unseen = ingestion.ledger().log, dict(mirrored)
     for commit in log.readable():
         if commit.restored is not None:
             return False

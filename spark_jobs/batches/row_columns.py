@@ -75,7 +75,7 @@ class RowColumns:
         self._url = url
         self._decoder: Decoder | None = None
         self._source: SourceColumns | None = None
-        # Finds fields of JSON that nobody has declared, and knows those that can be no columns.
+        # Finds undeclared fields of JSON, and knows those that cannot be columns.
         self._watching: Watching | None = None
         self._of_table: StructType | None = None
         # The decoder and the schema of the table that are known to fit.
@@ -104,7 +104,7 @@ class RowColumns:
 
     @property
     def source_of_batch(self) -> SourceColumns:
-        """The same with a decoder that finds the fields that nobody has declared, where columns are made of them."""
+        """The same with a decoder that finds undeclared fields, where columns are made of them."""
         return self.source if self._watching is None else replace(self.source, decoder=self._watching)
 
     def rows(self, frame: DataFrame, treatment: Treatment = let_pass) -> DataFrame:
@@ -207,7 +207,7 @@ class RowColumns:
         return self._spark.createDataFrame([], self.source.columns)
 
     def learn_fields(self, frame: DataFrame) -> bool:
-        """Whether messages have fields that nobody has declared; from then on the decoder has columns for them.
+        """Add columns for undeclared fields to the decoder; return whether there were any.
 
         Args:
             frame: what was read with :attr:`source_of_batch`.

@@ -393,7 +393,7 @@ class ClaimJob(BatchJob):
             unread = {shard: left for shard, left in unread.items() if left > 0}
 
     def _acknowledge_all(self, held: ClaimedEntries) -> None:
-        """Step 5: every entry of the batch, whoever holds it by now."""
+        """Step 5: acknowledge every entry of the batch, whichever consumer holds it by now."""
         self._claims.acknowledge(held.ids)
         for shard in held.ids:
             self._claims.forget(shard, held.name)

@@ -53,7 +53,7 @@ STATUS = "status"
 _FIRST_LETTERS = 8
 _GROWTH = 4
 STATUS_KEY = (*PLACE, "_timestamp", "_batch", "dismissed_by", "corrected_by")
-"""The columns that tell whether a dead letter is meant, and whether it counts."""
+"""The columns that decide whether a dead letter is meant, and whether it counts."""
 MOST_KINDS = 100
 MOST_SHOWN = 200
 """The most characters of the payload of an example."""
@@ -323,7 +323,7 @@ class LetterReader:
     span: Span = field(default_factory=Span)
 
     def places(self) -> tuple[Places, int]:
-        """Where they are, and how many more have no sequence, so that nobody knows where their rows would belong.
+        """Where they are, and how many more have no sequence, so that it is unknown where their rows would belong.
 
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
@@ -370,7 +370,7 @@ class LetterReader:
 
 
 def first_places(places: Places, most: int) -> Places:
-    """The first so many of them.
+    """The first ``most`` of them.
 
     Example:
         >>> found = first_places({Shard("a"): np.array([1, 2]), Shard("b"): np.array([5, 6])}, 3)
@@ -405,7 +405,7 @@ def without_first(places: Places, count: int) -> Places:
 
 def _messages(letters: pa.Table) -> pa.Table:
     """Dead letters as the stream gave them; what was no whole message keeps its error."""
-    # Older versions did not tell; only files have offsets, of places that are damaged.
+    # Older versions did not write it; only files have offsets, of places that are damaged.
     is_message = pc.coalesce(letters.column("is_message"), pc.is_null(letters.column("offset")))
     errors = pc.coalesce(letters.column("error"), pa.scalar(_UNREAD))
     own = {name: letters.column(name) for name in ("key", "payload", "headers", "offset")}
@@ -513,7 +513,7 @@ class DeadLetters:
 
         Args:
             wanted: which of them.
-            limit: look at so many at most.
+            limit: look at no more than this number.
             most_shown: the most characters of the payload of an example; without any it is not read.
 
         Raises:
@@ -536,7 +536,7 @@ class DeadLetters:
         Args:
             wanted: which of them. With those that do not count there is a column ``status`` behind the others.
             columns: all by default.
-            limit: so many at most.
+            limit: the most to return.
 
         Raises:
             InvalidOptionError: there is no column of this name.

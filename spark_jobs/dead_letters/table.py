@@ -181,7 +181,7 @@ class DeadLetterTable:
 
         Raises:
             WriteError: Spark failed, and they are not there.
-            LedgerUnreadableError: it cannot be told whether they are there.
+            LedgerUnreadableError: it is unknown whether they are there.
         """
         names = {f"_{name}": name for name in ("key", "payload", "headers", "error", "offset", "is_message")}
         letters = dead_letters.withColumnsRenamed(names)
@@ -313,13 +313,13 @@ class DeadLetterTable:
         ranges = self.uncounted(ledger)
         if self.log().snapshot() is None or "dismisses" not in column_names(self.log(), version=version):
             return NotCounting(ranges)
-        # Statistics of files tell which of them have no such row; there are none of ``dismisses``.
+        # Statistics of files show which of them have no such row; there are none of ``dismisses``.
         where = f"{UNPLACED} AND dismisses IS NOT NULL"
         found = self.scan(ledger.group, NotCounting(ranges), _DISMISSAL_KEY, where=where, version=version)
         return NotCounting(ranges, frozenset(key for part in found for key in _keys(part, _DISMISSAL_KEY)))
 
     def settle(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> Settlement:
-        """Delete the dead letters that will never count, and tell which of the others do not count.
+        """Delete the dead letters that will never count, and return which of the others do not count.
 
         Never will those of a batch whose number the main ledger has given to another one; and where the log reaches
         back to no RESTORE, those of a batch that was removed, or replaced, by a commit that was cleaned since.
@@ -358,8 +358,8 @@ class DeadLetterTable:
             return {}
         if any(commit.restored is not None for commit in ledger.log.readable()):
             return {}
-        told = self._replaced(ledger, replace(state, judged=0))
-        return {bid: state.uncounted[bid] for bid in unknown - told.keys()}
+        replaced = self._replaced(ledger, replace(state, judged=0))
+        return {bid: state.uncounted[bid] for bid in unknown - replaced.keys()}
 
     def _delete(self, spark: SparkSession, never: Uncounted) -> bool:
         """Whether they are gone."""
@@ -450,13 +450,13 @@ def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
     Raises:
         UnsupportedVersionError: a newer release has written it.
     """
-    told = commit.user_metadata
-    if not told.keys() >= _MARKS:
+    metadata = commit.user_metadata
+    if not metadata.keys() >= _MARKS:
         return None
     what = f"version {commit.version} of {path}: metadata of dead letters"
-    check_version(told["v"], what=what, versions=FORMATS)
-    check_keys(told, what=what, keys=(*_MARKS, "n"))
-    bid, app, number = told["bid"], told["app"], told["number"]
+    check_version(metadata["v"], what=what, versions=FORMATS)
+    check_keys(metadata, what=what, keys=(*_MARKS, "n"))
+    bid, app, number = metadata["bid"], metadata["app"], metadata["number"]
     if not (isinstance(bid, str) and BATCH_ID.fullmatch(bid) and isinstance(app, str) and isinstance(number, int)):
         raise newer(f"{what} cannot be read")
     return OrphanedBatch(bid, app, number, commit.version)

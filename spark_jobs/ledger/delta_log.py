@@ -142,7 +142,7 @@ def reading(
 
 
 def catalog_decides(path: str, why: str) -> UnsupportedError:
-    """The error of a table that its files do not tell all of.
+    """The error of a table whose files are not its whole state.
 
     Args:
         path: of the table.
@@ -163,7 +163,7 @@ class Commit:
         version: its number.
         operation: WRITE, RESTORE, DELETE, …
         transactions: app ids and versions recorded in it.
-        entry: our batch metadata; ``None`` if somebody else wrote it.
+        entry: our batch metadata; ``None`` if another writer made the commit.
         restored: for a RESTORE, the version or the time it went back to.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer does not say, see
@@ -220,7 +220,7 @@ class TableSnapshot:
             return self._table.transaction_version(app) or 0
 
     def may_hold(self, streams: Iterable[str]) -> bool:
-        """Whether there may be rows of one of these streams, as the statistics of the files tell."""
+        """Whether there may be rows of one of these streams, by the statistics of the files."""
         with self._log.reading():
             files = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         for file in files:
@@ -278,7 +278,7 @@ class DeltaLog:
     Args:
         path: a local path or a URI that delta-rs understands.
         storage_options: credentials and settings for object stores; never logged.
-        is_own_folder: nobody else puts files there, so that files without a log are left over from a killed write.
+        is_own_folder: no other program puts files there, so that files without a log are left over from a killed write.
     """
 
     def __init__(
@@ -504,7 +504,7 @@ class DeltaLog:
         """The newest commit behind version ``after`` that matches; ``None`` if there is none.
 
         Raises:
-            LedgerUnreadableError: it cannot be told, so nothing may be acknowledged.
+            LedgerUnreadableError: it is unknown, so nothing may be acknowledged.
         """
         for version in self.newest_versions(after=after):
             commit = self.commit(version)
@@ -533,7 +533,7 @@ class DeltaLog:
             )
 
     def row_count(self, *, version: int | None = None) -> int | None:
-        """Rows in a version, the newest by default, from the statistics in the log; ``None`` if they do not tell."""
+        """Rows in a version, the newest by default, by the statistics in the log; ``None`` if these lack it."""
         if self.snapshot() is None:
             return None
         with self.reading():
@@ -543,7 +543,7 @@ class DeltaLog:
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def deleted_rows(self, commit: Commit) -> int | None:
-        """Rows that a replace deleted, whether the writer says so or not; ``None`` if it cannot be told.
+        """Rows that a replace deleted, whether the writer says so or not; ``None`` if it is unknown.
 
         Delta says nothing where whole files went and none came.
         """
@@ -692,7 +692,7 @@ class DeltaLog:
     def restored_versions(self, commit: Commit) -> tuple[int, ...]:
         """The versions that a RESTORE may have gone back to, the newest first.
 
-        A RESTORE to a time names it in the time zone of its session, which the log does not tell. So the files decide:
+        A RESTORE to a time names it in the time zone of its session, which is not in the log. So the files decide:
         each version that has exactly the files that the RESTORE left. Several have where commits added no rows.
 
         Args:

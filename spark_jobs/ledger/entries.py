@@ -297,22 +297,22 @@ class LedgerEntry:
             full, those that the ledger did not have at ``base``.
         hint: for the next plan; see :mod:`stream_consumers.hints` and :func:`spark_jobs.ledger.fold.moved_places`.
         settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted``
-            says; only full entries tell.
+            says; only in full entries.
         uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch
-            replaced their range. Said here because the commits that tell it are cleaned from the log one day; only full
-            entries tell.
-        judged: how many replaces ``uncounted`` knows of; only full entries tell.
-        totals: what the commits up to ``base`` add up to; only full entries tell.
+            replaced their range. Said here because the commits that show it are cleaned from the log one day; only in
+            full entries.
+        judged: how many replaces ``uncounted`` knows of; only in full entries.
+        totals: what the commits up to ``base`` add up to; only in full entries.
         sharing: how the group shared its shards at ``base``, see
-            :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it tells which transaction sequences there are.
-            Empty before the first commit.
+            :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it decides which transaction sequences there
+            are. Empty before the first commit.
         switch: for the first commit or a fence, how the group shares from here on.
         lost: what was gone from the stream before it was read; the group skips it and continues, as the user chose.
         claims: what the batch holds where members claim single Redis entries; positions do not follow from it.
         replay: the replay or the rewind that the commit is a part of, so that it is taken up again where it was killed.
         goal: for a replay, all that it is to replace, in this and in other batches.
         begins: for a replay or a rewind, whether it was not in the table when the commit was planned.
-        skipped: what the group never reads, because somebody moved it forwards.
+        skipped: what the group never reads, because a user moved it forwards.
         transform: the name of the function that made the rows, so that rows of another are not put in their place.
         ended: for an accept, where the shards of the epoch before it end.
         last_messages: the last message of each range, as the stream held it when the batch was planned.

@@ -46,7 +46,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         if known.origin is None:
             after[shard] = replace(known, covered=known.covered | Intervals.of((MIN_SEQUENCE, origin)), origin=origin)
     for shard, end in entry.ended.items():
-        # Nobody can read its messages again: rows that were to be replaced are the last copy.
+        # Its messages cannot be read again, so rows that were to be replaced are the last copy.
         after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
     for shard, claim in entry.claims.items():
         known = after.get(shard, ShardState())

@@ -73,7 +73,7 @@ class FullEntry:
 
     Args:
         version: of its commit.
-        timestamp_ms: when it was made; ``None`` if the log does not tell.
+        timestamp_ms: when it was made; ``None`` if the log does not have it.
         longest_ms: how old it may become before another one is due.
         is_restored: whether there was a RESTORE since it was planned.
     """
@@ -142,7 +142,7 @@ class LedgerState:
 
     @property
     def gone(self) -> Mapping[Shard, Intervals]:
-        """What a RESTORE removed from shards that have ended: nobody can read it again."""
+        """What a RESTORE removed from shards that have ended, which cannot be read again."""
         ended = {shard: s for shard, s in sorted(self.shards.items()) if s.ended is not None}
         missing = {s: Intervals.of((MIN_SEQUENCE, known.ended or 0)) - known.covered for s, known in ended.items()}
         return {shard: part for shard, part in missing.items() if part}
@@ -201,7 +201,7 @@ class Ledger:
         entry = replace(entry, hint=with_places(entry.hint, places))
         if self._is_full(entry, state):
             return replace(entry, totals=state.totals)
-        new = {name: told for name, told in entry.identities.items() if state.identities.get(name) != told}
+        new = {name: identity for name, identity in entry.identities.items() if state.identities.get(name) != identity}
         return replace(entry, state=None, settled=-1, uncounted={}, judged=0, identities=new)
 
     def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
@@ -219,7 +219,7 @@ class Ledger:
         Raises:
             LedgerTruncatedError: the log was cleaned beyond what is needed.
             LedgerUnreadableError: it cannot be read at the moment.
-            ForeignCommitError: somebody else used our transaction app ids.
+            ForeignCommitError: another program used our transaction app ids.
             UnsupportedVersionError: a newer release has written into the table.
             InvalidOptionError: the table forgets transaction numbers.
             UnsupportedError: a catalog decides on its commits.
@@ -277,7 +277,7 @@ class Ledger:
         return found
 
     def was_restored(self, *, after: int, state: LedgerState) -> bool:
-        """Whether there was a RESTORE behind version ``after``, as far as the log tells; if it does not, there was."""
+        """Whether there was a RESTORE after version ``after``; also if the log does not reach back that far."""
         try:
             return self._any(after + 1, state.version + 1, lambda commit: commit.restored is not None)
         except LedgerTruncatedError:
@@ -287,7 +287,7 @@ class Ledger:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
 
         Raises:
-            LedgerUnreadableError: it cannot be told, so nothing may be acknowledged.
+            LedgerUnreadableError: it is unknown, so nothing may be acknowledged.
         """
         return self.log.find(lambda commit: commit.transactions.get(self.app) == number, after=after)
 
@@ -295,7 +295,7 @@ class Ledger:
         """The commits with these app ids and numbers, as far as there are any.
 
         Raises:
-            LedgerTruncatedError: the log was cleaned before all were found, so that it cannot be told.
+            LedgerTruncatedError: the log was cleaned, so that it is unknown whether the others were there.
         """
         missing, found = set(wanted), {}
         for version in self.log.newest_versions():
@@ -598,7 +598,7 @@ class Ledger:
         """The version that a RESTORE went back to, or any that is like it for the group.
 
         Raises:
-            LedgerUnreadableError: it cannot be told.
+            LedgerUnreadableError: it is ambiguous.
         """
         newest, *others = self.log.restored_versions(commit)
         if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):

@@ -145,7 +145,7 @@ def check_checksum(path: str, text: str) -> None:
 
     Args:
         path: of the table.
-        text: of the file; an empty one is left over from a power cut, and is read by nobody.
+        text: of the file; an empty one is left over from a power cut, and is never read.
 
     Raises:
         UnsupportedError: an expression may run code or read other tables.

@@ -198,7 +198,7 @@ def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -
         OSError: a file is gone.
         KeyError: a column is neither in the first file nor in the partition of each.
     """
-    types, told = dict(zip(names, _PLACE_TYPES)), [name for name in names if name in files[0].partition]
+    types, partitioned = dict(zip(names, _PLACE_TYPES)), [name for name in names if name in files[0].partition]
     where = log.files()
     log.check_files(file.path for file in files)
     fragments = []
@@ -206,10 +206,10 @@ def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -
         if file.path.startswith("/"):
             # Of the table that this one is a shallow clone of; `where` would look for it in this one.
             raise FileNotFoundError(file.path)
-        holds = reduce(and_, (_holds(name, file.partition[name], types[name]) for name in told), pc.scalar(True))
+        holds = reduce(and_, (_holds(name, file.partition[name], types[name]) for name in partitioned), pc.scalar(True))
         fragments.append(_PARQUET.make_fragment(file.path, where, partition_expression=holds))
     written = fragments[0].physical_schema
-    columns = [pa.field(name, types[name]) if name in told else written.field(name) for name in names]
+    columns = [pa.field(name, types[name]) if name in partitioned else written.field(name) for name in names]
     return pyarrow.dataset.FileSystemDataset(fragments, pa.schema(columns), _PARQUET, where)
 
 
@@ -391,10 +391,10 @@ def in_time(start: datetime | None, end: datetime | None) -> str:
         "_timestamp >= TIMESTAMP '2026-11-17T00:00:00+00:00'"
     """
     bounds = [(">=", start), ("<", end)]
-    told = [
+    conditions = [
         f"{TIME} {sign} TIMESTAMP '{moment.astimezone(timezone.utc).isoformat()}'" for sign, moment in bounds if moment
     ]
-    return " AND ".join(told) or "TRUE"
+    return " AND ".join(conditions) or "TRUE"
 
 
 def _milliseconds(column: Any) -> Sequences:

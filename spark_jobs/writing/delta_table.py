@@ -1,7 +1,7 @@
 """Writes a Delta table from Spark: a batch in one commit, verified in the log, and what the storage must guarantee.
 
 A commit is a file that must be absent when it is put. Where two drivers may both put it, the second one overwrites the
-first, whose rows are in no commit then, although it was told that they are.
+first. The rows of the first are in no commit then, although its write succeeded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stream_consumers.wording import counted
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
 CONFLICT_TEXTS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
 MOST_EXTENTS = 64
-"""A row is compared with so many ranges, one after the other."""
+"""A row is compared with at most this many ranges, one after the other."""
 HISTORY = 100
 # Their renames, or their own conditions, put a file only if it is absent, and Delta's log stores for them use that.
 _SAFE_SCHEMES = frozenset({"hdfs", "viewfs", "ofs", "abfs", "abfss", "wasb", "wasbs", "gs"})
@@ -124,7 +124,7 @@ class DeltaSink:
 def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:
     """The same rows; the write fails if one of them is of no message in these ranges.
 
-    A transform may give a row the place of another message, and then nobody would know what became of its own.
+    A transform may give a row the place of another message, and then it would be unknown what became of its own.
 
     Args:
         rows: to be written.
@@ -177,7 +177,7 @@ def check_landed(
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether somebody else's commit came first: look into the ledger and plan again.
+    """Whether another commit came first, so that the batch has to be planned again.
 
     In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
     """
@@ -188,7 +188,7 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def log_store_of(spark: SparkSession, table: str) -> str:
-    """The class of the log store that somebody has chosen for the file system of the table; empty if nobody has."""
+    """The class of the log store that is configured for the file system of the table; empty if none is."""
     chosen = spark.conf.get(f"spark.delta.logStore.{scheme(table)}.impl", "")
     return str(chosen or spark.conf.get("spark.delta.logStore.class", "") or "")
 

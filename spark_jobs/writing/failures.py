@@ -182,8 +182,8 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
         error: what Spark raised, in a classic or in a Connect session.
         table: for the message.
     """
-    if told := error if isinstance(error, StreamAssetsError) else catalog_away(error):
-        return told
+    if known := error if isinstance(error, StreamAssetsError) else catalog_away(error):
+        return known
     failure = _explained(error, table=table)
     failure.detail = failure.detail or cause_of(error)
     return failure

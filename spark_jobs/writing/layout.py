@@ -165,7 +165,7 @@ def _texts(option: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout: TableLayout) -> None:
-    """Make the table, unless somebody else was faster.
+    """Create the table, unless another writer was faster.
 
     Args:
         spark: a session that can write Delta tables.

@@ -60,7 +60,7 @@ _NUMBERS, _TIMES = {"whole number", "number"}, {"date", "time"}
 _TEXTS = {"text", *_TIMES}
 _OPTIONS = {
     "ignoreNullFields": "true",
-    # Without these, times have milliseconds only, and the zone of whoever wrote them.
+    # Without these, times have milliseconds only, and the time zone of the writer.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "timeZone": "UTC",
@@ -96,8 +96,8 @@ def check_columns(
                 continue
             new.append(f"{name} is not in the table")
             continue
-        told = f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table"
-        (wider if is_wider(found, wanted) else changed).append(told)
+        change = f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table"
+        (wider if is_wider(found, wanted) else changed).append(change)
     problems = [*changed, *([] if may_change and widens else wider), *([] if may_change else new)]
     if problems:
         raise SchemaMismatchError(
@@ -230,7 +230,7 @@ def with_new_fields(
         any_name: whether the table takes names with spaces and the like.
 
     Raises:
-        SchemaMismatchError: they are so many that their names are ids.
+        SchemaMismatchError: there are too many, so that their names are probably ids.
     """
     taken = _taken(watching.decoder).union(map(str.lower, computed))
     growth = _Growth(taken=taken, any_name=any_name, is_strict=watching.decoder.mode is JsonMode.STRICT)
@@ -257,7 +257,7 @@ def seen_in(documents: Iterable[str], decoder: Json) -> Seen:
         decoder: which has found them.
 
     Raises:
-        SchemaMismatchError: they are so many that their names are ids; the rest is not read.
+        SchemaMismatchError: there are too many, so that their names are probably ids; the rest is not read.
     """
     seen, unchecked = Seen(), 0
     declared = pa.struct(list(arrow_schema(_declared(decoder))))
