@@ -147,9 +147,9 @@ def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[s
     """The table properties that let files stay as long as the log does; empty where nothing is to be set.
 
     Until then a RESTORE may go back to a version that needs them. By default Delta keeps files for 7 days and the log
-    for 30. It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so that
-    it holds for every other VACUUM, too. A second property remembers the value, so that it follows the log as long as
-    no user chooses another one.
+    for 30. It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so
+    that it holds for every other VACUUM, too. A second property remembers the value, so that it follows the log as long
+    as no user chooses another one.
 
     Args:
         configuration: the properties of the table.
