@@ -735,10 +735,10 @@ def _commit_rows(
     target.observer(Step.WRITING, batch)
     if target.ingestion.transform is not None:
         rows = only_within(rows, entry.extents)
-    failure = target.sink.try_write(rows, entry)
+    failure = target.writer.try_write(rows, entry)
     target.observer(Step.ROWS_WRITTEN, batch)
     try:
-        commit = target.sink.verified(entry, failure, spark=target.spark, ledger=target.ledger)
+        commit = target.writer.verified(entry, failure, spark=target.spark, ledger=target.ledger)
     except ConstraintViolatedError as error:
         raise target.filter.located(error, rows) from error
     except SchemaMismatchError:

@@ -29,7 +29,7 @@ from spark_jobs.decoding.isolation import prepare
 from spark_jobs.ledger.entries import EntryFields, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
-from spark_jobs.writing.delta_table import DeltaSink, check_landed, check_log_store, check_unseen, read_table
+from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
 from spark_jobs.writing.layout import create_table
 from stream_consumers.batches import LastMessage
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, WriteError
@@ -109,10 +109,10 @@ class Target:
         return self.ingestion.dead_letters()
 
     @property
-    def sink(self) -> DeltaSink:
+    def writer(self) -> DeltaWriter:
         """Writes its rows."""
         ingestion = self.ingestion
-        return DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.errors.schema_changes)
+        return DeltaWriter(ingestion.table, ingestion.layout.all_properties(), ingestion.errors.schema_changes)
 
     def entry(self, batch: Batch, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """The batch metadata of a batch, with fields that are known after the read."""
@@ -152,7 +152,7 @@ def initialize(
     check_unwritten(target, state, identities)
     fields = EntryFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
-    failure = target.sink.try_write(empty, entry, creates=state.version < 0)
+    failure = target.writer.try_write(empty, entry, creates=state.version < 0)
     # A lost race to create the table shows in many ways; any entry of the group will do.
     found = target.ledger.read().newest
     check_landed(found, failure, spark=target.spark, log=log, bid=entry.bid)
@@ -251,14 +251,14 @@ def commit_empty(
         WriteError: Spark failed, or others were always faster.
     """
     _check_session(spark, ingestion)
-    ledger, sink = ingestion.ledger(), DeltaSink(ingestion.table)
+    ledger, writer = ingestion.ledger(), DeltaWriter(ingestion.table)
     rows = no_rows(spark, ledger)
     for _ in range(MAX_RACES):
         state = (read or ledger.read)()
         more = fields(state)
         if more is None:
             return
-        if sink.commit(rows, ledger.entry(kind, state, **more), ledger=ledger) is not None:
+        if writer.commit(rows, ledger.entry(kind, state, **more), ledger=ledger) is not None:
             return
     raise lost_races(ledger, ingestion)
 

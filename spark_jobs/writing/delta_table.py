@@ -43,7 +43,7 @@ _LOG_STORES_OF_DELTA = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSink:
+class DeltaWriter:
     """The Delta table at ``path``.
 
     Args:

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.writing.delta_table import DeltaSink
+from spark_jobs.writing.delta_table import DeltaWriter
 
 
 class Writes:
@@ -20,14 +20,14 @@ class Writes:
         self.outcomes: dict[str, Exception | None] = {}
         self.before: Any = lambda: None
         self.after: Any = lambda: None
-        self._write = DeltaSink.write
+        self._write = DeltaWriter.write
 
-        def watched(sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
+        def watched(sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
             self.write(sink, rows, entry, creates)
 
-        patch.setattr(DeltaSink, "write", watched)
+        patch.setattr(DeltaWriter, "write", watched)
 
-    def write(self, sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
+    def write(self, sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
         is_batch = entry.kind == "batch"
         try:
             if is_batch:

@@ -21,7 +21,7 @@ from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.mode_switch import switch_sharing
 from spark_jobs.verify import verify
-from spark_jobs.writing.delta_table import DeltaSink
+from spark_jobs.writing.delta_table import DeltaWriter
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, StreamNotFoundError
 from stream_consumers.memory import forget_memory_broker
@@ -237,14 +237,14 @@ def test_an_accept_that_dies_before_or_behind_its_commit_is_run_again(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     stage.recreated(spark, 5, 4)
-    write = DeltaSink.write
+    write = DeltaWriter.write
 
     def dies(*arguments: object, **more: object) -> None:
         if is_written:
             write(*arguments, **more)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(DeltaSink, "write", dies)
+    monkeypatch.setattr(DeltaWriter, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         stage.accept(spark, "orders#2")
     monkeypatch.undo()

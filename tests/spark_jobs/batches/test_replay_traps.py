@@ -23,7 +23,7 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
-from spark_jobs.writing.delta_table import DeltaSink, is_conflict
+from spark_jobs.writing.delta_table import DeltaWriter, is_conflict
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -182,7 +182,7 @@ def test_d05_a_transaction_that_leaked_into_the_session_hides_no_replay_and_no_r
 class ReplayWrites(Writes):
     """The same for replays."""
 
-    def write(self, sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
+    def write(self, sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
         if entry.kind != "replay":
             self._write(sink, rows, entry, creates=creates)
             return
@@ -254,15 +254,15 @@ def test_d06_a_replay_that_landed_counts_whatever_its_write_raised(
 
 def test_d06_a_rewind_next_to_a_batch_is_tried_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.feed.send(9)
-    write, met = DeltaSink.write, []
+    write, met = DeltaWriter.write, []
 
-    def overtake(sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
+    def overtake(sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
         if entry.until and not met:
             met.append(entry.number)
             lake.drain()
         write(sink, rows, entry, creates=creates)
 
-    monkeypatch.setattr(DeltaSink, "write", overtake)
+    monkeypatch.setattr(DeltaWriter, "write", overtake)
     assert lake.rewind(30) == SHARDS
     assert met, "a batch took the number of the rewind"
     assert lake.what.ledger().read().positions == lake.feed.places(30)

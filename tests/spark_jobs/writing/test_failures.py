@@ -17,7 +17,7 @@ from spark_jobs import redaction
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import sql_name
-from spark_jobs.writing.delta_table import DeltaSink, is_conflict
+from spark_jobs.writing.delta_table import DeltaWriter, is_conflict
 from spark_jobs.writing.failures import (
     FailedRowError,
     UnexplainedError,
@@ -67,7 +67,7 @@ def session(request: pytest.FixtureRequest) -> Any:
 def fail(spark: SparkSession, table: Path | str, rows: str, change: str = "") -> StreamAssetsError:
     """Make a table, change it, and write one row that does not go in."""
     ledger = Ledger(Ingestion(group="g", table=str(table)).ledger().log, group="g", member="main")
-    sink = DeltaSink(str(table))
+    sink = DeltaWriter(str(table))
     if change.startswith("ALTER"):
         spark.createDataFrame([], COLUMNS).write.format("delta").save(str(table))
     if change:

@@ -11,7 +11,7 @@ import pytest
 
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.writing.delta_table import DeltaSink
+from spark_jobs.writing.delta_table import DeltaWriter
 from stream_consumers.errors import StorageMismatchError, WriteError
 from tests.support.written_log import WrittenLog
 
@@ -39,7 +39,7 @@ class Table:
         self.lands: LedgerEntry | None = None
         self.error: Exception | None = None
         self.monkeypatch = monkeypatch
-        monkeypatch.setattr(DeltaSink, "write", lambda sink, rows, entry, creates: self.write())
+        monkeypatch.setattr(DeltaWriter, "write", lambda sink, rows, entry, creates: self.write())
 
     def write(self) -> None:
         if self.lands is not None:
@@ -48,7 +48,7 @@ class Table:
             raise self.error
 
     def commit(self) -> int | None:
-        sink = DeltaSink(str(self.log.path))
+        sink = DeltaWriter(str(self.log.path))
         commit = sink.commit(ROWS, self.entry, ledger=self.ledger)
         return None if commit is None else commit.version
 
@@ -89,14 +89,14 @@ def test_a_write_that_failed_and_did_not_land_is_an_error(table: Table) -> None:
 def test_files_that_executors_wrote_on_other_machines_are_an_error(table: Table) -> None:
     there, elsewhere = table.log.path / "part 1%.parquet", "part%202.parquet"
 
-    def write(sink: DeltaSink, rows: Any, entry: LedgerEntry, creates: bool) -> None:
+    def write(sink: DeltaWriter, rows: Any, entry: LedgerEntry, creates: bool) -> None:
         version = table.log.ours(entry)
         with table.log.file(version).open("a") as commit:
             for path in ("part%201%25.parquet", elsewhere):
                 add = {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
                 commit.write(json.dumps({"add": add}) + "\n")
 
-    table.monkeypatch.setattr(DeltaSink, "write", write)
+    table.monkeypatch.setattr(DeltaWriter, "write", write)
     there.touch()
     with pytest.raises(
         StorageMismatchError, match=r"version 1 of .* 1 file .*, like part 2\.parquet.*TO VERSION AS OF 0"
