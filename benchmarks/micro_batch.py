@@ -93,7 +93,7 @@ def micro_batch(bench: Bench) -> None:
                 steps.start()
                 began = perf_counter()
                 batch = job.plan()
-                assert batch is not None
+                assert isinstance(batch, Batch)
                 assert any(isinstance(event, BatchReport) for event in written_events(job, batch, HeldSignals()))
                 whole.append(perf_counter() - began)
                 assert job.plan() is None

@@ -16,7 +16,7 @@ from spark_jobs.dead_letters.table import DeadLetterTable, dead_letter_path
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import CLAIMS, EntryFields, LedgerEntry
+from spark_jobs.ledger.entries import CLAIMS, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
@@ -83,7 +83,7 @@ class Batch:
     state: LedgerState
     plan: BatchPlan = NOTHING_TO_READ
     bid: str = field(default_factory=lambda: uuid.uuid4().hex)
-    fields: EntryFields = field(default_factory=EntryFields)
+    fields: PlannedFields = field(default_factory=PlannedFields)
     identities: Mapping[str, str] = field(default_factory=dict)
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
     letters: pa.Table | None = field(default=None, repr=False)

@@ -41,7 +41,7 @@ from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, Yi
 from spark_jobs.dead_letters.table import LETTER_SCHEMA, NotCounting, Settlement, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.ledger.entries import MODES, EntryFields, LedgerEntry
+from spark_jobs.ledger.entries import MODES, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
@@ -218,7 +218,7 @@ class BatchJob(ABC):
         doubtful: Mapping[Shard, Range] | None = None,
         letters: pa.Table | None = None,
         held: Any = None,
-        **fields: Unpack[EntryFields],
+        **fields: Unpack[PlannedFields],
     ) -> Batch:
         batch = Batch(
             kind,

@@ -26,7 +26,7 @@ from spark_jobs.batches.row_columns import RowColumns
 from spark_jobs.batches.source_checks import check_other_group, without_positions
 from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.decoding.isolation import prepare
-from spark_jobs.ledger.entries import EntryFields, LedgerEntry
+from spark_jobs.ledger.entries import EntryFields, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
@@ -150,7 +150,7 @@ def initialize(
             create_table(target.spark, log, empty.schema, ingestion.layout)
             state = target.ledger.read()
     check_unwritten(target, state, identities)
-    fields = EntryFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
+    fields = PlannedFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
     failure = target.writer.try_write(empty, entry, creates=state.version < 0)
     # A lost race to create the table shows in many ways; any entry of the group will do.

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
 from spark_jobs.batches.target_table import Target
-from spark_jobs.ledger.entries import ClaimedRange, EntryFields, LedgerEntry, State
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, State
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState, app_id
 from stream_consumers.batches import Range
@@ -270,7 +270,7 @@ class ClaimLosses:
         if not count:
             self.account(shard, kind)
             return None
-        fields = EntryFields(
+        fields = PlannedFields(
             lost={shard: lost},
             skipped={shard: kind.part} if isinstance(kind, Skipped) else {},
             claims={shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},

@@ -240,12 +240,9 @@ class ClaimedRange(NamedTuple):
     entries: int
 
 
-class EntryFields(TypedDict, total=False):
-    """The fields of a :class:`LedgerEntry` that its planner knows, by their names there."""
+class PlannedFields(TypedDict, total=False):
+    """The fields of a :class:`LedgerEntry` that the planner of a batch knows, by their names there."""
 
-    by: str
-    bid: str
-    number: int
     ranges: Mapping[Shard, Range]
     places: Mapping[Shard, Intervals]
     mode: str
@@ -253,7 +250,6 @@ class EntryFields(TypedDict, total=False):
     origin: Mapping[Shard, int]
     messages: int
     dead: int
-    identities: Mapping[str, str]
     hint: Mapping[str, object] | None
     switch: str | None
     lost: Mapping[Shard, Intervals]
@@ -265,6 +261,15 @@ class EntryFields(TypedDict, total=False):
     transform: str
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage]
+
+
+class EntryFields(PlannedFields, total=False):
+    """All fields of a :class:`LedgerEntry` that do not follow from the state of the ledger."""
+
+    by: str
+    bid: str
+    number: int
+    identities: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
