@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 
 from stream_consumers.create import create_producer
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 
 PARTITIONS = 4
 DDL = "id BIGINT, user STRING, amount DOUBLE, ts TIMESTAMP, note STRING"

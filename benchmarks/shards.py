@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stream_consumers.batches import BatchSource, Range, Split
-from stream_consumers.committer import ProcessCommitter
+from stream_consumers.consumer import ProcessCommitter
 from stream_consumers.create import create_consumer, create_producer, open_batch_source
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, FileProducerOptions, Limits

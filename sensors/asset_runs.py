@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from stream_consumers.display import counted
 from stream_consumers.messages import is_recent
-from stream_consumers.wording import counted
 
 IN_FLIGHT = (
     dg.DagsterRunStatus.QUEUED,

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
+from pydantic import TypeAdapter
 
 from sensors.asset_runs import AssetRuns
-from sensors.cursors import read_cursor, write_cursor
-from sensors.lag import Measurement, measure
-from sensors.lag_observations import LagObserver, describe_measurement
+from sensors.lag import LagObserver, Measurement, describe_measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
-from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError, SourceRecreatedError
+from stream_consumers.display import counted
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    InvalidOptionError,
+    SourceRecreatedError,
+    UnsupportedVersionError,
+)
 from stream_consumers.options import AutoStreamReset, check_count, check_range, choose_fields
-from stream_consumers.wording import counted
+from stream_consumers.versions import check_keys, check_version
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 LONGEST_SILENCE_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
@@ -157,7 +166,7 @@ def build_lag_sensor(
 
     Args:
         name: of the sensor.
-        watched: tells what to look at, at each tick.
+        watched: returns what to look at; it is called at each tick.
         job: the job to run. Runs of other jobs hold the next one back, too, if they make the asset.
         asset_key: the asset that it makes.
         description: of the sensor.
@@ -180,7 +189,7 @@ def build_lag_sensor(
                 source, ingestion, budget_seconds=policy.budget_seconds, answer_seconds=policy.answer_seconds
             )
         except SourceRecreatedError as error:
-            # The tick fails, and what a tick that fails returns is told nobody.
+            # Dagster drops what a tick that fails would return.
             for event in observer.observations_of_loss(error, context.instance):
                 context.instance.report_runless_asset_event(event)
             raise
@@ -279,3 +288,32 @@ def _requests(found: Measurement, policy: LagPolicy, taken: Sequence[str]) -> li
 def hash_text(text: str) -> str:
     """A short digest, so that the cursor stays small however many shards there are."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+FORMAT = 1
+Cursor = TypeVar("Cursor", bound="DataclassInstance")
+
+
+def read_cursor(text: str | None, kind: type[Cursor]) -> Cursor:
+    """Read a cursor.
+
+    A cursor is no promise: one that is damaged, or of a release that knows more fields, counts as a new one.
+
+    Args:
+        text: the cursor.
+        kind: a dataclass of which each field has a default.
+    """
+    try:
+        document = json.loads(text or "{}")
+        own = {name: value for name, value in document.items() if name != "v"}
+        check_version(document.get("v"), what="the cursor", versions=[FORMAT])
+        check_keys(own, what="the cursor", keys=[field.name for field in fields(kind)])
+        return TypeAdapter(kind).validate_python(own)
+    except (ValueError, AttributeError, RecursionError, UnsupportedVersionError):
+        return kind()
+
+
+def write_cursor(cursor: DataclassInstance) -> str:
+    """The text that :func:`read_cursor` reads."""
+    values: dict[str, Any] = asdict(cursor)
+    return json.dumps({"v": FORMAT, **values})

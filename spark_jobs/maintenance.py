@@ -20,7 +20,7 @@ from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER, EntryFields
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
-from spark_jobs.reading.sql_types import properties
+from spark_jobs.reading.spark_types import properties
 from spark_jobs.session import check_session
 from spark_jobs.table_location import sql_name
 from spark_jobs.writing.delta_table import HISTORY, check_log_store, is_conflict

@@ -28,15 +28,13 @@ from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, check_restored, moved_forwards, skipped_entries
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import BatchSource, Range
+from stream_consumers.batches import BatchSource, Range, known_places
+from stream_consumers.display import counted
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError, StreamNotFoundError
-from stream_consumers.hints import known_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, choice
-from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claims import RedisClaims
-from stream_consumers.wording import counted
+from stream_consumers.redis.claims import ClaimName, RedisClaims
 
 
 def switch_sharing(

@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from stream_consumers.addresses import is_server
 from stream_consumers.client_config import without_values
+from stream_consumers.urls import is_server
 
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
 """As the environment variables begin that delta-rs takes for storage options."""

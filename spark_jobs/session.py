@@ -1,14 +1,23 @@
-"""Spark sessions that can write Delta tables: local by default, any master, or Spark Connect (``sc://``)."""
+"""Spark sessions that can write Delta tables: local by default, on any master, or over Spark Connect (``sc://``).
+
+The settings of a session include those for tables in object stores. Executors on other machines are sent the packages
+of this project; what these need (pyarrow, pandas, the clients of the brokers) is compiled code and must be installed
+there.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
 import sys
 import tempfile
+import weakref
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
@@ -16,13 +25,22 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
-from spark_jobs.executors import send_packages
-from spark_jobs.jars import CACHE_VARIABLE, LOG_STORE_CLASS, cache_folder, delta_jars, java
-from spark_jobs.object_stores import brings_s3, object_store_config
+import spark_jobs
+import stream_consumers
+from spark_jobs.jars import (
+    CACHE_VARIABLE,
+    LOG_STORE_CLASS,
+    S3_LOG_STORE_CLASS,
+    cache_folder,
+    delta_jars,
+    java,
+    own_folder,
+    s3_jars,
+)
 from spark_jobs.redaction import REMOTE_VARIABLE, hide, redacted, without_secrets
-from spark_jobs.scratch import umask
 from spark_jobs.spark_server.folder import UnusableFolderError
-from spark_jobs.spark_start import GUARD, start_context
+from spark_jobs.spark_start import GUARD, start_context, umask
+from spark_jobs.table_location import S3, is_s3
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
@@ -59,6 +77,22 @@ DELTA_CONFIG: Mapping[str, str] = {
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
     "spark.sql.shuffle.partitions": "4",
 }
+_PREFIX = "aws_"
+_S3A: Mapping[str, str] = {
+    "access_key_id": "fs.s3a.access.key",
+    "secret_access_key": "fs.s3a.secret.key",
+    "session_token": "fs.s3a.session.token",
+    "token": "fs.s3a.session.token",
+    "default_region": "fs.s3a.endpoint.region",
+    "region": "fs.s3a.endpoint.region",
+    "endpoint": "fs.s3a.endpoint",
+    "endpoint_url": "fs.s3a.endpoint",
+    "endpoint_url_s3": "fs.s3a.endpoint",
+}
+PACKAGES = (spark_jobs, stream_consumers)
+# An archive of the same files has the same bytes, and so the same name.
+_DATE = (1980, 1, 1, 0, 0, 0)
+_sent: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +107,7 @@ class SparkOptions:
             outlives the process (:mod:`spark_jobs.spark_server`). The variable ``STREAM_ASSETS_SPARK=in-process`` says
             so for all sessions.
         table: a table that the session is to write, where that is an object store: Spark gets what it needs for it.
-        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.object_stores`.
+        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.session`.
     """
 
     master: str = "local[*]"
@@ -91,7 +125,7 @@ def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | Non
 
     Args:
         table: a table in an object store that the session is to write, such as ``s3a://lake/orders``.
-        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.object_stores`.
+        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.session`.
 
     Raises:
         MissingDependencyError: no Java, or the jars cannot be downloaded.
@@ -242,3 +276,126 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text, for messages, without secrets."""
     lines = redacted(str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def object_store_config(table: str, storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The settings that Spark needs to write a table, beyond those for Delta; none for a local one.
+
+    For Amazon S3, and for what speaks its protocol: the jars of S3A, our log store that puts a commit only if it is
+    absent, and what the storage options say. They must be given before Spark starts.
+
+    Args:
+        table: a path or URI; only its scheme counts.
+        storage_options: as delta-rs has them, such as ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+            ``AWS_SESSION_TOKEN``, ``AWS_REGION`` and ``AWS_ENDPOINT_URL``; what is not in them comes from the
+            environment.
+
+    Raises:
+        MissingDependencyError: the jars cannot be downloaded, or this Spark is too old for tables on Amazon S3.
+        InvalidOptionError: an option makes no sense.
+
+    Example:
+        >>> object_store_config("/lake/orders")
+        {}
+    """
+    if not is_s3(table):
+        return {}
+    of_environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX.upper())}
+    given = {**_normalized(of_environment), **_normalized(storage_options or {})}
+    # Whatever its name is: what is given counts more than the environment, for delta-rs, too.
+    config = {**_of_s3a(of_environment), **_of_s3a(storage_options or {})}
+    if "fs.s3a.endpoint" in config:
+        is_virtual = _flag(given, "virtual_hosted_style_request")
+        config["fs.s3a.path.style.access"] = str(not is_virtual).lower()
+    if _flag(given, "skip_signature"):
+        config["fs.s3a.aws.credentials.provider"] = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
+    return {
+        "spark.jars": ",".join(str(jar) for jar in s3_jars()),
+        **{f"spark.delta.logStore.{each}.impl": S3_LOG_STORE_CLASS for each in sorted(S3)},
+        # Tables are named s3:// by others.
+        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+        **{f"spark.hadoop.{name}": value for name, value in config.items()},
+    }
+
+
+def brings_s3(config: Mapping[str, str]) -> bool:
+    """Whether somebody has chosen the jars or the log store for Amazon S3 in the settings of Spark.
+
+    Example:
+        >>> brings_s3({"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"}), brings_s3({"spark.ui.port": "0"})
+        (True, False)
+    """
+    stores = {f"spark.delta.logStore.{kind}.impl" for kind in S3}
+    return not stores.isdisjoint(config) or any("hadoop-aws" in value for value in config.values())
+
+
+def _normalized(options: Mapping[str, str]) -> dict[str, str]:
+    """In lower case and without the prefix: delta-rs takes them with it or without it, in any case."""
+    return {name.lower().removeprefix(_PREFIX): value for name, value in options.items()}
+
+
+def _of_s3a(options: Mapping[str, str]) -> dict[str, str]:
+    # Of two names of one setting the longer one counts, as it does for delta-rs.
+    return {_S3A[name]: value for name, value in sorted(_normalized(options).items()) if name in _S3A}
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    said = options.get(name, "false").lower()
+    if said not in ("true", "false", "1", "0"):
+        raise InvalidOptionError(
+            f"the storage option {_PREFIX.upper()}{name.upper()} is {said!r}", remedy="Use 'true' or 'false'."
+        )
+    return said in ("true", "1")
+
+
+def send_packages(session: SparkSession) -> None:
+    """Let the executors of a session import the packages, unless they run on this machine anyway; once a session.
+
+    Args:
+        session: a local one, which needs nothing; one on a master; or a Spark Connect session.
+
+    Raises:
+        PySparkException: the server takes no files.
+    """
+    if session in _sent:
+        return
+    if not _is_classic(session):
+        # A server of ours lives on this machine, and for the Python of its client.
+        if not hasattr(session, "is_served"):
+            session.addArtifacts(str(archive()), pyfile=True)
+    elif not str(session.sparkContext.master).startswith("local"):
+        session.sparkContext.addPyFile(str(archive()))
+    _sent.add(session)
+
+
+def _is_classic(session: SparkSession) -> bool:
+    return not is_remote_only() and isinstance(session, SparkSession)
+
+
+def archive() -> Path:
+    """The packages in a file that Python imports from; made at the first call.
+
+    Example:
+        >>> archive().suffix
+        '.zip'
+    """
+    files = {
+        f"{Path(*package.__name__.split('.')) / file.relative_to(folder)}": file
+        for package in PACKAGES
+        for folder in map(Path, package.__path__)
+        for file in sorted(folder.rglob("*.py"))
+    }
+    digest = hashlib.sha256()
+    for name, file in files.items():
+        digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
+    own_folder(cache_folder())
+    found = own_folder(cache_folder() / "packages") / f"stream-assets-{digest.hexdigest()[:12]}.zip"
+    if not found.exists():
+        with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
+            made = Path(scratch) / found.name
+            with zipfile.ZipFile(made, "w") as packed:
+                for name, file in files.items():
+                    packed.writestr(zipfile.ZipInfo(name, _DATE), file.read_bytes(), zipfile.ZIP_DEFLATED)
+            # Who looks for it finds all of it or nothing.
+            made.replace(found)
+    return found

@@ -1,13 +1,22 @@
-"""Starts a Spark in this process, with its settings off the command line of the JVM."""
+"""Starts the JVM of Spark with its settings off the command line, and with private folders for its files.
+
+What Spark spills, shuffles and caches on disk are values of messages. Spark creates its folders with the rights that
+the umask gives, in a folder that all users share. So each process that starts a Spark puts a folder of mode 0700
+between, and holds a lock on it while it lives. Folders without a lock belong to killed processes, and are removed.
+"""
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import logging
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +24,12 @@ from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
 from spark_jobs.jars import cache_folder, own_folder
 from spark_jobs.python_start import worker_variables
-from spark_jobs.scratch import private_folders, private_variable, set_private_folders
 from stream_consumers.errors import StreamAssetsError
 
 if TYPE_CHECKING:
+    # A PySpark that is only a client of Spark Connect has none of these.
     from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
+    from pyspark import SparkConf
 
 GUARD: Mapping[str, str] = {
     # Any user of the machine reaches the ports of the JVM, so a client must know a secret. For a local master Spark
@@ -30,6 +40,10 @@ GUARD: Mapping[str, str] = {
 """Settings of each local Spark that this project starts; they win over those of the user."""
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 JAVA_OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
+PREFIX = "stream-assets-spark-"
+LOCAL_DIRS_SETTING = "spark.local.dir"
+LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
+"""Spark prefers it to the setting."""
 
 
 def launch(settings: Mapping[str, str]) -> JavaGateway:
@@ -57,9 +71,11 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
         # Spark starts its Python workers with -m.
         **worker_variables(),
     }
+    if given := os.environ.get(LOCAL_DIRS_VARIABLE):
+        variables[LOCAL_DIRS_VARIABLE] = private_folders(given)
     try:
         properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in settings.items()))
-        with private_variable(), _environment(variables):
+        with _environment(variables):
             return _connecting_to_its_jvm(launch_gateway())  # type: ignore[no-untyped-call]
     finally:
         properties.unlink()
@@ -147,3 +163,70 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
         gateway = launch(dict(conf.getAll()))
     set_private_folders(conf, gateway)
     SparkContext(conf=conf, gateway=gateway)
+
+
+def umask() -> int:
+    """The umask of this process, which can only be read by setting it: to one that lets no other user read a file."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def set_private_folders(conf: SparkConf, gateway: JavaGateway) -> None:
+    """Let a Spark keep its files in private folders: within those that its settings name, else within ``TMPDIR``.
+
+    Args:
+        conf: the settings that the context is about to be made with.
+        gateway: the JVM that it is made in, which knows the settings of ``spark-defaults.conf``.
+    """
+    given = conf.get(LOCAL_DIRS_SETTING, None) or gateway.jvm.SparkConf(True).get(LOCAL_DIRS_SETTING, "")
+    conf.set(LOCAL_DIRS_SETTING, private_folders(given or tempfile.gettempdir()))
+
+
+def private_folders(roots: str) -> str:
+    """A private folder of this process within each of some folders, removed when the process ends.
+
+    Args:
+        roots: the folders, with commas between them, as Spark has them; one that is missing is made.
+
+    Raises:
+        OSError: one cannot be made or written.
+    """
+    return ",".join(str(_private_folder(Path(root.strip()).absolute(), os.getpid())) for root in roots.split(","))
+
+
+@cache
+def _private_folder(root: Path, process: int) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(root)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        descriptor = os.open(folder, os.O_RDONLY)
+        # A file system without locks has no abandoned folders that could be found.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():
+            break
+        # Another process took it for an abandoned one before it was locked.
+        os.close(descriptor)
+    atexit.register(_remove, folder, process)
+    return folder
+
+
+def _remove_abandoned(root: Path) -> None:
+    for folder in root.glob(f"{PREFIX}*"):
+        # Those of other users, and those that are in use, stay.
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _remove(folder: Path, process: int) -> None:
+    # A forked child runs the handlers of its parent, too.
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

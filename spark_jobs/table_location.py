@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from stream_consumers.addresses import check_address
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
+from stream_consumers.urls import check_address
 
 LOCAL = "file"
 LONGEST_NAME = 255

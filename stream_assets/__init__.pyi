@@ -24,32 +24,34 @@ from stream_assets.checks import (
     build_lag_check as build_lag_check,
 )
 from stream_assets.component import StreamIngestionComponent as StreamIngestionComponent
-from stream_assets.config import (
-    PlaceConfig as PlaceConfig,
-    RedriveConfig as RedriveConfig,
-    ReplayConfig as ReplayConfig,
-    StreamConfig as StreamConfig,
-)
-from stream_assets.connections import (
-    KafkaCluster as KafkaCluster,
-    RedisServer as RedisServer,
-    StreamFile as StreamFile,
-)
-from stream_assets.dead_letter_sensor import NewDeadLetters as NewDeadLetters
-from stream_assets.dead_letter_sensor import build_dead_letter_sensor as build_dead_letter_sensor
-from stream_assets.delta_lake import DeltaLake as DeltaLake, LakeTable as LakeTable
 from stream_assets.definitions_builder import (
     build_ingest_job as build_ingest_job,
+    build_redrive_job as build_redrive_job,
+    build_replay_job as build_replay_job,
     build_sensor as build_sensor,
     stream_definitions as stream_definitions,
 )
-from stream_assets.jobs import build_redrive_job as build_redrive_job
-from stream_assets.jobs import build_replay_job as build_replay_job
 from stream_assets.operations import (
+    NewDeadLetters as NewDeadLetters,
+    build_dead_letter_sensor as build_dead_letter_sensor,
     build_maintenance as build_maintenance,
 )
-from stream_assets.options import OpOptions as OpOptions, RunLimits as RunLimits
-from stream_assets.resources import SparkSessionResource as SparkSessionResource
+from stream_assets.options import (
+    OpOptions as OpOptions,
+    PlaceConfig as PlaceConfig,
+    RedriveConfig as RedriveConfig,
+    ReplayConfig as ReplayConfig,
+    RunLimits as RunLimits,
+    StreamConfig as StreamConfig,
+)
+from stream_assets.resources import (
+    DeltaLake as DeltaLake,
+    KafkaCluster as KafkaCluster,
+    LakeTable as LakeTable,
+    RedisServer as RedisServer,
+    SparkSessionResource as SparkSessionResource,
+    StreamFile as StreamFile,
+)
 from stream_assets.stream_run import StreamRun as StreamRun
 from stream_assets.stream_to_table import (
     StreamCheck as StreamCheck,

@@ -1,27 +1,24 @@
 """The ``@stream_asset`` decorator: a stream into a Delta table, as a Dagster asset."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.dead_letter_jobs import Redrive
-from spark_jobs.batches.ingestion import Observer, ignore_steps
+from spark_jobs.batches.ingestion import Observer, Transform, ignore_steps
 from spark_jobs.batches.replay import Replay
 from spark_jobs.decoding.decoders import Decoder, Raw
-from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
-from stream_assets.asset_function import AssetFunction
-from stream_assets.catalogs import CatalogTable
 from stream_assets.checks import DEFAULT_CHECKS
-from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
-from stream_assets.connections import StreamLocation
-from stream_assets.dead_letter_metadata import DEAD_LETTER_COMMANDS, letter_commands
-from stream_assets.delta_lake import DeltaLake, LakeTable
-from stream_assets.metadata import TABLE_NAME, TABLE_URI, table_name
-from stream_assets.options import OpOptions, RunLimits
+from stream_assets.materializations import Context
+from stream_assets.metadata import DEAD_LETTER_COMMANDS, TABLE_NAME, TABLE_URI, dead_letter_commands, table_name
+from stream_assets.options import OpOptions, RedriveConfig, ReplayConfig, RunLimits, StreamConfig, checked
+from stream_assets.resources import DeltaLake, LakeTable, StreamLocation, TableLocation
 from stream_assets.stream_run import StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
 from stream_assets.table_loader import build_table_loader
@@ -29,6 +26,98 @@ from stream_assets.translator import StreamTranslator, StreamTranslatorData
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, ErrorPolicy, choice
+
+CONTEXT = "context"
+_OF_ONE_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class AssetFunction:
+    """A decorated function, with what it asks for by the names of its parameters.
+
+    Args:
+        function: as it was written.
+        run: the parameter that takes a ``StreamRun``: then it is the body of the asset. Otherwise it is the transform,
+            and its first parameter but ``context`` takes the rows.
+        rows: the parameter that takes the rows, if it is the transform.
+        takes_context: whether it has a parameter ``context``.
+        resources: the other parameters, each the key of a resource.
+    """
+
+    function: Callable[..., Any]
+    run: str | None
+    rows: str | None
+    takes_context: bool
+    resources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "AssetFunction":
+        """Look at its parameters. One with a default is left to the function.
+
+        Raises:
+            InvalidOptionError: it yields, as a body does, but takes no ``StreamRun``.
+
+        Example:
+            >>> def orders(context, batch, settings):
+            ...     return batch
+            >>> AssetFunction.of(orders).resources
+            ('settings',)
+        """
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except ValueError:
+            # Some callables of C have no signature.
+            return cls(function, None, None, takes_context=False, resources=())
+        run = next((p.name for p in parameters if _is_run(p.annotation)), None)
+        if run is None and inspect.isgeneratorfunction(function):
+            raise InvalidOptionError(
+                f"{getattr(function, '__name__', function)!r} yields, but it takes no StreamRun",
+                remedy="Write the body of an asset as (context, stream: StreamRun), and a transform with return.",
+            )
+        asked = [p.name for p in parameters if p.kind in _OF_ONE_NAME and p.default is p.empty and p.name != CONTEXT]
+        rows = asked[0] if asked and run is None else None
+        others = tuple(name for name in asked if name not in (run, rows))
+        return cls(function, run, rows, any(p.name == CONTEXT for p in parameters), others)
+
+    @property
+    def plain_transform(self) -> Transform | None:
+        """The function if it is a transform that takes the rows and nothing else."""
+        return None if self.run or self.takes_context or self.resources else self.function
+
+    def events(self, context: Context, stream: StreamRun) -> Iterator[Any]:
+        """Run the body, or that of every asset whose function is a transform."""
+        given = {name: getattr(context.resources, name) for name in self.resources}
+        if self.takes_context:
+            given[CONTEXT] = context
+        if self.run is not None:
+            events = self.function(**given, **{self.run: stream})
+            # A result of Dagster's is a tuple of its fields.
+            if not isinstance(events, Iterable) or isinstance(events, dg.MaterializeResult):
+                raise InvalidOptionError(
+                    f"the body {getattr(self.function, '__name__', self.function)!r} returned {events!r}, but a body "
+                    "yields events for Dagster, and a stream is read only while its events are iterated over",
+                    remedy=f"Write in it: yield from {self.run}.run(context)",
+                )
+            yield from events
+        else:
+            yield from stream.run(context, transform=self._transform(given))
+
+    def _transform(self, given: dict[str, Any]) -> Transform:
+        first = self.rows
+        if not given or first is None:
+            return self.function
+
+        # The log of the table names the transform.
+        @functools.wraps(self.function)
+        def transform(rows: Any) -> Any:
+            return self.function(**{first: rows}, **given)
+
+        return transform
+
+
+def _is_run(annotation: object) -> bool:
+    """Whether a parameter is annotated with the class, also as text."""
+    return annotation is StreamRun or str(annotation).strip("'\"").rpartition(".")[2] == StreamRun.__name__
 
 
 class StreamAsset(dg.AssetsDefinition):
@@ -103,7 +192,7 @@ def plain(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
 
 
 def _attributes(asset: dg.AssetsDefinition) -> dict[str, Any]:
-    # The type of execution is the default one, and giving it is told of as a beta feature.
+    # Dagster warns of the execution type as a beta feature; it is the default one here.
     return {name: value for name, value in asset.get_attributes_dict().items() if name != "execution_type"}
 
 
@@ -120,7 +209,7 @@ def make_stream_asset(
     spec, op = declared.spec, declared.op
     known = {dep.asset_key for dep in spec.deps}
     missing = [upstream.key for upstream in streams.values() if upstream.key not in known]
-    commands = letter_commands(
+    commands = dead_letter_commands(
         str(declared.table),
         declared.shown_group,
         redrive_job=None if declared.is_claimed else declared.redrive_job_name,
@@ -164,7 +253,7 @@ def make_stream_asset(
 def stream_asset(
     *,
     source: str | StreamLocation,
-    table: str | LakeTable | DeltaLake | CatalogTable,
+    table: str | TableLocation | DeltaLake,
     group: str | None = None,
     decode: Decoder | None = None,
     mode: str = "resumable",
@@ -254,7 +343,8 @@ def stream_asset(
         declared = StreamToTable(
             spec=given,
             origin=origin,
-            table=LakeTable("deferred") if isinstance(table, DeltaLake) else _place(table),
+            # Of a lake, the translator decides below which table it is.
+            table=_location(table, dg.AssetKey(own_name)),
             group=group,
             decode=Raw() if decode is None else decode,
             mode=chosen_mode,
@@ -273,20 +363,17 @@ def stream_asset(
             given.replace_attributes(description=given.description or function.__doc__ or None),
             origin,
             declared.shown_group,
-            None if isinstance(table, DeltaLake) else _shown(declared.table),
+            None if isinstance(table, DeltaLake) else declared.table.shown,
         )
         translated = chosen_translator.get_asset_spec(data)
         streams = {one: chosen_translator.get_stream_spec(data, one) for one in data.streams}
-        place = table.table_of(translated.key) if isinstance(table, DeltaLake) else declared.table
-        declared = replace(declared, spec=translated, table=place)
+        declared = replace(declared, spec=translated, table=_location(table, translated.key))
         return make_stream_asset(declared, own_function, streams=streams)
 
     return declare
 
 
-def _place(table: str | LakeTable | CatalogTable) -> LakeTable | CatalogTable:
-    return table if isinstance(table, LakeTable | CatalogTable) else LakeTable(table)
-
-
-def _shown(table: LakeTable | CatalogTable) -> str:
-    return str(table) if table.is_deferred else check_location(table.path)
+def _location(table: str | TableLocation | DeltaLake, key: dg.AssetKey) -> TableLocation:
+    if isinstance(table, DeltaLake):
+        return table.table_of(key)
+    return table if isinstance(table, TableLocation) else LakeTable(table)

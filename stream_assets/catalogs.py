@@ -17,8 +17,7 @@ from urllib.parse import quote, urlsplit
 import dagster as dg
 from pydantic import ConfigDict, Field
 
-from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
-from stream_consumers.addresses import check_address
+from stream_assets.resources import TableLocation, is_deferred, resolved_text, shown_text
 from stream_consumers.client_config import check_header_value
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -27,6 +26,7 @@ from stream_consumers.errors import (
     MissingDependencyError,
     StreamAssetsError,
 )
+from stream_consumers.urls import check_address
 
 ANSWER_SECONDS = 10.0
 _PART = r"[^\s.`/\\]+"
@@ -91,20 +91,19 @@ class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # t
 
 
 @dataclass(frozen=True)
-class CatalogTable:
-    """A table at the place that a catalog says; it is looked up when it is used.
+class CatalogTable(TableLocation):
+    """A table at the place that a catalog says.
 
     Args:
         catalog: that knows it.
         name: in the catalog.
-        storage_options: for reading the log; shown nowhere.
+        storage_options: see :class:`TableLocation`.
     """
 
     catalog: TableCatalog
     name: str
     storage_options: Mapping[str, str] = field(repr=False)
-    # The key of the asset has no part in it.
-    is_of_key: ClassVar[bool] = False
+    is_of_key: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.catalog.check_address()
@@ -113,32 +112,20 @@ class CatalogTable:
 
     @property
     def is_deferred(self) -> bool:
-        """Whether it has to be looked up: always, since the catalog may not answer when the code is loaded."""
+        """Always: the catalog may not answer when the code is loaded."""
         return True
 
     @property
     def label(self) -> str:
-        """How people call the table."""
+        """The name in the catalog."""
         return shown_text(self.name)
 
     @property
     def path(self) -> str:
-        """The path or URI that the catalog says now.
-
-        Raises:
-            InvalidOptionError, AccessDeniedError, CatalogUnavailableError: see :meth:`TableCatalog.location`.
-        """
+        """See :attr:`TableLocation.path`."""
         name = resolved_text("table", self.name)
         self.catalog.check(name)
         return self.catalog.location(name)
-
-    def options(self) -> dict[str, str]:
-        """The storage options.
-
-        Raises:
-            InvalidOptionError: a variable is not set.
-        """
-        return resolved_options("storage_options", self.storage_options)
 
     def __str__(self) -> str:
         return f"{self.catalog.shown}/{self.label}"
@@ -148,7 +135,7 @@ class UnityCatalog(TableCatalog):
     """A Unity Catalog, asked over its REST interface for where a table is; it vends no credentials here.
 
     As the ``table=`` of a stream asset, ``catalog.table("main.sales.orders")`` is an external table that is there, or
-    one whose log tells all of its commits. Each text may be a ``dg.EnvVar``, which is looked up when it is used.
+    one whose log has all of its commits. Each text may be a ``dg.EnvVar``, which is looked up when it is used.
 
     Example:
         >>> catalog = UnityCatalog(url=dg.EnvVar("UNITY"), token=dg.EnvVar("UNITY_TOKEN"))
@@ -218,7 +205,8 @@ class UnityCatalog(TableCatalog):
                 f"the catalog at {self.shown} answers with HTTP {code}", remedy="Look at its log."
             )
         return InvalidOptionError(
-            f"the catalog at {self.shown} tells nothing of {what} (HTTP {code})", remedy="Check its url and the name."
+            f"the catalog at {self.shown} refuses the request for {what} (HTTP {code})",
+            remedy="Check its url and the name.",
         )
 
 
@@ -296,7 +284,7 @@ class HiveMetastore(TableCatalog):
 
 
 class _Direct(urllib.request.HTTPRedirectHandler):
-    """An answer from elsewhere is none of the catalog, and its address may be anybody's."""
+    """Refuses redirects: the catalog itself has to answer, not a server that an answer names."""
 
     def redirect_request(self, *request: Any) -> None:
         """Follow none."""

@@ -1,6 +1,6 @@
 """The checks of stream assets, evaluated after each run, also after one with nothing to read, or by themselves.
 
-What is not there is not right: a check of a table that nobody has written does not pass.
+A check of a table that has no commit of the group does not pass.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, within
-from stream_assets.dead_letter_metadata import DEAD_LETTER_COMMANDS, letter_commands, letter_reasons
+from stream_assets.metadata import DEAD_LETTER_COMMANDS, dead_letter_commands, dead_letter_reasons
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
+from stream_consumers.display import counted
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -32,7 +33,6 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_count, check_range
-from stream_consumers.wording import counted
 
 
 def build_lag_check(
@@ -47,7 +47,7 @@ def build_lag_check(
     """A check that the group is not far behind, and that nothing is gone that it has not read. It asks the broker.
 
     Args:
-        max_messages: it may be behind by so many.
+        max_messages: the largest lag that passes.
         name: of the check.
         severity: of a failure.
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
@@ -123,7 +123,7 @@ def build_freshness_check(
         newest = next(filter(_is_ingested, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else max(0.0, time.time() - written_ms / 1000)
-        written = "the log does not tell when the last batch was written"
+        written = "the log does not say when the last batch was written"
         if age is not None:
             written = f"the last batch was written {age:.0f} s ago"
         return dg.AssetCheckResult(
@@ -155,7 +155,8 @@ def build_dead_letter_ratio_check(
 
     Args:
         max_ratio: of messages that are dead letters, from 0 to 1.
-        batches: the newest so many batches count, each message once: what a newer batch has replaced counts with that.
+        batches: how many of the newest batches count, each message once: one that a newer batch has replaced counts
+            with that.
         name: of the check.
         severity: of a failure.
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
@@ -238,11 +239,11 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
         dead = sum(part.num_rows for part in dead_letters.open_places(context.ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
     nothing = _nothing_written(context, context.state)
-    told = []
+    problems = []
     if dead:
-        told.append(f"dead letters: {dead}, with their errors in {dead_letters.path}")
+        problems.append(f"dead letters: {dead}, with their errors in {dead_letters.path}")
     if lost:
-        told.append(f"ranges that were gone before they were read: {len(lost)}")
+        problems.append(f"ranges that were gone before they were read: {len(lost)}")
     metadata: dict[str, Any] = {
         "stream/dead_letters": dead,
         "stream/lost": dg.MetadataValue.json(lost),
@@ -250,20 +251,20 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
     }
     if dead or lost:
         ingestion, stream = context.stream.ingestion, context.stream
-        reasons = letter_reasons(ingestion, payloads=stream.errors.dead_letter_payloads)
+        reasons = dead_letter_reasons(ingestion, payloads=stream.errors.dead_letter_payloads)
         metadata |= {"stream/dead_letter_reasons": reasons} if reasons else {}
         job = None if stream.is_claimed else stream.redrive_job_name
-        metadata[DEAD_LETTER_COMMANDS] = letter_commands(ingestion.table, ingestion.group, redrive_job=job)
+        metadata[DEAD_LETTER_COMMANDS] = dead_letter_commands(ingestion.table, ingestion.group, redrive_job=job)
     return dg.AssetCheckResult(
         passed=dead == 0 and not lost and not nothing,
-        description=nothing or "; ".join(told) or None,
+        description=nothing or "; ".join(problems) or None,
         metadata=metadata,
     )
 
 
 def _surviving(context: StreamCheckContext) -> Iterator[Commit]:
-    """The commits of the group whose rows are there, the newest first, as far as the log tells."""
-    # Behind a RESTORE to who knows where it does not tell.
+    """The commits of the group whose rows are in the table, the newest first, as far as the log is readable."""
+    # It is not before a RESTORE to an unknown version.
     with suppress(LedgerUnreadableError, LedgerTruncatedError):
         yield from context.ledger.surviving(context.state.version)
 
@@ -284,7 +285,7 @@ class _NewestMessages:
 
 
 def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessages:
-    """What the newest so many batches have read, each message once."""
+    """What the newest batches have read, each message once."""
     entries: list[LedgerEntry] = []
     places: dict[Shard, Intervals] = {}
     messages = 0.0
@@ -341,7 +342,7 @@ def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds
 
 
 def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | None:
-    """What is told of a table without a commit of the group; ``None`` if there is one."""
+    """Why a table without a commit of the group cannot be checked; ``None`` if it has one."""
     if state.newest is not None:
         return None
     table, group = context.stream.ingestion.table, context.stream.ingestion.group

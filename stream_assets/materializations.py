@@ -1,4 +1,4 @@
-"""What Dagster is told of a run: each micro-batch as an observation, and what the run made as one materialization."""
+"""Reports runs to Dagster: an observation for each micro-batch, and materializations of what the run made."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Continues, Event, Ingestion, Waiting
 from spark_jobs.batches.replay import replay_commits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.delta_table import read_table
-from stream_assets.dead_letter_metadata import letter_reasons
 from stream_assets.metadata import (
     OF_PARTITIONS,
     PARTITION_ROW_COUNT,
     PARTITION_ROWS,
-    TOLD,
+    REPORTED_VERSION,
     BatchSum,
     batch_metadata,
+    dead_letter_reasons,
     ingest_metadata,
     made_of,
+    redrive_metadata,
     replay_metadata,
     table_metadata,
 )
@@ -32,15 +34,15 @@ from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
+from stream_consumers.display import counted
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
-from stream_consumers.wording import counted
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
 _MOST_NAMED = 7
 _MOST_BATCHES = 100
-"""Of so many batches of a run, the newest, the reasons of dead letters are told."""
+"""The most batches of a run, the newest ones, whose reasons of dead letters are reported."""
 
 
 @dataclass(frozen=True)
@@ -74,71 +76,71 @@ class RunScope:
         return self.context.log
 
 
-class Told(ABC):
-    """Tells Dagster of the batches of a run."""
+class MaterializationReporter(ABC):
+    """Reports the batches of a run to Dagster."""
 
     def __init__(self, run: RunScope) -> None:
         self._run = run
         self._ledger = run.ingestion.ledger()
         self._partitions = run.declared.partitions
         self._sum: BatchSum | None = None
-        # Spark may be what an error comes from: it is asked for nothing any more.
+        # The error may come from Spark, so Spark is not used after it.
         self._has_failed = False
 
-    def tell(self, events: Iterable[Event]) -> dg.AssetMaterialization | None:
-        """Tell of all batches of the run as they come.
+    def report(self, events: Iterable[Event]) -> dg.AssetMaterialization | None:
+        """Report the batches of the run as they come.
 
         Args:
-            events: of the run; why it waits goes to its log.
+            events: of the run; the reasons of waits go to its log.
 
         Returns:
-            The last materialization of the run, or the only one; ``None`` if there is nothing left to tell.
+            The last materialization of the run, or the only one; ``None`` if nothing is left to report.
         """
         try:
             for event in events:
                 if isinstance(event, BatchReport):
                     self.add(event)
                 elif isinstance(event, Continues):
-                    self.tell_if_due()
+                    self.materialize_if_due()
                 else:
                     self._run.log.warning(event.why if isinstance(event, Waiting) else event.what)
         except BaseException:
             self._has_failed = True
-            self.tell_rest()
+            self.report_after_error()
             raise
         return self.result()
 
     def add(self, report: BatchReport) -> None:
-        """A batch is in the table: its telemetry has logged it."""
+        """Add a batch that is in the table; its telemetry has logged it."""
         if self._sum is None:
             self._sum = BatchSum(report)
         self._sum.add(report)
 
-    def tell_if_due(self) -> None:  # noqa: B027 - most kinds tell at the end only
-        """What was added is not the last of the run."""
+    def materialize_if_due(self) -> None:  # noqa: B027 - most kinds materialize at the end only
+        """Materialize what was added, since the run continues."""
 
     @abstractmethod
-    def tell_rest(self) -> None:
-        """The run ends with an error."""
+    def report_after_error(self) -> None:
+        """Report what was written, because the run ends with an error."""
 
-    def _try_to_tell(self, tell: Callable[[], None]) -> None:
-        """Tell of what was written, if anything was, and let nothing hide the error that ends the run."""
+    def _report_despite_errors(self, report: Callable[[], None]) -> None:
+        """Report what was written, if anything was; a failure to report does not hide the error that ends the run."""
         if self._sum is None:
             return
         batches = self._sum.batches
         try:
-            tell()
-        except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
+            report()
+        except Exception as error:  # noqa: BLE001 - the error that ends the run is raised
             self._run.log.warning(f"Dagster could not be told of {counted(batches, 'batch', 'batches')}: {error}")
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
-        """The run ends well: what is left to tell; ``None`` if there is nothing."""
+        """What is left to report at the end of a run that succeeds; ``None`` if there is nothing."""
 
     def _row_counts(
         self, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
     ) -> Mapping[str, Mapping[str, dg.MetadataValue]]:
-        """The metadata that says how many rows the table has in each of these partitions; none if it cannot be read."""
+        """The metadata with the rows that the table has in each of these partitions; none if it cannot be read."""
         try:
             rows = rows_in_partitions(self._ledger, partitions, keys)
         except (LedgerUnreadableError, TableUnreadableError) as error:
@@ -164,18 +166,18 @@ class Told(ABC):
         return dg.AssetMaterialization(self._run.key, metadata={**metadata, **table}, tags=tags)
 
 
-class IngestMaterializations(Told):
-    """Each batch is an observation when it is written; what they add up to is a materialization, at the end of the run.
+class IngestMaterializations(MaterializationReporter):
+    """Reports ingestion: an observation for each batch, and one materialization of all at the end of the run.
 
-    Whoever makes a table of this one when it is materialized does so once a run, for all that came. What a run wrote
-    that was killed before it could tell is told by the next one. With partitions there is a materialization for each
-    that was touched (the first time, for each that the table has rows of), and one of the asset as a whole: the run was
-    not asked for partitions, and without a result what is downstream in it would be skipped.
+    An asset that is made whenever this one is materialized is so made once a run. If a run is killed before it could
+    report, the next one reports what it wrote. With partitions there is a materialization for each partition that was
+    touched (the first time, for each in which the table has rows), and one of the asset as a whole: the run was not
+    asked for partitions, and Dagster would skip downstream assets in a run without a result.
 
     Args:
         run: what it works with.
-        every_seconds: materialize before the end, too, but no sooner than so long after the last time; 0 for each
-            batch, ``None`` for the end only.
+        every_seconds: the least time between two materializations before the end; 0 for one a batch, ``None`` for
+            only one at the end.
         clock: the time in seconds; for tests.
     """
 
@@ -186,47 +188,47 @@ class IngestMaterializations(Told):
         self._every_seconds = every_seconds
         self._clock = clock
         self._due_at = clock()
-        self._whole: dg.AssetMaterialization | None = None
+        self._of_asset: dg.AssetMaterialization | None = None
 
     def add(self, report: BatchReport) -> None:
-        """A batch is in the table: it is a point in the plots of the asset."""
+        """Report a batch as an observation, a point in the plots of the asset."""
         super().add(report)
         self._run.context.log_event(dg.AssetObservation(self._run.key, metadata=batch_metadata(report)))
 
-    def tell_if_due(self) -> None:
-        """What was added is not the last of the run: materialize, unless the last time was just now."""
+    def materialize_if_due(self) -> None:
+        """Materialize what was added, unless the last materialization was just now."""
         if self._every_seconds is not None and self._sum is not None and self._clock() >= self._due_at:
-            self._tell()
+            self._log_unreported()
             self._due_at = self._clock() + self._every_seconds
 
-    def tell_rest(self) -> None:
-        """The run ends with an error: what was written is in the table, whatever comes now."""
-        self._try_to_tell(self._tell)
+    def report_after_error(self) -> None:
+        """Materialize what was written: it is in the table although the run fails."""
+        self._report_despite_errors(self._log_unreported)
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What is left to tell, of this run or of one that was killed; ``None`` if Dagster knows of all batches.
+        """What is left to report, of this run or of one that was killed; ``None`` if Dagster knows all batches.
 
-        That of partitions is told as events; the result is that of the whole, if the run has told of any.
+        Partitions are reported as events; the result is of the asset as a whole, if there were any.
         """
         if self._partitions is not None:
-            self._tell()
-            return self._whole
-        return next(self._untold(), None)
+            self._log_unreported()
+            return self._of_asset
+        return next(self._unreported(), None)
 
-    def _tell(self) -> None:
-        for made in self._untold():
+    def _log_unreported(self) -> None:
+        for made in self._unreported():
             self._run.context.log_event(made)
-        # Only now: if Dagster could not be told, the next one, or that at the end, tells of it.
+        # Only now: after a failure to report, the next materialization has these batches, too.
         self._sum = None
 
-    def _untold(self) -> Iterator[dg.AssetMaterialization]:
+    def _unreported(self) -> Iterator[dg.AssetMaterialization]:
         if self._partitions is not None:
-            yield from self._untold_partitions(self._partitions)
+            yield from self._by_partition(self._partitions)
             return
-        version = self._newest_untold() if self._sum is None else self._sum.last.version
+        version = self._newest_unreported() if self._sum is None else self._sum.last.version
         if version is not None:
             made = self._made(self._metadata(), version)
-            yield _with_metadata(made, {TOLD: dg.MetadataValue.int(version)})
+            yield _with_metadata(made, {REPORTED_VERSION: dg.MetadataValue.int(version)})
 
     def _metadata(self) -> dict[str, dg.MetadataValue]:
         """What was ingested, and why some of it is dead letters."""
@@ -234,13 +236,13 @@ class IngestMaterializations(Told):
         batches = self._sum.dead_batches[-_MOST_BATCHES:] if self._sum is not None else ()
         if batches:
             payloads = self._run.declared.errors.dead_letter_payloads
-            reasons = letter_reasons(self._run.ingestion, batches=batches, payloads=payloads)
+            reasons = dead_letter_reasons(self._run.ingestion, batches=batches, payloads=payloads)
             metadata |= {"ingest/dead_letter_reasons": reasons} if reasons else {}
         return metadata
 
-    def _newest_untold(self) -> int | None:
-        """The version of the newest batch of the group, if Dagster was not told of it."""
-        known = told_version(self._run.context.instance, self._run.key)
+    def _newest_unreported(self) -> int | None:
+        """The version of the newest batch of the group, if Dagster does not know it."""
+        known = reported_version(self._run.context.instance, self._run.key)
         for commit in self._ledger.surviving():
             if known is not None and commit.version <= known:
                 break
@@ -248,17 +250,17 @@ class IngestMaterializations(Told):
                 return commit.version
         return None
 
-    def _untold_partitions(self, partitions: dg.TimeWindowPartitionsDefinition) -> Iterator[dg.AssetMaterialization]:
-        known = told_version(self._run.context.instance, self._run.key, of_partitions=True)
+    def _by_partition(self, partitions: dg.TimeWindowPartitionsDefinition) -> Iterator[dg.AssetMaterialization]:
+        known = reported_version(self._run.context.instance, self._run.key, of_partitions=True)
         if known is not None and self._sum is not None:
-            # A table that was dropped and made again has lower versions than Dagster was told of.
+            # A table that was dropped and made again has lower versions than Dagster knows.
             known = min(known, self._sum.first_version - 1)
         found = touched_since(self._ledger, partitions, known)
         if found is None:
             return
         touched, version = found
         self._log_what_is_left_out(touched)
-        # Rows may be of no partition, and a batch may have none: what this run wrote is told all the same.
+        # What this run wrote is reported even if its rows are of no partition, or if it has none.
         if not touched.rows and self._sum is None:
             return
         made = self._made(self._metadata(), version)
@@ -267,19 +269,19 @@ class IngestMaterializations(Told):
         for partition, rows in touched.rows.items():
             metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows), **counts.get(partition, {})}
             if partition == last:
-                # A run that is killed before this one has not told of all of them.
-                metadata[TOLD] = dg.MetadataValue.int(version)
+                # A run that is killed before the last partition has not reported all of them.
+                metadata[REPORTED_VERSION] = dg.MetadataValue.int(version)
             yield _of_partition(made, metadata, partition=partition)
-        # Without the version up to which Dagster was told: that is of the partitions.
-        self._whole = made
+        # Without the reported version, which belongs to the partitions.
+        self._of_asset = made
 
 
-class ReplayMaterialization(Told):
-    """A replay is materialized when it is whole: until then the table has a part of the rows it is to have.
+class ReplayMaterialization(MaterializationReporter):
+    """Reports a replay when it is complete: until then the table has only a part of its rows.
 
     Args:
         run: what it works with.
-        replay_id: of the replay: what runs that were killed have written of it is told, too.
+        replay_id: of the replay; it also finds what earlier runs, which were killed, have written of it.
         what: what is replayed.
     """
 
@@ -291,8 +293,8 @@ class ReplayMaterialization(Told):
         self._messages = 0
         self._left: int | None = None
 
-    def leave(self, last_copies: Mapping[Shard, Range]) -> None:
-        """These rows of the time of the replay cannot be made again."""
+    def keep_last_copies(self, last_copies: Mapping[Shard, Range]) -> None:
+        """Warn that the rows of these ranges cannot be made again, and do not count them as late ones."""
         self._last_copies = last_copies
         if last_copies:
             self._run.log.warning(
@@ -301,35 +303,35 @@ class ReplayMaterialization(Told):
             )
 
     def add(self, report: BatchReport) -> None:
-        """A batch is in the table: say how far the replay is."""
+        """Add a batch that is in the table, and log the progress of the replay."""
         super().add(report)
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
         share = 100 * self._messages // max(1, self._messages + self._left)
         self._run.log.info(f"replayed {counted(self._messages, 'message')}, {share} %; {self._left} left")
 
-    def tell_rest(self) -> None:
-        """The run ends with an error: the rows are not yet those of the replay."""
+    def report_after_error(self) -> None:
+        """Log how much is left; an incomplete replay is not materialized."""
         if self._left:
             self._run.log.warning(
-                f"the replay is not whole: {self._left} messages are left, and no materialization tells of the others; "
+                f"the replay is not complete: {self._left} messages are left, and it is materialized when none are; "
                 "a retry of this run continues it"
             )
 
     def result(self) -> dg.AssetMaterialization | None:
         """What was replaced, of the asset as a whole; ``None`` if there was nothing.
 
-        Those of its partitions that were touched are told as events, since the run was not asked for them.
+        The partitions that it touched are reported as events, since the run was not asked for them.
         """
         commits = replay_commits(self._ledger, self._replay_id)
         if self._sum is None and not commits:
             return None
         made = self._replay_made()
         if self._partitions is not None:
-            self._tell_touched(made, self._partitions, self._touched(self._partitions, commits).rows)
+            self._log_touched(made, self._partitions, self._touched(self._partitions, commits).rows)
         return made
 
-    def _tell_touched(
+    def _log_touched(
         self, made: dg.AssetMaterialization, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
     ) -> None:
         counts = self._row_counts(partitions, keys)
@@ -347,7 +349,7 @@ class ReplayMaterialization(Told):
 
 
 class PartitionMaterialization(ReplayMaterialization):
-    """A replay of partitions of the asset: all of them are materialized when it is whole, also those without messages.
+    """Reports a replay of partitions: when it is complete, all of them are materialized, also those without messages.
 
     Args:
         run: what it works with.
@@ -373,10 +375,10 @@ class PartitionMaterialization(ReplayMaterialization):
         commits = replay_commits(self._ledger, self._replay_id)
         for partition, count in self._row_counts(self._windows, context.partition_keys).items():
             context.add_asset_metadata(count, asset_key=self._run.key, partition_key=partition)
-        told = _joined(_goal(commits), self._last_copies)
+        replayed = _joined(_goal(commits), self._last_copies)
         try:
             streams = self._run.source.url.required_streams()
-            late = rows_elsewhere(self._ledger, context.partition_time_window, told, streams=streams)
+            late = rows_elsewhere(self._ledger, context.partition_time_window, replayed, streams=streams)
         except (LedgerUnreadableError, TableUnreadableError) as error:
             context.log.warning(f"the rows that came late are not counted: {error}")
         else:
@@ -388,24 +390,58 @@ class PartitionMaterialization(ReplayMaterialization):
         made = self._replay_made()
         # Messages that came late lie among those of another time, and were read again with them.
         others = self._touched(self._windows, commits).rows.keys() - set(context.partition_keys)
-        self._tell_touched(made, self._windows, sorted(others))
+        self._log_touched(made, self._windows, sorted(others))
         # Dagster puts the metadata of the result on each of the partitions.
         return _of_partition(made, {})
 
 
-def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:
-    """The version of the table up to which Dagster was told of ingested batches; ``None`` if it never was.
+class RedriveMaterialization(MaterializationReporter):
+    """Reports a redrive as one materialization, also if it ends with an error.
+
+    Args:
+        run: what it works with.
+        outcome: what has become of the dead letters so far.
+    """
+
+    def __init__(self, run: RunScope, outcome: Outcome) -> None:
+        super().__init__(run)
+        self._outcome = outcome
+
+    def add(self, report: BatchReport) -> None:
+        """Add a batch that is in the table, and log the progress of the redrive."""
+        super().add(report)
+        left = sum(report.lag.values())
+        self._run.log.info(
+            f"version {report.version} of {self._run.ingestion.table} has rows of "
+            f"{counted(sum(report.messages.values()), 'dead letter')}; {left} are left to try"
+        )
+
+    def report_after_error(self) -> None:
+        """Materialize what was written: each batch is right by itself."""
+        self._report_despite_errors(lambda: self._run.context.log_event(self._materialization()))
+
+    def result(self) -> dg.AssetMaterialization | None:
+        """What became of the dead letters; ``None`` if no row was made."""
+        return None if self._sum is None else self._materialization()
+
+    def _materialization(self) -> dg.AssetMaterialization:
+        assert self._sum is not None
+        return self._made(redrive_metadata(self._sum, self._outcome), self._sum.last.version)
+
+
+def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:
+    """The version of the table up to which Dagster knows the ingested batches; ``None`` if it knows none.
 
     Args:
         instance: where the materializations are.
         key: of the asset.
-        of_partitions: whether it was told which partitions they have touched.
+        of_partitions: whether it knows which partitions they have touched.
     """
     for _, made in made_of(instance, key):
-        # Replays write to the same table, and tell nothing of what ingestion has done meanwhile.
-        told = made.metadata.get(TOLD) if made.partition or not of_partitions else None
-        if told is not None and isinstance(told.value, int):
-            return told.value
+        # Replays write to the same table without reporting what ingestion has done meanwhile.
+        reported = made.metadata.get(REPORTED_VERSION) if made.partition or not of_partitions else None
+        if reported is not None and isinstance(reported.value, int):
+            return reported.value
     return None
 
 
@@ -432,7 +468,7 @@ def as_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
 
 
 def _goal(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
-    """All that a replay was to replace: each of its commits says it."""
+    """All that a replay is to replace, as each of its commits has it."""
     return commits[-1].entry.goal if commits and commits[-1].entry else {}
 
 

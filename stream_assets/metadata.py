@@ -1,28 +1,41 @@
-"""What Dagster is told of batches."""
+"""The metadata that Dagster gets with the batches of a run, and with dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import dagster as dg
 from pyspark.sql.types import StructField
 
 from spark_jobs.batches.dead_letter_jobs import Outcome
-from spark_jobs.batches.ingestion import BatchReport
+from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter, LetterKind
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range
+from stream_consumers.display import counted, shortened
+from stream_consumers.errors import StreamAssetsError
 from stream_consumers.messages import Shard
 
 KIND = "stream/kind"
 VERSION = "delta/version"
-TOLD = "ingest/version"
+REPORTED_VERSION = "ingest/version"
 PARTITION_ROWS = "ingest/partition_rows"
 PARTITION_ROW_COUNT = "dagster/partition_row_count"
 TABLE_NAME = "dagster/table_name"
 TABLE_URI = "dagster/uri"
 COLUMN_SCHEMA = "dagster/column_schema"
+DEAD_LETTER_COMMANDS = "stream/dead_letter_commands"
+MOST_READ = 100_000
+"""The most dead letters that are read to find their kinds."""
+MOST_KINDS = 20
+"""The most kinds that are listed."""
+MOST_PAYLOAD = 100
+"""The most characters of a payload."""
+_MARKS = re.compile(r"([\\`*_{}\[\]#|<>~&!])")
 PAGE = 100
 """How many materializations are asked for at once."""
 OF_PARTITIONS = (
@@ -38,14 +51,14 @@ class BatchSum:
 
     Args:
         last: the last batch that it stands for.
-        batches: how many there are; 0 if all were told of before.
+        batches: how many there are; 0 if Dagster knows all of them.
         first_version: the table version of the first one.
         ranges: what they cover, per shard: from the start of the first one to the end of the last one.
         messages: messages decoded, per shard.
         rows: rows in their commits, after the transform.
         dead: dead letters.
         dead_batches: the ids of those of the batches that have some, or have recorded what was gone.
-        replaced: rows that were replaced; ``None`` if the log of the table does not tell.
+        replaced: rows that were replaced; ``None`` if the log of the table does not say.
         lost: ranges that were gone, as far as they are recorded.
         seconds: from the plan to the commit, of all of them.
     """
@@ -79,8 +92,8 @@ class BatchSum:
         self.dead += report.dead
         if report.dead or entry.lost:
             self.dead_batches.append(entry.bid)
-        is_told = self.replaced is not None and report.replaced is not None
-        self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_told else None
+        is_known = self.replaced is not None and report.replaced is not None
+        self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_known else None
         self.seconds += report.seconds
 
 
@@ -114,7 +127,7 @@ def table_name(table: str) -> str:
 
 
 def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
-    """The metadata of the observation that a micro-batch is, the points of the asset's plots."""
+    """The metadata of the observation of a micro-batch, which are the points of the asset's plots."""
     one = BatchSum(report)
     one.add(report)
     metadata: dict[str, dg.MetadataValue] = {
@@ -127,61 +140,57 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
     return metadata
 
 
-def ingest_metadata(told: BatchSum | None) -> dict[str, dg.MetadataValue]:
-    """What was ingested since the last materialization; its sums have names of their own, beside those of batches.
+def ingest_metadata(total: BatchSum | None) -> dict[str, dg.MetadataValue]:
+    """What was ingested since the last materialization. Its sums and those of batches have different names.
 
     Args:
-        told: the batches of this run; ``None`` if a run that was killed wrote them.
+        total: the batches of this run; ``None`` if a run that was killed wrote them.
     """
     kind = {KIND: dg.MetadataValue.text("ingestion")}
-    if told is None:
+    if total is None:
         return {**kind, "ingest/batches": dg.MetadataValue.int(0)}
     return {
         **kind,
-        **_sums(told, "ingest"),
-        "ingest/batches": dg.MetadataValue.int(told.batches),
-        "stream/lag_after": dg.MetadataValue.int(sum(told.last.lag.values())),
-        "delta/first_version": dg.MetadataValue.int(told.first_version),
+        **_sums(total, "ingest"),
+        "ingest/batches": dg.MetadataValue.int(total.batches),
+        "stream/lag_after": dg.MetadataValue.int(sum(total.last.lag.values())),
+        "delta/first_version": dg.MetadataValue.int(total.first_version),
     }
 
 
-def replay_metadata(told: BatchSum | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
-    """What was replayed; nothing of it has a name that ingestion uses, so that the plots of that stay as they are.
+def replay_metadata(total: BatchSum | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
+    """What was replayed, in names that ingestion does not use, so that its plots stay as they are.
 
     Args:
-        told: the batches of this run; ``None`` if there was nothing to replace.
-        what: more to tell, like the partitions.
+        total: the batches of this run; ``None`` if there was nothing to replace.
+        what: more values, like the partitions.
     """
     metadata: dict[str, dg.MetadataValue] = {
         KIND: dg.MetadataValue.text("replay"),
         **{f"replay/{name}": dg.MetadataValue.text(value) for name, value in what.items()},
-        "replay/batches": dg.MetadataValue.int(told.batches if told else 0),
+        "replay/batches": dg.MetadataValue.int(total.batches if total else 0),
     }
-    return metadata if told is None else {**metadata, **_sums(told, "replay")}
+    return metadata if total is None else {**metadata, **_sums(total, "replay")}
 
 
-def redrive_metadata(told: BatchSum, outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """What a redrive has made; nothing of it has a name that ingestion uses, as with replays.
+def redrive_metadata(total: BatchSum, outcome: Outcome) -> dict[str, dg.MetadataValue]:
+    """What a redrive has made, in names that ingestion does not use.
 
     Args:
-        told: the batches of this run.
-        outcome: those that are rows now, and why the others are not.
+        total: the batches of this run.
+        outcome: how many dead letters became rows, and why the others did not.
     """
     return {
         KIND: dg.MetadataValue.text("redrive"),
-        "redrive/batches": dg.MetadataValue.int(told.batches),
-        "redrive/messages": dg.MetadataValue.int(sum(told.messages.values())),
-        "redrive/rows": dg.MetadataValue.int(told.rows),
+        "redrive/batches": dg.MetadataValue.int(total.batches),
+        "redrive/messages": dg.MetadataValue.int(sum(total.messages.values())),
+        "redrive/rows": dg.MetadataValue.int(total.rows),
         **_refused_metadata(outcome),
     }
 
 
 def outcome_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """What became of dead letters, or would become of them, for the run of a redrive job.
-
-    Args:
-        outcome: those that can be decoded, and why the others cannot.
-    """
+    """What became of dead letters, or would become of them, for the run of a redrive job."""
     return {"redrive/decoded": dg.MetadataValue.int(outcome.decoded), **_refused_metadata(outcome)}
 
 
@@ -216,19 +225,19 @@ def table_metadata(
     return metadata
 
 
-def _sums(told: BatchSum, prefix: str) -> dict[str, dg.MetadataValue]:
-    speed = round(told.rows / told.seconds, 1) if told.seconds else 0.0
+def _sums(total: BatchSum, prefix: str) -> dict[str, dg.MetadataValue]:
+    speed = round(total.rows / total.seconds, 1) if total.seconds else 0.0
     metadata: dict[str, dg.MetadataValue] = {
-        f"{prefix}/rows": dg.MetadataValue.int(told.rows),
-        f"{prefix}/messages": dg.MetadataValue.int(sum(told.messages.values())),
-        f"{prefix}/dead_letters": dg.MetadataValue.int(told.dead),
-        f"{prefix}/ranges": _ranges(told),
+        f"{prefix}/rows": dg.MetadataValue.int(total.rows),
+        f"{prefix}/messages": dg.MetadataValue.int(sum(total.messages.values())),
+        f"{prefix}/dead_letters": dg.MetadataValue.int(total.dead),
+        f"{prefix}/ranges": _ranges(total),
         f"{prefix}/rows_per_second": dg.MetadataValue.float(speed),
     }
-    if told.replaced is not None:
-        metadata[f"{prefix}/replaced_rows"] = dg.MetadataValue.int(told.replaced)
-    if told.lost:
-        lost = {str(shard): parts.to_json() for shard, parts in sorted(told.lost.items())}
+    if total.replaced is not None:
+        metadata[f"{prefix}/replaced_rows"] = dg.MetadataValue.int(total.replaced)
+    if total.lost:
+        lost = {str(shard): parts.to_json() for shard, parts in sorted(total.lost.items())}
         metadata[f"{prefix}/lost"] = dg.MetadataValue.json(lost)
     return metadata
 
@@ -248,12 +257,12 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
     )
 
 
-def _ranges(told: BatchSum) -> dg.MetadataValue:
+def _ranges(total: BatchSum) -> dg.MetadataValue:
     columns = {"shard": "string", **dict.fromkeys(("start", "end", "messages", "lag after"), "int")}
-    lag = told.last.lag
+    lag = total.last.lag
     ranges = [
-        (str(shard), start, end, told.messages.get(shard, 0), lag.get(shard, 0))
-        for shard, (start, end) in sorted(told.ranges.items())
+        (str(shard), start, end, total.messages.get(shard, 0), lag.get(shard, 0))
+        for shard, (start, end) in sorted(total.ranges.items())
     ]
     return _table(columns, ranges)
 
@@ -263,3 +272,76 @@ def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str | int | None]
     records = [dg.TableRecord(dict(zip(columns, row, strict=True))) for row in rows]
     schema = dg.TableSchema(columns=[dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table(records, schema=schema)
+
+
+def dead_letter_reasons(
+    ingestion: Ingestion, *, batches: Collection[str] | None = None, payloads: bool = False
+) -> dg.MetadataValue | None:
+    """The kinds of reasons as a table of Markdown; ``None`` if there are no dead letters.
+
+    If they cannot be read, the text says why, and nothing fails: the rows are in the table.
+
+    Args:
+        ingestion: group and table.
+        batches: the ids of the batches that they are of; by default all that count.
+        payloads: whether each example shows the beginning of its payload. Dagster keeps it for long, and its users may
+            not have access to the table.
+    """
+    wanted, most_shown = LetterFilter(batches=batches), MOST_PAYLOAD if payloads else 0
+    try:
+        kinds = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options).kinds(
+            wanted, limit=MOST_READ, most_shown=most_shown
+        )
+    except StreamAssetsError as error:
+        return dg.MetadataValue.text(f"the dead letters cannot be read: {error}")
+    return dg.MetadataValue.md(reasons_markdown(kinds, payloads=payloads)) if kinds else None
+
+
+def reasons_markdown(kinds: Sequence[LetterKind], *, payloads: bool = False) -> str:
+    """A table with a line for each kind; of many, the most frequent ones.
+
+    Example:
+        >>> from stream_consumers.messages import Shard
+        >>> kind = LetterKind("not a JSON object", 3, 0, 0, 0, None, None, [Shard("orders")], None)
+        >>> print(reasons_markdown([kind]))
+        | dead letters | reason | the first |
+        |---:|---|---|
+        | 3 | not a JSON object | – |
+    """
+    lines = [f"| dead letters | reason | the first |{' its payload |' if payloads else ''}"]
+    lines.append(f"|---:|---|---|{'---|' if payloads else ''}")
+    for kind in kinds[:MOST_KINDS]:
+        example = kind.example
+        cells = [str(kind.count), _cell(kind.reason), _cell(example.place) if example else "–"]
+        cells += [_cell(example.payload) if example else "–"] if payloads else []
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(kinds) > MOST_KINDS:
+        others = sum(kind.count for kind in kinds[MOST_KINDS:])
+        lines.append(f"| {others} | of {counted(len(kinds) - MOST_KINDS, 'more kind')} | {'| ' if payloads else ''}|")
+    return "\n".join(lines)
+
+
+def dead_letter_commands(table: str, group: str, *, redrive_job: str | None) -> dg.MetadataValue:
+    """The commands that show the dead letters of an asset, and that decode them again, as Markdown.
+
+    Args:
+        table: the path or URI of the table, for people.
+        group: the consumer group, for people.
+        redrive_job: the name of the job; ``None`` where there can be none.
+
+    Example:
+        >>> print(dead_letter_commands("lake/orders", "lakehouse", redrive_job=None).value)
+        `stream-assets dead-letters list --table lake/orders --group lakehouse` lists the messages that are not rows
+    """
+    place = shlex.join(["--table", table, "--group", group]).replace("`", "")
+    text = f"`stream-assets dead-letters list {place}` lists the messages that are not rows"
+    if redrive_job is not None:
+        text += (
+            f"; `stream-assets dead-letters redrive` decodes them again, and so does the job `{redrive_job}` where "
+            "`stream_definitions` has `redrive_jobs=True`"
+        )
+    return dg.MetadataValue.md(text)
+
+
+def _cell(text: str) -> str:
+    return _MARKS.sub(r"\\\1", shortened(text, MOST_PAYLOAD + 20))

@@ -26,7 +26,7 @@ from spark_jobs.ledger.table_rows import (
     sequences_of,
     times_in_table,
 )
-from stream_assets.config import ReplayConfig, StreamConfig
+from stream_assets.options import ReplayConfig, StreamConfig
 from stream_consumers.batches import Range
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError
@@ -44,7 +44,7 @@ class Touched:
     Args:
         rows: how many were written, by the key of the partition; 0 where rows were only replaced.
         outside: how many are of no partition.
-        unknown: versions of the table of whose rows it cannot be told.
+        unknown: versions of the table whose rows are in unknown partitions.
     """
 
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -110,9 +110,9 @@ def count_by_partition(
                 first += 1
                 continue
             key, end = window
-            behind = int(np.searchsorted(minutes, end // 60))
-            rows[key] = rows.get(key, 0) + int(counts[first:behind].sum())
-            first = behind
+            after = int(np.searchsorted(minutes, end // 60))
+            rows[key] = rows.get(key, 0) + int(counts[first:after].sum())
+            first = after
     return Touched(dict(sorted(rows.items())), outside)
 
 
@@ -143,19 +143,19 @@ def touched_since(
     Args:
         ledger: of the group.
         partitions: windows of time.
-        version: from which Dagster knows of all batches; ``None`` if it was never told: then of all rows there are.
+        version: from which Dagster knows of all batches; ``None`` if it knows none: then all rows count.
 
     Returns:
         They, and the version of the newest batch; ``None`` if there was no batch since.
 
     Raises:
-        LedgerUnreadableError, TableUnreadableError: they cannot be told.
+        LedgerUnreadableError, TableUnreadableError: the log or the data cannot be read.
     """
     commits = []
     for commit in ledger.surviving():
         if version is not None and commit.version <= version:
             break
-        # A redrive makes rows that nobody was told of, as ingestion does.
+        # Dagster does not know the rows of a redrive, as it does not know those of ingestion.
         if commit.entry is not None and (commit.entry.kind == "batch" or commit.entry.places):
             commits.append(commit)
             if version is None:

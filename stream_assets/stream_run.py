@@ -1,4 +1,4 @@
-"""What a run of a stream asset does: micro-batches into the table, or a replay, and the checks behind them."""
+"""A run of a stream asset: micro-batches into the table, or a replay or redrive, and the checks after it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ import dagster as dg
 from sensors.lag_sensor import MEMBER_TAG
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.dead_letter_jobs import Redrive
-from spark_jobs.batches.ingestion import BatchReport, Event, Ingestion, Transform
+from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob, Outcome, Redrive, RedriveJob
+from spark_jobs.batches.ingestion import BatchReport, Event, Ingestion, Transform, Waiting
 from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.ledger_recovery import has_begun
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.batches.run_control import result_of
+from spark_jobs.dead_letters.reader import LetterFilter
 from spark_jobs.decoding.isolation import prepare
 from spark_jobs.run_ingestion import run_events
-from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.materializations import (
     Context,
     IngestMaterializations,
     PartitionMaterialization,
+    RedriveMaterialization,
     ReplayMaterialization,
     RunScope,
     as_result,
     describe_partitions,
     describe_ranges,
 )
-from stream_assets.options import RunLimits
+from stream_assets.metadata import outcome_metadata
+from stream_assets.options import RedriveConfig, ReplayConfig, RunLimits, StreamConfig
 from stream_assets.partitions import is_of_partitions, partition_replay
-from stream_assets.redriven import redriven
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamCheckContext, StreamToTable
+from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
 
 MATERIALIZE_SECONDS = 30.0
@@ -65,13 +67,13 @@ class StreamRun:
     wanted: Replay | Redrive | None = None
 
     def run(self, context: Context, *, transform: Transform | None = None) -> Iterator[Any]:
-        """Write what there is, and tell Dagster of it and of the checks.
+        """Write the messages of the stream, and report them and the checks to Dagster.
 
         Without a start the run writes micro-batches up to the end that the stream had when it began. With
-        ``linger_seconds`` it stays, and writes what comes. With a start it replays, or moves the group. Each batch is
+        ``linger_seconds`` it keeps polling for new messages. With a start it replays, or moves the group. Each batch is
         an observation when it is in the table and committed; all of them are one materialization at the end, or several
-        while the run stays. A replay is materialized when it is whole. A run of partitions of the asset replays them. A
-        run that was asked only for checks does only those.
+        in a run that keeps polling. A replay is materialized when it is complete. A run of partitions of the asset
+        replays them. A run that was asked only for checks does only those.
 
         Args:
             context: of the asset.
@@ -81,7 +83,7 @@ class StreamRun:
             ``MaterializeResult`` and ``AssetCheckResult``; in the op of another job what is said there instead.
 
         Raises:
-            dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
+            dagster.Failure: for errors that a retry cannot remove; other errors pass through.
         """
         with failures(shows_values=self.declared.errors.dead_letter_payloads):
             if self.wanted is None and not isinstance(context, dg.AssetExecutionContext):
@@ -117,7 +119,7 @@ class StreamRun:
         if isinstance(wanted, Redrive):
             assert isinstance(self.config, RedriveConfig)
             return redriven(run, wanted, self.config)
-        return _replayed(run, wanted, _replay_told(run, wanted, partitions=describe_partitions(run.context)))
+        return _replayed(run, wanted, _replay_reporter(run, wanted, partitions=describe_partitions(run.context)))
 
 
 def _made(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig) -> dg.AssetMaterialization | None:
@@ -128,10 +130,10 @@ def _made(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig
     _accept(run, config)
     if config.start.bound() is not None and not config.move_group:
         wanted = of_run(context, run.key, config.replay())
-        return _replayed(run, wanted, _replay_told(run, wanted))
+        return _replayed(run, wanted, _replay_reporter(run, wanted))
     linger_seconds, every_seconds = staying(run.declared.limits, config)
-    ingested = IngestMaterializations(run, every_seconds=every_seconds)
-    return ingested.tell(_run_events(run, config, linger_seconds=linger_seconds))
+    reporter = IngestMaterializations(run, every_seconds=every_seconds)
+    return reporter.report(_run_events(run, config, linger_seconds=linger_seconds))
 
 
 def _accept(run: RunScope, config: StreamConfig) -> None:
@@ -148,7 +150,7 @@ def _accept(run: RunScope, config: StreamConfig) -> None:
         run.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
 
 
-def _replay_told(run: RunScope, wanted: Replay, **what: str) -> ReplayMaterialization:
+def _replay_reporter(run: RunScope, wanted: Replay, **what: str) -> ReplayMaterialization:
     what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
     return ReplayMaterialization(run, replay_id=wanted.id, what=what)
 
@@ -194,15 +196,75 @@ def _move(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
             run.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
 
 
-def _replayed(run: RunScope, wanted: Replay, told: ReplayMaterialization) -> dg.AssetMaterialization | None:
+def _replayed(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) -> dg.AssetMaterialization | None:
     with run.source.open() as opened:
         job = ReplayJob(run.spark, opened, run.ingestion, wanted, observer=run.declared.observer)
         start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
         plan = result_of(job.retries.call(job.resolve), run.log.warning)
         ranges = describe_ranges(plan.progress.goal) or "nothing"
         run.log.info(f"replaying from {start} to {stop}: {ranges}")
-        told.leave(plan.last_copies)
-        return told.tell(batch_events(job))
+        reporter.keep_last_copies(plan.last_copies)
+        return reporter.report(batch_events(job))
+
+
+def redriven(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.AssetMaterialization | None:
+    """Decode dead letters again, and write those that can be.
+
+    Args:
+        run: what it works with; the decoder and the transform of the asset make the rows.
+        wanted: which dead letters.
+        config: of the run.
+
+    Returns:
+        The materialization; ``None`` if no row was made.
+    """
+    if config.dismiss:
+        _dismiss(run, wanted, config)
+        return None
+    job = RedriveJob(
+        run.spark,
+        run.ingestion,
+        wanted,
+        url=run.source.url,
+        observer=run.declared.observer,
+    )
+    if config.dry_run:
+        _log_outcome(run.context, job.preview(), become="would become rows")
+        return None
+    reporter = RedriveMaterialization(run, job.outcome)
+    made = reporter.report(batch_events(job, max_batches=config.max_batches))
+    _log_outcome(run.context, job.outcome, become="became rows")
+    return made
+
+
+def _dismiss(run: RunScope, wanted: Redrive, config: RedriveConfig) -> None:
+    """Dismiss dead letters in place of decoding them; the page of the run says how many."""
+    meant = LetterFilter(run.source.url.required_streams(), wanted.span(), config.reason)
+    job = DismissJob(
+        run.spark,
+        run.ingestion,
+        meant,
+        Dismissal(f"run {run.context.run_id}", config.dismiss),
+        limit=wanted.limit,
+        observer=run.declared.observer,
+    )
+    count = 0
+    for event in batch_events(job):
+        if isinstance(event, BatchReport):
+            count += event.dead
+        elif isinstance(event, Waiting):
+            run.log.warning(event.why)
+    run.context.add_output_metadata({"redrive/dismissed": count})
+    run.context.log.info(f"dismissed {counted(count, 'dead letter')}: {config.dismiss}")
+
+
+def _log_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
+    # Without a row there is no materialization; the run has it in any case.
+    context.add_output_metadata(outcome_metadata(outcome))
+    context.log.info(f"{counted(outcome.decoded, 'dead letter')} {become}, {outcome.dead} stay what they are")
+    for reason, refusal in outcome.refused.items():
+        example = f", like {refusal.first}" if refusal.first else ""
+        context.log.info(f"{refusal.count} stay dead letters{example}: {reason}")
 
 
 def of_run(context: Context, key: dg.AssetKey, wanted: Replay) -> Replay:
@@ -230,7 +292,7 @@ def replay_id(context: Context, key: dg.AssetKey, *asked: object) -> str:
 
 @contextmanager
 def failures(*, shows_values: bool = False) -> Iterator[None]:
-    """Errors that come back until somebody changes something are not retried.
+    """Raise errors that a retry cannot remove as failures that Dagster does not retry.
 
     Args:
         shows_values: whether Dagster gets what may hold values of messages.

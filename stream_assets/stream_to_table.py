@@ -19,14 +19,10 @@ from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import S3, check_location, scheme
 from spark_jobs.writing.layout import TableLayout
-from stream_assets.catalogs import CatalogTable
-from stream_assets.config import WriterConfig
-from stream_assets.connections import StreamLocation
-from stream_assets.deferred import resolved_text, shown_text
-from stream_assets.delta_lake import LakeTable
 from stream_assets.metadata import PAGE, TABLE_URI, made_of
-from stream_assets.options import OpOptions, RunLimits
+from stream_assets.options import OpOptions, RunLimits, WriterConfig
 from stream_assets.partitions import check_current_partition, check_partitions
+from stream_assets.resources import LakeTable, StreamLocation, TableLocation, resolved_text, shown_text
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, ErrorPolicy, Limits, check_switch, choose_fields
@@ -128,7 +124,7 @@ class StreamToTable:
 
     spec: dg.AssetSpec
     origin: StreamLocation
-    table: LakeTable | CatalogTable
+    table: TableLocation
     group: str | None = None
     decode: Decoder = field(default_factory=Raw)
     mode: ConsumerMode = ConsumerMode.RESUMABLE
@@ -279,7 +275,7 @@ class StreamToTable:
 
         Raises:
             InvalidOptionError: the name is of another place now than at the last materialization; or there is none.
-            AccessDeniedError, CatalogUnavailableError: the catalog does not tell.
+            AccessDeniedError, CatalogUnavailableError: the catalog does not answer, or refuses.
         """
         table = self.table
         if isinstance(table, LakeTable):
@@ -296,9 +292,9 @@ class StreamToTable:
 
     def _last_location(self, instance: dg.DagsterInstance) -> str | None:
         for _, made in islice(made_of(instance, self.key), PAGE):
-            told = made.metadata.get(TABLE_URI)
-            if told is not None:
-                return check_location(str(told.value))
+            known = made.metadata.get(TABLE_URI)
+            if known is not None:
+                return check_location(str(known.value))
         return None
 
     @property

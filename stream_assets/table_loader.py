@@ -77,7 +77,7 @@ def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
         with ExitStack() as stack:
             yield TableLoader(declared, lambda one: stack.enter_context(run_session(context, one.spark, one.table)))
 
-    # Dagster closes a generator behind the run; the type of the argument does not say that it takes one.
+    # Dagster closes a generator after the run; the type of the argument does not say that it takes one.
     make = cast("Callable[[dg.InitResourceContext], dg.IOManager]", load)
     return dg.IOManagerDefinition(make, required_resource_keys=keys, description=f"Loads {declared.table}.")
 
@@ -96,7 +96,7 @@ def _table(context: dg.InputContext, log: DeltaLog) -> DeltaTable:
     if pinned is not None and _has_its_files(pinned, newest, log):
         return pinned
     context.log.warning(
-        f"version {version} of {log.path}, which the last materialization tells of, is gone: it was cleaned away, or "
+        f"version {version} of {log.path}, of the last materialization, is gone: it was cleaned away, or "
         f"the table was made anew; its newest version {newest.version()} is loaded instead"
     )
     return newest
@@ -114,7 +114,7 @@ def pinned_version(context: dg.InputContext) -> int | None:
     """The version of the table that a run is to see.
 
     That is the one that this run has made, or that of the last materialization before the run was made. ``None`` if
-    nothing was ever told of.
+    there was no materialization.
     """
     run_id, instance, key = context.step_context.run_id, context.instance, context.asset_key
     record = instance.get_run_record_by_id(run_id)
@@ -165,7 +165,7 @@ def _as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | N
     if kind == "pandas.DataFrame":
         return _rows(log, table, window).to_pandas()
     if kind in ("polars.DataFrame", "polars.LazyFrame"):
-        import polars  # noqa: PLC0415 - whoever annotates with it has it
+        import polars  # noqa: PLC0415 - an optional dependency
 
         frame = polars.DataFrame(_rows(log, table, window))
         return frame.lazy() if name == "LazyFrame" else frame

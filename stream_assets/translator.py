@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from stream_assets.connections import StreamLocation
 from stream_assets.metadata import TABLE_URI
+from stream_assets.resources import StreamLocation
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import variable
 from stream_consumers.urls import StreamUrl
@@ -108,7 +108,7 @@ class StreamTranslator:
 
 
 def cluster_name(url: StreamUrl) -> str:
-    """What tells the places of streams apart: the first server, or the name of the file.
+    """The name of the cluster in asset keys: the first server, or the name of the file.
 
     Example:
         >>> cluster_name(StreamUrl.parse("kafka://b:9093,a:9092/orders"))

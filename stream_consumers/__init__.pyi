@@ -4,11 +4,7 @@ from stream_consumers.async_consumer import AsyncConsumer as AsyncConsumer
 from stream_consumers.backend import Backend as Backend
 from stream_consumers.batches import BatchSource as BatchSource
 from stream_consumers.client_config import EnvironmentVariable as EnvironmentVariable
-from stream_consumers.consumer import (
-    Consumer as Consumer,
-    Edge as Edge,
-    Producer as Producer,
-)
+from stream_consumers.consumer import Consumer as Consumer, Edge as Edge
 from stream_consumers.create import (
     create_consumer as create_consumer,
     create_producer as create_producer,
@@ -30,25 +26,24 @@ from stream_consumers.options import (
     FileProducerOptions as FileProducerOptions,
     RedisGroupOptions as RedisGroupOptions,
 )
-from stream_consumers.redis.async_entry_consumer import AsyncEntryConsumer as AsyncEntryConsumer
+from stream_consumers.producer import Producer as Producer
 from stream_consumers.redis.entry_consumer import (
+    AsyncEntryConsumer as AsyncEntryConsumer,
     EntryConsumer as EntryConsumer,
     GroupEntryConsumer as GroupEntryConsumer,
     create_entry_consumer as create_entry_consumer,
 )
-from stream_consumers.streamer.streamer import Streamer as Streamer, connect as connect
-from stream_consumers.subscription.backend import StreamBackend as StreamBackend
+from stream_consumers.streamer import Streamer as Streamer, connect as connect
+from stream_consumers.subscription.backend import EventMessage as EventMessage, StreamBackend as StreamBackend
 from stream_consumers.subscription.config import (
     AckMode as AckMode,
     RetryPolicy as RetryPolicy,
     SubscriptionConfig as SubscriptionConfig,
 )
 from stream_consumers.subscription.memory_backend import MemoryBackend as MemoryBackend
-from stream_consumers.subscription.messages import EventMessage as EventMessage
-from stream_consumers.subscription.received_message import ReceivedMessage as ReceivedMessage
 from stream_consumers.subscription.redis_backend import RedisBackend as RedisBackend
-from stream_consumers.subscription.subscription import Subscription as Subscription
-from stream_consumers.tracking.committers import create_committer as create_committer
+from stream_consumers.subscription.subscription import ReceivedMessage as ReceivedMessage, Subscription as Subscription
+from stream_consumers.tracking.commits import create_committer as create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer as TrackedConsumer
 from stream_consumers.tracking.options import TrackingCallbacks as TrackingCallbacks, TrackingOptions as TrackingOptions
 from stream_consumers.urls import StreamUrl as StreamUrl

@@ -3,18 +3,181 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from stream_consumers.async_reader import AsyncReader
-from stream_consumers.capabilities import EmptyingConsumer, Positions, positioned
-from stream_consumers.consumer import Consumer, Edge, rewind_place
+from stream_consumers.closing import ClosesOnExit
+from stream_consumers.consumer import (
+    BRIEF_SECONDS,
+    Consumer,
+    Edge,
+    EmptyingConsumer,
+    Positions,
+    positioned,
+    rewind_place,
+)
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import check_timeout
 
+READ_SECONDS = 0.1
+Reader = TypeVar("Reader", bound=ClosesOnExit)
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+Self = TypeVar("Self", bound="AsyncReader[ClosesOnExit, object]")
+
+
+@dataclass(slots=True)
+class _Read(Generic[Item]):
+    """The outcome of one read, and whether its shard was moved after it."""
+
+    item: Item | None
+    is_outdated: bool = False
+
+
+class AsyncReader(ABC, Generic[Reader, Item]):
+    """Items that are awaited by any number of tasks; a context manager that closes.
+
+    They get their items in the order in which they asked. Cancelling a task loses none: the next call returns the one
+    that was meant for it, unless its shard was moved since. Nothing is read ahead. Use it in one event loop.
+
+    Args:
+        consumer: what is read; it is closed with this one.
+    """
+
+    def __init__(self, consumer: Reader) -> None:
+        self._consumer = consumer
+        self._start_reading()
+
+    @property
+    def consumer(self) -> Reader:
+        """The consumer that is read, as it was given."""
+        return self._consumer
+
+    def _start_reading(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="consumer")
+        # Held by the task that reads. Tasks get it in the order in which they asked.
+        self._reading = asyncio.Lock()
+        # A read continues when the task that started it is cancelled; the next task gets its item.
+        self._read: Future[_Read[Item]] | None = None
+        self._is_waiting = self._is_closed = False
+        # Used by the thread alone, which reads and moves.
+        self._last: _Read[Item] = _Read(None)
+
+    @abstractmethod
+    def _read_item(self, seconds: float) -> Item | None:
+        """Read one, waiting at most this long; called by the reading thread."""
+
+    async def close(self) -> None:
+        """Close the consumer and end the thread; tasks that wait get a :class:`StreamEndedError`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            # Not in the reading thread, which may be busy.
+            await asyncio.to_thread(self._consumer.close)
+        finally:
+            # The last read ends, since the consumer is closed.
+            await asyncio.to_thread(self._thread.shutdown)
+
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _next(self, timeout_seconds: float | None) -> Item | None:
+        """The next item; ``None`` if there was none in time.
+
+        Args:
+            timeout_seconds: how long to wait for one; ``None`` until there is one, 0 not at all.
+        """
+        if self._is_closed:
+            raise _closed()
+        loop = asyncio.get_running_loop()
+        timeout_seconds = None if timeout_seconds == math.inf else timeout_seconds
+        deadline = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
+        if timeout_seconds == 0 and not self._is_waiting:
+            # The task before this one does not wait either: it ends in a moment.
+            timeout_seconds = BRIEF_SECONDS
+        if not await self._may_read(timeout_seconds):
+            return None
+        try:
+            return await self._read_until(deadline)
+        finally:
+            self._is_waiting = False
+            self._reading.release()
+
+    async def _may_read(self, seconds: float | None) -> bool:
+        """Wait until no other task reads, at most this long; returns whether this task may read now."""
+        # Not with wait_for: up to Python 3.11 it may ignore that its task is cancelled.
+        taking = asyncio.ensure_future(self._reading.acquire())
+        try:
+            await asyncio.wait([taking], timeout=seconds)
+        except asyncio.CancelledError:
+            if taking.done():
+                self._reading.release()
+            raise
+        finally:
+            taking.cancel()
+        return taking.done()
+
+    async def _read_until(self, deadline: float) -> Item | None:
+        """Look first, and wait only if there is nothing."""
+        loop = asyncio.get_running_loop()
+        seconds = 0.0
+        while True:
+            if self._is_closed:
+                raise _closed()
+            is_own = self._read is None
+            if self._read is None:
+                self._is_waiting = seconds > 0
+                self._read = self._thread.submit(self._read_one, seconds)
+            answer = asyncio.wrap_future(self._read)
+            # Nothing is logged about an error that a cancelled task does not look at: the next task gets it.
+            answer.add_done_callback(lambda done: done.exception())
+            await asyncio.wait([answer])
+            self._read = None
+            read = answer.result()
+            if read.item is not None:
+                if not read.is_outdated:
+                    return read.item
+                seconds = 0.0
+            elif is_own:
+                left = deadline - loop.time()
+                if left <= 0:
+                    return None
+                seconds = min(READ_SECONDS, left)
+
+    async def _move(self, call: Callable[[], Result], is_moved: Callable[[Item], bool]) -> Result:
+        """Call what moves the consumer in the reading thread; the last item is dropped if it ``is_moved``."""
+
+        def move() -> Result:
+            result = call()
+            # Here, since a task that is cancelled does not learn whether the move happened.
+            item = self._last.item
+            self._last.is_outdated |= item is not None and is_moved(item)
+            return result
+
+        return await self._in_thread(move)
+
+    def _read_one(self, seconds: float) -> _Read[Item]:
+        self._last = _Read(self._read_item(seconds))
+        return self._last
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        if self._is_closed:
+            raise _closed()
+        return await asyncio.wrap_future(self._thread.submit(call))
+
+
+def _closed() -> StreamEndedError:
+    return StreamEndedError("the consumer was closed", remedy="Create a new one.")
 
 
 class AsyncConsumer(AsyncReader[Consumer, Message]):
@@ -62,20 +225,20 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         await self.move(lambda: self._consumer.rewind(place))
 
     async def go_to(self, positions: Positions) -> None:
-        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`.
+        """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`.
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
         """
         consumer = positioned(self._consumer)
-        await self._move(lambda: consumer.go_to(positions), positions)
+        await self._move(lambda: consumer.go_to(positions), lambda message: message.shard in positions)
 
     async def move(self, call: Callable[[], Result]) -> Result:
         """Move the consumer in a way of its own, like ``seek_to_committed`` of a tracked one.
 
-        No message that was read before is delivered afterwards: neither one whose task was cancelled, nor one of a read
-        that goes on since its task gave up. A call that raises has moved nothing. Where the task that moves is
-        cancelled, the call may happen nevertheless.
+        No message that was read before the move is delivered afterwards: neither one whose task was cancelled, nor one
+        of a read that goes on after its task gave up. A call that raises must not have moved anything. If the task that
+        moves is cancelled, the call may happen all the same.
 
         Args:
             call: moves the consumer; it is called in the thread that reads.
@@ -83,7 +246,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         Returns:
             What ``call`` returned.
         """
-        return await self._move(call)
+        return await self._move(call, lambda message: True)
 
     async def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
@@ -94,7 +257,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         await self._in_thread(lambda: self._consumer.unassign(shard))
 
     def ack(self, message: Message) -> object:
-        """A message is done; returns what the consumer's own ``ack`` does. It waits for nobody.
+        """Mark a message as done, without waiting; returns what the consumer's own ``ack`` does.
 
         Raises:
             InvalidOptionError: the consumer has no group.
@@ -124,10 +287,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
             )
         return await asyncio.to_thread(self._consumer.wait_empty, timeout_seconds)
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self._messages()
-
-    async def _messages(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
             try:
                 message = await self.next()
@@ -138,6 +298,3 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
 
     def _read_item(self, seconds: float) -> Message | None:
         return self._consumer.next(seconds)
-
-    def _shard_of(self, item: Message) -> Shard:
-        return item.shard

@@ -18,8 +18,7 @@ from typing import Any
 
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.committer import PositionCommitter
-from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.consumer import Consumer, DeadLetterObserver, PositionCommitter, log_dead_letter
 from stream_consumers.epochs import Names
 from stream_consumers.errors import (
     BackendLoadError,
@@ -29,6 +28,7 @@ from stream_consumers.errors import (
     UnsupportedError,
 )
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_switch, choose_fields, choose_reset
+from stream_consumers.producer import Producer
 from stream_consumers.urls import StreamUrl
 
 ENTRY_POINTS = "stream_consumers.backends"
@@ -53,7 +53,7 @@ class ConsumerOptions:
         live: wait at the end; without it the stream ends there.
         client: configuration of the broker's client.
         group_options: of the type that the backend names.
-        on_dead_letter: told of what cannot be used as a message.
+        on_dead_letter: called with each part of the stream that cannot be used as a message.
 
     Example:
         >>> consumer = find_backend("memory").open_consumer(StreamUrl.parse("memory://empty/orders"), ConsumerOptions())
@@ -84,9 +84,8 @@ class ConsumerOptions:
 class Backend(ABC):
     """The streams of a URL scheme.
 
-    What it can do is data: the attributes here, which a backend sets. Everything that a URL and its options can be
-    refused for without asking a server is refused by :meth:`check` and by :class:`stream_consumers.options.Modes`,
-    before one of the other methods is called.
+    Attributes, which a backend sets, say what it can do. :meth:`check` and :class:`stream_consumers.options.Modes`
+    refuse every URL and option that can be refused without asking a server, before another method is called.
 
     Attributes:
         consumer_modes: the modes of its consumers.
@@ -94,8 +93,8 @@ class Backend(ABC):
         producer_options: the type of the options of its producers, if they have any.
         group_options: the type of the options of a member of its groups, if there are any.
         creates_shards: a stream has as many shards as it was created with; elsewhere a shard begins with a message.
-        takes_shards_of_sharder: a stream is created with as many shards as the producer's sharder has, unless told.
-        has_one_writer: producers of one place share a writer, as nobody else may write there.
+        takes_shards_of_sharder: a stream is created with as many shards as the producer's sharder has, by default.
+        has_one_writer: a place has one writer at a time, so that all producers of a streamer share it.
         claims_entries: with mode ``load_balanced``, members share entries one by one and not whole shards.
         is_pipe: a message is read once: there is no position to go back to.
         kind: shown for its assets, one of the kinds that Dagster has an icon for.
@@ -134,7 +133,7 @@ class Backend(ABC):
             url: where to send.
             client: configuration of the broker's client.
             options: of the type :attr:`producer_options`.
-            shards: a stream that is not there is made with so many, where :attr:`creates_shards`.
+            shards: where :attr:`creates_shards`, the number of shards of a stream that has to be created.
 
         Raises:
             StreamAssetsError: as the backend says.
@@ -175,7 +174,7 @@ class Backend(ABC):
             )
 
     def producer_client(self, client: ClientConfig) -> ClientConfig:
-        """Of a configuration that consumers and producers share, what a producer takes; by default all of it."""
+        """The part of a shared configuration that a producer takes; by default all of it."""
         return client
 
     def check_batches(self, url: StreamUrl, mode: ConsumerMode, client: ClientConfig) -> None:
@@ -187,7 +186,7 @@ class Backend(ABC):
         url.required_streams()
         if self.is_pipe:
             raise UnsupportedError(
-                f"{url}: a pipe cannot be read twice, so there is no position to go on from",
+                f"{url}: a pipe cannot be read twice, so there is no position to continue from",
                 remedy="Spool it into a file (stream-assets ingest does, or spool_stdin), and use that.",
             )
         self.check(url, client)
@@ -196,7 +195,7 @@ class Backend(ABC):
         self.batch_modes.check(mode)
 
     def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
-        """Ask whether somebody is there, and make what is to be made once, before the first producer.
+        """Check that the broker answers, and create what is created once, before the first producer.
 
         Args:
             url: where; it may name no stream.
@@ -240,7 +239,7 @@ class Backend(ABC):
     def committer(
         self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
     ) -> PositionCommitter:
-        """What keeps the positions of a group.
+        """The committer that keeps the positions of a group.
 
         Args:
             url: the stream.
@@ -249,7 +248,7 @@ class Backend(ABC):
             client: configuration of the broker's client.
 
         Raises:
-            GroupsNotRememberedError: nobody keeps them.
+            GroupsNotRememberedError: no broker keeps them.
         """
         raise GroupsNotRememberedError(
             f"no broker remembers the groups of {url}",

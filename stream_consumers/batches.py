@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from stream_consumers.closing import ClosesOnExit
+from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -68,7 +70,7 @@ class Extent(NamedTuple):
     Args:
         start: its first sequence.
         end: the end of what can be read now: the next sequence to come.
-        blocked: sequences behind ``end`` that nobody may read yet, since a transaction over them is open (Kafka).
+        blocked: the number of sequences after ``end`` that cannot be read yet, because a transaction is open (Kafka).
     """
 
     start: int
@@ -129,12 +131,12 @@ def message_checksum(key: bytes | None, payload: bytes | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What an earlier batch left for the next one, so that a backend need not search again.
+    """What an earlier batch recorded for the next one, so that a backend need not search again.
 
     Args:
         positions: the next sequence of each shard, as the ledger has them.
-        hint: what :attr:`BatchPlan.hint` of an earlier batch was: a shortcut, and what is known at the positions, see
-            :mod:`stream_consumers.hints`. Shards stand in it as keys, by their names: those of a stream that was
+        hint: :attr:`BatchPlan.hint` of an earlier batch: a shortcut, and what is known at the positions, see
+            :func:`known_places`. Shards stand in it as keys, by their names: those of a stream that was
             recreated since are left out.
     """
 
@@ -156,9 +158,9 @@ class Split(Protocol):
 
 @runtime_checkable
 class CountedSplit(Split, Protocol):
-    """A split that can say before it is read what a clean read of it gives, and afterwards of which stream that was.
+    """A split that knows before it is read how many messages it holds, and afterwards of which stream they were.
 
-    An engine can then write a batch while it reads it: executors compare, and whatever differs fails the write.
+    An engine can then write a batch while it reads it: executors compare, and any difference fails the write.
     """
 
     def counts(self) -> Mapping[Shard, int] | None:
@@ -174,13 +176,13 @@ class CountedSplit(Split, Protocol):
         Asked where the split is read, at the end of the read: only then is it known of which stream the messages are.
 
         Raises:
-            StreamAssetsError: it cannot be told.
+            StreamAssetsError: they cannot be determined.
         """
         ...
 
 
 def clean_counts(splits: Iterable[Split]) -> Mapping[Shard, int] | None:
-    """How many messages of each shard a clean read of all these splits gives; ``None`` if one of them cannot tell."""
+    """How many messages of each shard a read of all these splits gives, if it is not damaged; ``None`` if unknown."""
     return total_counts(split.counts() if isinstance(split, CountedSplit) else None for split in splits)
 
 
@@ -196,9 +198,14 @@ def total_counts(parts: Iterable[Mapping[Shard, int] | None]) -> Mapping[Shard, 
     for counts in parts:
         if counts is None:
             return None
-        for shard, count in counts.items():
-            total[shard] = total.get(shard, 0) + count
+        add_counts(total, counts)
     return total
+
+
+def add_counts(total: dict[Shard, int], counts: Mapping[Shard, int]) -> None:
+    """Add counts to a total in place, because there may be thousands of shards."""
+    for shard, count in counts.items():
+        total[shard] = total.get(shard, 0) + count
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +232,8 @@ class BatchPlan:
 class BatchSource(ClosesOnExit, ABC):
     """A stream as a source of micro-batches. Close it when done; it is a context manager.
 
-    A backend says at least what is abstract here. The other methods do what is right for a stream that keeps
-    everything and has no broker that could remember a group.
+    A backend implements the abstract methods. The other methods have defaults for a stream that keeps every message,
+    and has no broker that remembers groups.
 
     Args:
         url: where it reads from.
@@ -238,7 +245,7 @@ class BatchSource(ClosesOnExit, ABC):
     def __init__(self, url: str | StreamUrl) -> None:
         self.url = StreamUrl.parse(url)
         self.is_exact = True
-        """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""
+        """Whether the last :meth:`extents` found the true ends; ``False`` if its time budget was too short."""
 
     @abstractmethod
     def identities(self) -> Mapping[str, str]:
@@ -281,16 +288,16 @@ class BatchSource(ClosesOnExit, ABC):
         return extent.start
 
     def answer_within(self, seconds: float) -> None:
-        """Let each request to a broker fail after about this time, or earlier if nobody is there; call it first.
+        """Let each request to a broker fail after about this time, or earlier if no broker answers; call it first.
 
-        For those who ask again later, and have others waiting meanwhile. By default there is no broker.
+        A caller that polls, such as the lag sensor, must not wait as long as a run. By default there is no broker.
         """
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
         """Whether there is more than ``extents``, which :meth:`extents` found last.
 
-        It is asked some times a second while a run waits for messages, so that it should be cheap; shards that are new
-        may be overlooked. By default the ends are looked for anew.
+        A run that waits for messages calls it several times a second, so it should be cheap; it may overlook new
+        shards. By default it determines the ends again.
 
         Args:
             extents: what was known.
@@ -300,9 +307,9 @@ class BatchSource(ClosesOnExit, ABC):
         return {shard: extent.end for shard, extent in found.items()} != {s: e.end for s, e in extents.items()}
 
     def remember(self, resume: Resume) -> None:
-        """Take what the ledger knows at its positions for the plan that follows.
+        """Use what the ledger knows at its positions for the plan that follows.
 
-        Another run may have moved them since :meth:`extents`. By default a source knows nothing at positions.
+        Another run may have moved them since :meth:`extents`. By default a source keeps nothing by position.
 
         Args:
             resume: positions and hint of the ledger.
@@ -324,9 +331,9 @@ class BatchSource(ClosesOnExit, ABC):
         return known
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
-        """The shards that are known to be others than at these positions, where fingerprints do not tell.
+        """The shards that were recreated since these positions, where fingerprints do not show it.
 
-        By what :meth:`extents` or :meth:`plan` found last.
+        As of the last :meth:`extents` or :meth:`plan`.
         """
         return frozenset()
 
@@ -355,15 +362,15 @@ class BatchSource(ClosesOnExit, ABC):
         return widths(gaps)
 
     def unreadable_tail(self) -> str | None:
-        """What is wrong behind the last message, if nobody is mending it by writing on; ``None`` if all is well."""
+        """Why the bytes after the last message are unreadable, if no producer is still writing them; else ``None``."""
         return None
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """What the broker was told of the group; ``None`` where there is no broker to tell."""
+        """The positions that were committed to the broker for the group; ``None`` where there is no broker."""
         return None
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
-        """Tell the broker how far the group is; called only after the batch is in the table.
+        """Commit the positions of the group to the broker; called only after the batch is in the table.
 
         Args:
             group: the group.
@@ -396,7 +403,7 @@ class Membership(ClosesOnExit, ABC):
 
     @abstractmethod
     def commit(self, positions: Mapping[Shard, int], *, metadata: str = "") -> bool:
-        """Tell the broker how far the shards are; ``False`` if it refused, since somebody else has them by now.
+        """Commit positions to the broker; ``False`` if it refused, because another member has the shards by now.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
@@ -408,13 +415,13 @@ class Membership(ClosesOnExit, ABC):
 
 
 def fair_shares(wanted: Mapping[Shard, int], total: int, *, turn: int = 0) -> Mapping[Shard, int]:
-    """Everyone gets an equal share; what one does not need goes to the others; odd ones go in turn.
+    """Give each shard an equal share of a total; what one does not need goes to the others.
 
     Args:
         wanted: how much each shard could use.
-        total: what there is.
-        turn: whose turn it is for the odd ones: a number that grows by what was given, so that with a total below the
-            number of shards each of them is served in the end.
+        total: the total to share.
+        turn: selects the shards that get a remainder: a number that grows by what was given, so that each shard gets
+            something in the end where the total is below the number of shards.
 
     Returns:
         The shards that get something.
@@ -545,3 +552,71 @@ def headers_array(headers: Sequence[Headers | None]) -> pa.Array[Any]:
         return pa.array([None] * len(headers), HEADERS_TYPE)
     listed = [[{"name": name, "value": value} for name, value in pairs] if pairs else None for pairs in headers]
     return pa.array(listed, HEADERS_TYPE)
+
+
+_ADDED = "added_before"
+_MORE = ("deleted", "removed")
+
+
+class Known(NamedTuple):
+    """What is known of a stream at a position, when every entry that was lost after it is accounted for.
+
+    Args:
+        added: entries ever added before the position; entries that were lost after it and are accounted for count, too.
+        deleted: the highest sequence that was deleted by then; ``None`` where that is unknown.
+        removed: entries that were removed from the stream by then, in whatever way; ``None`` where that is unknown.
+    """
+
+    added: int
+    deleted: int | None = None
+    removed: int | None = None
+
+
+Places = Mapping[Shard, tuple[int, Known]]
+"""The position of each shard, and what is known there."""
+
+
+def known_places(hint: object, of: Set[Shard] | None = None) -> Places:
+    """The position of each shard in a hint, or of some of them, and what is known there; other forms are ignored.
+
+    Example:
+        >>> known_places({"added_before": {"orders/0": [5, 3], "orders/1": "?"}, "deleted": {"orders/0": 2}})
+        {Shard(stream='orders', id=0): (5, Known(added=3, deleted=2, removed=None))}
+    """
+    names = None if of is None else {str(shard) for shard in of}
+    more = {name: _listed(hint, name, 1, names) for name in _MORE}
+    return {
+        shard: (position, Known(added, **{name: found[shard][0] for name, found in more.items() if shard in found}))
+        for shard, (position, added) in _listed(hint, _ADDED, 2, names).items()
+    }
+
+
+def with_places(shortcut: Mapping[str, object] | None, places: Places) -> Mapping[str, object] | None:
+    """A hint with these places, and with all else that another hint says; ``None`` if it says nothing.
+
+    Example:
+        >>> with_places({"offset": 7}, {Shard("orders"): (5, Known(3))})
+        {'offset': 7, 'added_before': {'orders/0': [5, 3]}, 'deleted': {}, 'removed': {}}
+        >>> with_places({"added_before": {"orders/0": [5, 3]}}, {})
+    """
+    hint = {name: part for name, part in (shortcut or {}).items() if name not in (_ADDED, *_MORE)}
+    if places:
+        listed = [(str(shard), position, known) for shard, (position, known) in sorted(places.items())]
+        hint[_ADDED] = {shard: [position, known.added] for shard, position, known in listed}
+        hint["deleted"] = {shard: known.deleted for shard, _, known in listed if known.deleted is not None}
+        hint["removed"] = {shard: known.removed for shard, _, known in listed if known.removed is not None}
+    return hint or None
+
+
+def _listed(hint: object, key: str, count: int, names: Set[str] | None) -> Mapping[Shard, list[int]]:
+    listed = hint.get(key) if isinstance(hint, Mapping) else None
+    found: dict[Shard, list[int]] = {}
+    for name, value in listed.items() if isinstance(listed, Mapping) else ():
+        # To parse the names of a thousand shards takes 25 ms.
+        if names is not None and name not in names:
+            continue
+        with suppress(ValueError, TypeError, OverflowError, InvalidUrlError):
+            numbers = [int(number) for number in (value if isinstance(value, list) else [value])]
+            if len(numbers) == count:
+                found[Shard.parse(str(name))] = numbers
+    return found

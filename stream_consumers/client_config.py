@@ -1,4 +1,4 @@
-"""Configuration that is passed on to a broker's own client, with secrets that are named, not written down."""
+"""Configuration for a broker's own client. Secrets are named in it, not written down, and hidden in its errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from stream_consumers.addresses import is_address
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import is_plain_text
+from stream_consumers.urls import is_address
 
 Scalar = str | int | float | bool
 HIDDEN = "[hidden]"
@@ -254,7 +254,7 @@ def _without(text: str, secret: str) -> str:
 
 def _written(char: str) -> str:
     """A pattern of a character as it is, encoded for a URL, or escaped, each also several times over."""
-    # Bounded, since the text may be of anybody, and have any number of them.
+    # Bounded, because the text may come from anyone, and repeat a character any number of times.
     if char == " ":
         return r"(?:\s|\+|%(?:25){0,3}(?:20|0[9ABCDabcd])|\\{1,4}[fnrtv]){1,40}"
     utf_8, utf_16 = char.encode(), char.encode("utf-16-be").hex()

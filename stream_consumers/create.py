@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from stream_consumers.backend import Backend, ConsumerOptions, find_backend
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.consumer import Consumer, DeadLetterObserver, log_dead_letter
 from stream_consumers.epochs import Names
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
+from stream_consumers.producer import Producer
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def create_consumer(
 
     Args:
         url: where to read.
-        mode: ``real_time`` has no group; ``resumable`` goes on where the group is, with all shards; ``load_balanced``
+        mode: ``real_time`` has no group; ``resumable`` continues where the group is, with all shards; ``load_balanced``
             shares with the group's other members: shards on Kafka, messages elsewhere. Members that read a file or
             memory are those of this process, see :class:`stream_consumers.in_process_groups.SharedGroupConsumer`.
         group: the consumer group.
@@ -151,7 +152,7 @@ def create_consumer(
         client: configuration of the broker's client.
         group_options: of a member of a group, of the backend's own type: ``RedisGroupOptions`` say when it commits,
             and what it takes over.
-        on_dead_letter: told of what cannot be used as a message.
+        on_dead_letter: called with each part of the stream that cannot be used as a message.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.
@@ -199,8 +200,8 @@ def create_producer(
         client: configuration of the broker's client.
         producer_options: of the backend's own type: ``FileProducerOptions`` for a ``.ss`` file,
             ``StdioProducerOptions`` for lines on stdout.
-        shards: a stream that is not there is created with so many, where they do not come by themselves (Kafka, Redis);
-            without it, Kafka says that it is not there.
+        shards: the number of shards of a stream that has to be created, where they do not come by themselves (Kafka,
+            Redis). Without it, a missing Kafka topic is an error.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stream_consumers.readable import ELLIPSIS, printable_lines
+from stream_consumers.display import ELLIPSIS, printable_lines
 
 LONGEST_PART = 4_000
 """What happened, the remedy, and each fact have at most this many characters in the text of an error."""
@@ -76,7 +76,7 @@ def _rebuild(kind: type[StreamAssetsError], what: str, remedy: str, facts: dict[
 
 
 class Terminal:
-    """Mixed into errors that come back until somebody changes something.
+    """Mixed into errors that come back until something is changed.
 
     Example:
         >>> issubclass(InvalidUrlError, Terminal)
@@ -126,7 +126,7 @@ class UnsupportedVersionError(FormatError):
 
 
 class TruncatedTailError(FormatError):
-    """The stream ends in the middle of a message, and nobody is writing on."""
+    """The stream ends in the middle of a message, and no producer is writing the rest."""
 
 
 class ProducerBusyError(StreamAssetsError, Transient):
@@ -186,7 +186,7 @@ class LedgerTruncatedError(StreamAssetsError, Terminal):
 
 
 class ForeignCommitError(StreamAssetsError, Terminal):
-    """Somebody else writes under this group's transaction app id."""
+    """Another program writes under this group's transaction app id."""
 
 
 class UntrustedFileError(StreamAssetsError, Terminal):
@@ -270,7 +270,7 @@ class ShutdownTimeoutError(StreamAssetsError, Transient):
 
 
 class GroupsNotRememberedError(StreamAssetsError, Terminal):
-    """Nobody remembers the positions of groups for this stream."""
+    """No broker remembers the positions of groups for this stream."""
 
 
 class ProducerFencedError(StreamAssetsError, Terminal):

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from stream_consumers.consumer import Consumer
-from stream_consumers.consumer_base import LeavingMember
+from stream_consumers.consumer import BRIEF_SECONDS, Consumer, LeavingMember
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message
 from stream_consumers.options import AutoStreamReset
-from stream_consumers.polling_lock import BRIEF_SECONDS
 from stream_consumers.urls import StreamUrl
 
 Open = Callable[[], Consumer]
@@ -61,7 +59,7 @@ class SharedGroup:
 
     @property
     def has_members(self) -> bool:
-        """Whether anybody is left who has not been dropped."""
+        """Whether a member is left that was not dropped."""
         with self._changed:
             return any(member.owner() is not None for member in self._members)
 
@@ -215,7 +213,7 @@ class SharedGroupConsumer(LeavingMember):
                     raise
                 # A seek or rewind has left the group, which ended with its last member. This thread goes on there.
                 return None
-            # A message of another member is no reason to give up before the next one.
+            # A message for another member does not count: look for the next one.
             if message is not None or not was_read:
                 return message
             self._check_open()

@@ -32,14 +32,23 @@ from stream_consumers.batches import (
     readable_gaps,
     record_batches,
 )
-from stream_consumers.capabilities import Positions, ShardEnd, check_positions
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, Edge, Producer, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
+from stream_consumers.consumer import (
+    Assignment,
+    Consumer,
+    Edge,
+    Positions,
+    ShardEnd,
+    check_positions,
+    end_of,
+    no_message,
+    positions_to_go_to,
+    rewind_place,
+)
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes, check_name, choose_reset
-from stream_consumers.producer_base import ProducerBase
+from stream_consumers.producer import Producer
 from stream_consumers.urls import StreamUrl
 
 _sequence = attrgetter("sequence")
@@ -284,7 +293,7 @@ class MemoryBatchSource(BatchSource):
             return {shard: text for (owner, shard), text in self._broker.metadata.items() if owner == group and text}
 
 
-class MemoryConsumer(PollingConsumer):
+class MemoryConsumer(Consumer):
     """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
@@ -339,7 +348,7 @@ class MemoryConsumer(PollingConsumer):
             return frozenset(filter(self._assignment.is_read, self._broker.messages))
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
-        """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`."""
+        """See :meth:`stream_consumers.consumer.MeasurableConsumer.ends`."""
         with self._broker.changed:
             self._check_open()
             return {shard: ShardEnd(end, end) for shard in self.assigned() for end in [self._broker.ends[shard]]}
@@ -361,7 +370,7 @@ class MemoryConsumer(PollingConsumer):
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
-        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
+        """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._broker.changed:
             self._check_open()
             places = positions_to_go_to(positions, self.assigned(), lambda: self._broker.ends)
@@ -431,8 +440,8 @@ def _any(message: Message) -> bool:
     return True
 
 
-class MemoryProducer(ProducerBase):
-    """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`.
+class MemoryProducer(Producer):
+    """A producer of a memory broker; see :class:`stream_consumers.producer.Producer`.
 
     Args:
         url: ``memory://name/orders``; ``send`` uses its first stream by default.
@@ -476,12 +485,12 @@ class MemoryCommitter:
         self._source, self._group = MemoryBatchSource(url), check_name("group", group)
 
     def commit(self, positions: Positions) -> None:
-        """See :meth:`stream_consumers.committer.PositionCommitter.commit`."""
+        """See :meth:`stream_consumers.consumer.PositionCommitter.commit`."""
         check_positions(positions)
         self._source.commit(self._group, positions)
 
     def committed(self) -> Positions:
-        """See :meth:`stream_consumers.committer.PositionCommitter.committed`."""
+        """See :meth:`stream_consumers.consumer.PositionCommitter.committed`."""
         return self._source.committed(self._group) or {}
 
 

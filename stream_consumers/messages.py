@@ -113,7 +113,7 @@ def check_encoded_key(text: str) -> str:
 
 
 def _numbered(text: str) -> re.Match[str] | None:
-    """How a key ends that is a shard; see :func:`stream_consumers.redis.ids.is_shard_id`."""
+    """How a key ends that is a shard; see :func:`stream_consumers.redis.entries.is_shard_id`."""
     found = _NUMBERED.search(text)
     return found if found and int(found[2]) <= MAX_SHARD else None
 
@@ -337,12 +337,14 @@ def check_shard(shard: object) -> Shard:
     Example:
         >>> check_shard(Shard("orders", "0"))
         Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: Shard(stream='orders', id='0') is no shard. Give one like \
+        stream_consumers.errors.InvalidOptionError: Shard(stream='orders', id='0') is not a shard. Give one like \
 Shard('orders', 3), with a number from 0.
     """
     if isinstance(shard, Shard) and isinstance(shard.stream, str) and type(shard.id) is int and shard.id >= 0:
         return shard
-    raise InvalidOptionError(f"{shard!r} is no shard", remedy="Give one like Shard('orders', 3), with a number from 0.")
+    raise InvalidOptionError(
+        f"{shard!r} is not a shard", remedy="Give one like Shard('orders', 3), with a number from 0."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,10 +381,10 @@ def to_milliseconds(moment: datetime) -> int:
         1000
 
     Raises:
-        InvalidOptionError: it is none.
+        InvalidOptionError: it is not a datetime.
     """
     if not isinstance(moment, datetime):
-        raise InvalidOptionError(f"{moment!r} is no moment", remedy="Give a datetime.")
+        raise InvalidOptionError(f"{moment!r} is not a datetime", remedy="Give one with its zone, or in UTC.")
     aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
     return (aware - _EPOCH) // _MILLISECOND
 
@@ -408,7 +410,7 @@ def now_milliseconds() -> int:
 
 
 def is_recent(moment: float, *, now: float, seconds: float) -> bool:
-    """Whether a moment on the system's clock is within so many seconds of now, on either side.
+    """Whether a moment on the system's clock is within ``seconds`` of now, on either side.
 
     A moment further ahead was noted before the clock was set back. It counts as long past: what waits for it to pass
     would wait for as long as the clock was set back.

@@ -97,7 +97,7 @@ class OnBadRows(str, enum.Enum):
 def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") -> Choice:
     """The member of ``kind`` that this is, or that has this text as its value.
 
-    Whatever takes an enumeration asks here, so that text works everywhere, and a word that is no choice nowhere.
+    Every argument that takes an enumeration is checked here, so that text works everywhere.
 
     Args:
         kind: the enumeration.
@@ -167,7 +167,7 @@ def choose_fields(options: object, **kinds: type[enum.Enum]) -> None:
 def check_range(
     name: str, value: float | None, *, at_least: float = 0.0, more_than: float | None = None, at_most: float = math.inf
 ) -> None:
-    """Refuse a number that is outside of its range, or that is no finite number.
+    """Refuse a number that is outside of its range, or not finite.
 
     Args:
         name: of the option.
@@ -185,7 +185,7 @@ def check_range(
         stream_consumers.errors.InvalidOptionError: commit_interval_seconds=-1 is out of range. It must be a finite \
 number >= 0.
     """
-    # A truth value or text would be compared, or fail in the comparison, with words that nobody expects here.
+    # A truth value would be compared as a number, and text would fail in the comparison with a TypeError.
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     is_enough = number >= at_least if more_than is None else number > more_than
     if not (math.isfinite(number) and is_enough and number <= at_most):
@@ -227,21 +227,21 @@ def check_count(name: str, value: object, *, at_least: int = 1, at_most: int | N
 
 
 def check_timeout(seconds: object, *, name: str = "timeout_seconds") -> float:
-    """The seconds to wait: less than none is none, and ``math.inf`` is without an end.
+    """The seconds to wait: a negative number is 0, and ``math.inf`` waits without an end.
 
     Args:
         seconds: what was given.
         name: of the argument.
 
     Raises:
-        InvalidOptionError: it is no number.
+        InvalidOptionError: it is not a number.
 
     Example:
         >>> check_timeout(-1), check_timeout(2.5)
         (0.0, 2.5)
     """
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or math.isnan(seconds):
-        raise InvalidOptionError(f"{name}={seconds!r} is no time to wait", remedy="Give a number of seconds.")
+        raise InvalidOptionError(f"{name}={seconds!r} is not a number of seconds", remedy="Give one, or leave it out.")
     return max(0.0, float(seconds))
 
 
@@ -277,8 +277,7 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
         without: characters that it cannot have.
 
     Raises:
-        InvalidOptionError: it is no text, there is nothing but spaces in it, or one of those characters, or a NUL or a
-            lone surrogate.
+        InvalidOptionError: it is not text, has only spaces, or has one of those characters, a NUL or a lone surrogate.
 
     Example:
         >>> check_name("group", "a/b", without="/")
@@ -467,7 +466,7 @@ class RedisGroupOptions:
     Args:
         auto_commit: see :class:`AutoCommit`.
         auto_commit_delay_seconds: with ``delayed``, how long after a message was handed out it counts as done.
-        auto_commit_interval_seconds: the least time between two commits that nobody asked for.
+        auto_commit_interval_seconds: the least time between two automatic commits.
         auto_claim_interval_seconds: with mode ``load_balanced``, how often to look for entries that a member which is
             gone has left behind; ``None`` never does.
         auto_claim_idle_seconds: how long a member must have been silent, and an entry untouched, to be taken over.
@@ -503,8 +502,6 @@ class RedisGroupOptions:
         for name in ("batch_size", "max_deliveries"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
-        if self.consumer == "":
-            raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
         if self.consumer is not None:
             check_name("consumer", self.consumer)
 
@@ -631,8 +628,6 @@ Use mode 'real_time' or 'load_balanced'.
                 f"mode real_time has no group, but group={name!r} is given",
                 remedy=f"Leave the group out{f', or use {_modes(with_group)}' if with_group else ''}.",
             )
-        if name == "":
-            raise InvalidOptionError("group='' names no group", remedy="Give the group a name.")
         if name is not None:
             return check_name("group", name)
         if mode not in self.host_groups:

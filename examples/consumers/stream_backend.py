@@ -17,7 +17,7 @@ from stream_consumers import (
     Subscription,
     SubscriptionConfig,
 )
-from stream_consumers.subscription.messages import DecodedEntry
+from stream_consumers.subscription.backend import DecodedEntry
 
 seen: list[str] = []
 is_last = threading.Event()

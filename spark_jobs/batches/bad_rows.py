@@ -33,7 +33,7 @@ from spark_jobs.ledger.table_expressions import CHECK, DEFAULT, GENERATED
 from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
-from spark_jobs.reading.sql_types import ddl
+from spark_jobs.reading.spark_types import ddl
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import FailedRowError, explain
 from stream_consumers.batches import Range

@@ -11,7 +11,7 @@ from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choose_fields
-from stream_consumers.redis.ids import parse_sequence
+from stream_consumers.redis.entries import parse_sequence
 
 _REMEDY = (
     "Use earliest, latest, a sequence, SHARD=SEQUENCE[,SHARD=SEQUENCE…] with shards like orders/0, "

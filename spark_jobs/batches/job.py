@@ -44,11 +44,9 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import MODES, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
-from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
-from spark_jobs.metrics.recorders import recorders
+from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, recorders
 from spark_jobs.reading.rejection import fail_write
-from spark_jobs.reading.small import read_small
-from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_on_driver, read_splits
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import FIELDS, about
 from spark_jobs.writing.delta_table import only_within, read_table
@@ -620,7 +618,7 @@ def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool,
     source, splits, what = target.columns.source_of_batch, batch.plan.splits, str(target.url)
     if batch.plan.records <= target.ingestion.driver_records and not (batch.doubtful or is_isolated):
         try:
-            small = read_small(splits, source, keeps_payloads=keeps_payloads)
+            small = read_on_driver(splits, source, keeps_payloads=keeps_payloads)
         except (DataLossError, BatchTooLargeError) as error:
             raise OutdatedError(error) from error
         except StreamAssetsError:

@@ -41,9 +41,9 @@ from spark_jobs.writing.schema_evolution import (
     with_columns_of,
     with_new_fields,
 )
+from stream_consumers.display import printable, shortened
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError
 from stream_consumers.options import SchemaChanges
-from stream_consumers.readable import printable, shortened
 from stream_consumers.urls import StreamUrl
 
 _log = logging.getLogger(__name__)

@@ -43,10 +43,9 @@ from spark_jobs.session import check_served
 from stream_consumers.batches import Range, fair_shares
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claims import ClaimedEntries, Heartbeat, RedisClaims
+from stream_consumers.redis.claims import ClaimedEntries, ClaimName, Heartbeat, RedisClaims
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.group import PendingEntry
-from stream_consumers.redis.ids import to_sequence
 
 MAX_GIVEN_UP = 5
 # The ids of all entries of a batch are held in memory, and each is claimed again by the heartbeat.

@@ -21,13 +21,11 @@ from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, 
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState, app_id
 from stream_consumers.batches import Range
+from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.claim_name import ClaimName, Trimmed
-from stream_consumers.redis.claims import RedisClaims
-from stream_consumers.redis.ids import before, to_id, to_sequence
-from stream_consumers.redis.keys import readable
-from stream_consumers.wording import counted
+from stream_consumers.redis.claims import ClaimName, RedisClaims, Trimmed
+from stream_consumers.redis.entries import before, readable, to_id, to_sequence
 
 
 class ClaimStatus(enum.Enum):

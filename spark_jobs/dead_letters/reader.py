@@ -31,11 +31,11 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, column_names, in_places, in_ranges, scan
 from spark_jobs.table_location import check_location
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
+from stream_consumers.display import printable, shortened, shown_bytes
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
-from stream_consumers.readable import printable, shortened, shown_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,8 +1,8 @@
-"""Avro's schema resolution: what one schema has written, as values of the columns of another one.
+"""Avro's schema resolution: reads values that one schema has written as values of another schema's columns.
 
-The library decodes with a schema of the same bytes, in which unions say which of their branches was taken, and enums
-and truth values what was written, so that nothing damaged is taken for a value. A function that is made once for a pair
-of schemas turns what was decoded into what the column takes.
+fastavro decodes with an equivalent schema of the same bytes, in which unions name the branch that was taken, and enums
+and booleans are the raw numbers, so that damaged bytes are never accepted as a value. A function that is made once for
+a pair of schemas converts what was decoded into what the column accepts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members
-from spark_jobs.decoding.ddl import WeightBudget
-from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import columns_of
+from spark_jobs.decoding.avro_schema import UUID_BYTES, AvroField, AvroType, members
+from spark_jobs.decoding.decoders import Column, columns_of, imported
+from spark_jobs.decoding.schema_limits import WeightBudget
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 Convert: TypeAlias = Callable[[Any], Any]
-"""From what was decoded to what Arrow takes for the column; it raises ``ValueError`` for what is no value of it."""
+"""Converts a decoded value to one that Arrow accepts for the column, or raises ``ValueError``."""
 _REMEDY = "Write with a schema that the reader's is compatible with, or read with another one."
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
@@ -41,23 +39,23 @@ _PROMOTIONS = {
     "bytes": ("string",),
 }
 INTS = (-(1 << 31), (1 << 31) - 1)
-"""The first and the last int."""
+"""The smallest and the largest int."""
 MICROSECONDS = (MIN_TIMESTAMP_MS * 1000, MAX_TIMESTAMP_MS * 1000 + 999)
-"""The first and the last one that a TIMESTAMP can say, since 1970."""
+"""The first and the last TIMESTAMP, in microseconds since 1970."""
 DAYS = (MIN_TIMESTAMP_MS // 86_400_000, MAX_TIMESTAMP_MS // 86_400_000)
-"""The first and the last one that a DATE can say, since 1970."""
+"""The first and the last DATE, in days since 1970."""
 _BOOLEANS = {b"\0": False, b"\1": True}
 _DURATION = struct.Struct("<III")
 _EXACT = Context(prec=80)
-# A list takes a negative index for one from its end, and so does the library with the branch of a union that is
-# damaged. There stand some that nothing is long enough for.
+# The library uses a damaged, negative branch of a union as an index from the end of the list of branches. So each list
+# ends with branches for which no payload is long enough.
 _NO_BRANCH = {"type": "fixed", "name": "no_branch", "size": 1 << 62}
 _NO_BRANCHES = 64
-# A number of variable length has at most ten bytes, and the tenth has one bit. The library drops what is more.
+# A number of variable length has at most ten bytes, of which the tenth has one bit. The library drops further bits.
 _TOO_LONG = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
-# How many bytes a value of these types has; of others a number says how many.
+# The size of values of these types in bytes; values of other types begin with their size.
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
-# What the default of a type is in JSON.
+# The Python types of defaults in JSON.
 _DEFAULTS: dict[str, Any] = {
     "null": type(None),
     "boolean": bool,
@@ -73,10 +71,10 @@ class AvroReader:
     """Reads payloads of one schema into the columns of another one.
 
     Args:
-        writer: the schema that has written them.
+        writer: the schema that has written the payloads.
         reader: the schema of the columns.
         schema: the columns.
-        is_one: whether all of the reader's schema is one column.
+        is_one: whether the whole value is one column.
 
     Raises:
         SchemaMismatchError: the reader's schema cannot read what the writer's has written.
@@ -92,7 +90,7 @@ class AvroReader:
         self._is_one = is_one
 
     def read(self, payload: bytes) -> Any:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.read`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
         buffer = io.BytesIO(payload)
         try:
             value = self._decode(buffer, self._schema)
@@ -104,23 +102,23 @@ class AvroReader:
         left = len(payload) - buffer.tell()
         if left:
             raise ValueError(f"the payload goes on {left} bytes behind the end of the value")
-        # Text may look like such a number, too.
+        # Text may look like a number that is too long, so the numbers are looked up.
         if _TOO_LONG.search(payload):
             _pass_over(self._writer, payload, 0)
         return self._convert(value)
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.columns`."""
         return columns_of(pa.array(values, self._kind), is_one=self._is_one)
 
 
 def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
-    """Where a value ends that the library has decoded.
+    """Find where a value ends that the library has decoded.
 
     Args:
         kind: its type.
-        payload: the bytes of all.
-        place: where it begins.
+        payload: the whole payload.
+        place: where the value begins.
 
     Raises:
         ValueError: one of its numbers has more than 64 bits.
@@ -138,7 +136,7 @@ def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
         return place + number
     while kind.kind in ("array", "map") and number:
         if number < 0:
-            # The size of the block in bytes.
+            # The size of the block in bytes follows.
             _, place = _number(payload, place)
         for _ in range(abs(number)):
             if kind.kind == "map":
@@ -150,7 +148,7 @@ def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
 
 
 def _number(payload: bytes, place: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+    """Read a number of variable length, and return it and the place after it."""
     if _TOO_LONG.match(payload, place):
         raise ValueError("a number has more than 64 bits")
     number = shift = 0
@@ -162,7 +160,7 @@ def _number(payload: bytes, place: int) -> tuple[int, int]:
 
 
 class _Emitted:
-    """Makes the schema that the library decodes with: the same bytes, and values that say what was written."""
+    """Makes the schema with which the library decodes: of the same bytes, with values that show what was written."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -179,7 +177,7 @@ class _Emitted:
                 raise SchemaMismatchError("an array of items without bytes has no end", remedy=_REMEDY)
             made = {"type": "array", "items": self.schema(kind.parts[0])}
         elif kind.kind == "map":
-            # The same bytes; of a map the library would keep one of two values of a key.
+            # It has the same bytes; in a map the library would keep only one of two values of a key.
             fields = [{"name": "key", "type": "string"}, {"name": "value", "type": self.schema(kind.parts[0])}]
             made = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
         elif kind.kind in ("boolean", "fixed"):
@@ -209,7 +207,7 @@ class _Emitted:
 
 
 def _branch(place: int) -> str:
-    """How a value names the branch of its union."""
+    """The name under which a value has the branch of its union."""
     return f"branch_{place}"
 
 
@@ -220,15 +218,15 @@ def _fewest_bytes(kind: AvroType) -> int:
 
 
 def resolution(writer: AvroType, reader: AvroType, path: str) -> Convert:
-    """How a value of a column is made of what was decoded; ``None`` is null.
+    """Make the conversion from decoded values to values of a column; ``None`` is null.
 
     Args:
-        writer: the type of what was decoded.
+        writer: the type that was written.
         reader: the type that it is read as.
-        path: where it stands, for errors.
+        path: the path of the value, for errors.
 
     Raises:
-        SchemaMismatchError: the one cannot be read as the other.
+        SchemaMismatchError: the one type cannot be read as the other.
     """
     if writer.kind == "union":
         return _from_union(writer, reader, path)
@@ -247,7 +245,7 @@ def _same(value: Any) -> Any:
 
 
 def _from_union(writer: AvroType, reader: AvroType, path: str) -> Convert:
-    """A union as whatever the reader has there; a branch that it cannot read fails where it was taken."""
+    """Read a union as the reader's type; a branch that cannot be read fails only for values of that branch."""
     conversions: dict[str, Convert] = {}
     refused: dict[str, SchemaMismatchError] = {}
     for place, part in enumerate(writer.parts):
@@ -279,11 +277,11 @@ def _from_union(writer: AvroType, reader: AvroType, path: str) -> Convert:
 
 
 def _into_union(writer: AvroType, reader: AvroType, path: str) -> Convert:
-    """One type as a STRUCT of several, of which one is set."""
-    # A type itself comes before one that it could be promoted to.
+    """Read one type as a STRUCT of several, of which one is set."""
+    # The same type is tried before types to which it could be promoted.
     for name, branch in sorted(members(reader, path), key=lambda member: not _is_alike(writer, member[1])):
         with suppress(SchemaMismatchError):
-            # Made once: a second time at each level would double with each union within another.
+            # It is made only once, because the time would double with each nested union.
             return partial(_member, name, resolution(writer, branch, path))
     if any(_is_alike(writer, branch) for branch in reader.branches):
         return lambda value: None
@@ -333,7 +331,7 @@ def _record(writer: AvroType, reader: AvroType, path: str) -> Convert:
 
 
 def written_field(written: Mapping[str, AvroField], field: AvroField) -> AvroField | None:
-    """The field of the writer that one of the reader is, by its name or an alias; ``None`` if there is none."""
+    """Find the writer's field for a field of the reader by its name or an alias."""
     return next((written[name] for name in (field.name, *field.aliases) if name in written), None)
 
 
@@ -387,13 +385,13 @@ def _scalar(writer: AvroType, reader: AvroType, path: str) -> Convert:
     if not is_uuid and writer.kind != reader.kind and reader.kind not in _PROMOTIONS.get(writer.kind, ()):
         raise _mismatch(writer, reader, path)
     if is_logical and not reader.unit and writer.logical != reader.logical:
-        # Milliseconds of a day and microseconds of one.
+        # They are milliseconds and microseconds of a day.
         raise _mismatch(writer, reader, path)
     return _plain(writer, reader, path)
 
 
 def _plain(writer: AvroType, reader: AvroType, path: str) -> Convert:
-    """The conversion between two types of which the one can be read as the other."""
+    """Make the conversion between two types of which the one can be read as the other."""
     convert: Convert = _same
     if reader.unit:
         convert = partial(_moment, writer.unit or reader.unit, path)
@@ -423,7 +421,7 @@ def _checked(first: int, last: int, why: str, value: int) -> int:
 
 
 def _exactly(kind: str, path: str, value: int) -> float:
-    """From a whole number to the same as a floating point number."""
+    """Convert a whole number to the same floating point number."""
     found = float(value) if kind == "double" else float(np.float32(value))
     if int(found) != value:
         raise ValueError(f"{path} is not a whole number that a {kind} can hold exactly")
@@ -437,7 +435,7 @@ def _boolean(value: bytes) -> bool:
 
 
 def _moment(unit: str, path: str, value: int) -> int:
-    """A moment in microseconds; Spark has no more."""
+    """Convert a time to microseconds, the precision of Spark."""
     found = value // 1000 if unit == "nanos" else value * {"millis": 1000, "micros": 1}[unit]
     return _checked(*MICROSECONDS, f"{path} is not in the years 1 to 9999", found)
 
@@ -467,10 +465,10 @@ def _decimal(writer: AvroType, reader: AvroType, path: str) -> Convert:
 
 
 def default_of(field: AvroField, path: str) -> Any:
-    """The value of the column for a field that was not written.
+    """The value of the column of a field that was not written.
 
     Raises:
-        SchemaMismatchError: it has no default, or none of its type.
+        SchemaMismatchError: the field has no default, or one of another type.
     """
     if field.default is None:
         raise SchemaMismatchError(f"{path} was not written, and has no default", remedy=_REMEDY)
@@ -478,11 +476,11 @@ def default_of(field: AvroField, path: str) -> Any:
         value = _default(field.type, json.loads(field.default), WeightBudget("Avro"))
         return resolution(field.type, field.type, path)(value)
     except (ValueError, TypeError, KeyError) as error:
-        raise SchemaMismatchError(f"{path}: its default {field.default} is none of its type", remedy=_REMEDY) from error
+        raise SchemaMismatchError(f"{path}: its default {field.default} is not of its type", remedy=_REMEDY) from error
 
 
 def _default(kind: AvroType, default: Any, budget: WeightBudget) -> Any:
-    """A default out of JSON, as it would have been decoded; each record in it may have defaults of its own."""
+    """Convert a default in JSON to a decoded value; records in it may have defaults of their own."""
     budget.spend(1)
     if kind.kind == "union":
         return _default_of_union(kind, default, budget)
@@ -510,7 +508,7 @@ def _default(kind: AvroType, default: Any, budget: WeightBudget) -> Any:
 
 
 def _default_of_union(kind: AvroType, default: Any, budget: WeightBudget) -> Any:
-    """The value of the first branch that takes it, which in older versions of Avro has to be the first one."""
+    """Use the first branch that accepts the default; older versions of Avro require that it is the first branch."""
     for place, part in enumerate(kind.parts):
         with suppress(ValueError, KeyError):
             value = _default(part, default, budget)

@@ -1,4 +1,4 @@
-"""Spark DDL out of names and types, and whether a text is DDL."""
+"""Writes Spark DDL from names and types, and checks without a JVM whether text is DDL."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from stream_consumers.errors import SchemaMismatchError
 
-MOST_WEIGHT = 1 << 20
-"""What a schema may weigh, with each type as often as it is referred to: in characters of what is written in it."""
-TYPE_WEIGHT = 100
-"""What each type weighs besides what is written in it."""
-DEEPEST_TYPES = 100
 LONGEST_COLUMN_NAME = 1000
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(
@@ -28,7 +23,7 @@ _TYPES = frozenset(
         *("array", "map", "struct"),
     )
 )
-# What may follow the name of a type, beside numbers in parentheses.
+# The words that may follow the name of a type, besides numbers in parentheses.
 _UNITS = ("year", "month", "day", "hour", "minute", "second")
 _WORDS = {
     "interval": (*_UNITS, *(f"{unit}s" for unit in _UNITS), "to"),
@@ -40,7 +35,7 @@ _WITH_NUMBERS = (*_DECIMALS, "char", "character", "varchar", "time", "geometry",
 
 
 def quoted(name: str) -> str:
-    """A name as DDL takes it, whatever is in it.
+    """Quote a name for DDL, whatever characters it has.
 
     Example:
         >>> quoted("a`b")
@@ -50,7 +45,7 @@ def quoted(name: str) -> str:
 
 
 def name_ddl(name: str) -> str:
-    """A name in DDL, in back quotes only if it needs them: a shell takes those for something else.
+    """Quote a name for DDL only if it needs it, because back quotes mean something else to a shell.
 
     Example:
         >>> name_ddl("user_id"), name_ddl("user-id")
@@ -60,12 +55,12 @@ def name_ddl(name: str) -> str:
 
 
 def column_ddl(name: str, kind: str) -> str:
-    """A column."""
+    """Write a column."""
     return f"{quoted(name)} {kind}"
 
 
 def struct_ddl(fields: Iterable[tuple[str, str]]) -> str:
-    """A STRUCT of these names and types.
+    """Write a STRUCT of these names and types.
 
     Example:
         >>> struct_ddl([("id", "BIGINT"), ("name", "STRING")])
@@ -75,14 +70,14 @@ def struct_ddl(fields: Iterable[tuple[str, str]]) -> str:
 
 
 def check_distinct(names: Sequence[str], path: str) -> None:
-    """Refuse fields that Spark would not tell apart, and names that are longer than :data:`LONGEST_COLUMN_NAME`.
+    """Refuse names that Spark cannot tell apart, or that are longer than :data:`LONGEST_COLUMN_NAME`.
 
     Args:
-        names: of the fields of a STRUCT, or of columns.
+        names: the names of the fields of a STRUCT, or of columns.
         path: where they are, for the error.
 
     Raises:
-        SchemaMismatchError: naming one of them.
+        SchemaMismatchError: names one of them.
 
     Example:
         >>> check_distinct(["id", "user", "ID"], "shop.Order")
@@ -104,7 +99,7 @@ case. Spark does not tell them apart: read with a schema that has one of them.
 
 
 def first_twice(names: Iterable[str]) -> str | None:
-    """The first name that was there before, in upper or lower case: neither Spark nor Delta tells these apart.
+    """The first repeated name, ignoring case, because neither Spark nor Delta distinguishes upper and lower case.
 
     Example:
         >>> first_twice(["id", "user", "ID"])
@@ -118,65 +113,14 @@ def first_twice(names: Iterable[str]) -> str | None:
     return None
 
 
-def check_weight(form: str, weight: int, depth: int) -> None:
-    """Refuse a schema that takes too much: a short one can refer to types without end.
-
-    Args:
-        form: of the schema, for errors.
-        weight: of all of its types, each as often as it is referred to; at most :data:`MOST_WEIGHT`.
-        depth: how many of them are within each other; at most :data:`DEEPEST_TYPES`.
-
-    Raises:
-        SchemaMismatchError: it takes too much.
-    """
-    if weight > MOST_WEIGHT or depth > DEEPEST_TYPES:
-        raise SchemaMismatchError(
-            f"the {form} schema has more than {MOST_WEIGHT // TYPE_WEIGHT} types, more than {MOST_WEIGHT} characters "
-            f"with each type as often as it is referred to, or more than {DEEPEST_TYPES} types within each other",
-            remedy="Give a smaller one: a schema to read with need not have all fields.",
-        )
-
-
-class WeightBudget:
-    """Counts what a schema weighs while it is read; it is entered for each type, around the types within.
-
-    Args:
-        form: of the schema, for errors.
-
-    Raises:
-        SchemaMismatchError: when it is entered, see :func:`check_weight`.
-    """
-
-    def __init__(self, form: str) -> None:
-        self._form = form
-        self._weight = 0
-        self._depth = 0
-
-    def spend(self, weight: int) -> None:
-        """Count what is read besides types.
-
-        Raises:
-            SchemaMismatchError: see :func:`check_weight`.
-        """
-        self._weight += weight
-        check_weight(self._form, self._weight, self._depth)
-
-    def __enter__(self) -> None:
-        self._depth += 1
-        self.spend(TYPE_WEIGHT)
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-
-
 def declared_types(ddl: str) -> frozenset[str]:
-    """The names of the types in column definitions, in lower case. No JVM is needed.
+    """The names of the types in column definitions, in lower case, without a JVM.
 
     Args:
-        ddl: what Spark's parser takes is taken.
+        ddl: the column definitions; whatever Spark's parser accepts is accepted.
 
     Raises:
-        SchemaMismatchError: naming what is wrong, and where.
+        SchemaMismatchError: names what is wrong, and where.
 
     Example:
         >>> sorted(declared_types("id BIGINT NOT NULL, tags ARRAY<STRUCT<a: DECIMAL(10,2)>> COMMENT 'x'"))
@@ -196,14 +140,14 @@ not a type. Write it like 'id BIGINT, user STRING'.
 
 
 class _DdlParser:
-    """Reads DDL from left to right."""
+    """A recursive descent parser for DDL."""
 
     def __init__(self, ddl: str) -> None:
         self.types: set[str] = set()
         self._ddl = ddl
         found = [match for match in _TOKEN.finditer(ddl) if match.lastgroup != "space"]
         self._tokens = [(match.lastgroup or "", match[0], match.start() + 1) for match in found]
-        # What follows the end is looked at, but never passed.
+        # The parser looks ahead past the end, but never moves past it.
         self._tokens += [("end", "", len(ddl) + 1)] * 2
         self._at = 0
 

@@ -1,24 +1,29 @@
-"""How payloads become columns: what a decoder is, and the plain ones, ``Text`` and ``Raw``.
+"""Decoders turn payloads into typed Arrow columns, a record batch at a time: the protocol, ``Text`` and ``Raw``.
 
-Decoding happens where the messages are read, a record batch at a time, into typed Arrow columns. A payload that
-cannot be decoded is a dead letter with the reason; its neighbours are not affected.
+A payload that cannot be decoded becomes a row of nulls with the reason, and later a dead letter. It never affects other
+rows: :func:`decode_rows` decodes payloads one by one, and :class:`RowReader` is what such a format has to implement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 
-from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import decode_texts
+from stream_consumers.errors import MissingDependencyError
 
+Column: TypeAlias = "pa.Array[Any]"
 RESCUED = "_rescued"
-"""The column, of text, for a JSON object of what has no column of its own."""
+"""The STRING column with a JSON object of the fields that have no column of their own."""
 UNNAMED = "payload"
-"""The column of a value that has no name of its own."""
+"""The column of a value that has no name."""
+LONGEST_REASON = 300
+# Where a value may begin in the text of an error of Arrow.
+_VALUE = re.compile(r":|(?= ['\"])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +31,9 @@ class DecodedColumns:
     """Columns of the decoded payloads.
 
     Args:
-        columns: those of the decoder.
-        errors: per row why it could not be decoded; null where it could.
-        undeclared: per row a JSON object of the fields that the schema does not name; ``None`` if no row has any.
+        columns: the columns of the decoder.
+        errors: for each row the reason why it could not be decoded; null if it could.
+        undeclared: for each row a JSON object of the fields that the schema does not name; ``None`` if no row has any.
     """
 
     columns: Sequence[Column]
@@ -37,16 +42,16 @@ class DecodedColumns:
 
 
 class Decoder(Protocol):
-    """Turns payloads into columns; picklable, since executors use it."""
+    """Decodes payloads into columns. It must be picklable, because executors use it."""
 
     @property
     def key(self) -> Key:
-        """The column for the message key (BINARY), or the decoder of the key; ``None``: leave it out."""
+        """The BINARY column for the message key, or a decoder of the key; ``None`` leaves it out."""
         ...
 
     @property
     def headers(self) -> Headers:
-        """The column for the headers (ARRAY<STRUCT<name, value>>), or columns by names; ``None``: leave them out."""
+        """The column for all headers, or for each column the name of its header; ``None`` leaves them out."""
         ...
 
     def ddl(self) -> str:
@@ -54,51 +59,51 @@ class Decoder(Protocol):
         ...
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that cannot be decoded into.
+        """Refuse columns into which this decoder cannot decode.
 
         Raises:
-            SchemaMismatchError: naming the column and what there is instead.
+            SchemaMismatchError: names the column and the types that can be used.
         """
         ...
 
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
-        """Decode binary ``payloads`` (null for a tombstone) into the columns of ``schema``; a VARIANT is JSON text."""
+        """Decode binary ``payloads`` (null is a tombstone) into the columns of ``schema``; a VARIANT is JSON text."""
         ...
 
 
 Key: TypeAlias = "str | Decoder | None"
-"""A column for the message key as it is, or a decoder of it."""
+"""A column for the message key as it is, or a decoder of the key."""
 Headers: TypeAlias = "str | Mapping[str, str] | None"
 """A column for all headers, or for each column the name of its header."""
 
 
 @runtime_checkable
 class StoredDecoder(Decoder, Protocol):
-    """A decoder whose schema is somewhere else, as in a schema registry, and is looked up before a batch is read."""
+    """A decoder whose schema is stored elsewhere, as in a schema registry, and is looked up before a batch is read."""
 
     @property
     def is_resolved(self) -> bool:
-        """Whether nothing is left to look up: its columns are known, and executors can use it."""
+        """Whether nothing is left to look up, so that the columns are known and executors can use it."""
         ...
 
     def resolved(self) -> Decoder:
-        """The decoder with what is there now.
+        """Return the decoder with the schema as it is now.
 
         Raises:
-            StreamAssetsError: it cannot be looked up; :class:`stream_consumers.errors.Transient` if that may be gone
-                soon.
+            StreamAssetsError: the schema cannot be looked up; a :class:`stream_consumers.errors.Transient` one if a
+                retry may succeed.
         """
         ...
 
 
 def is_resolved(decoder: Decoder) -> bool:
-    """Whether the columns of a decoder, and of that of its key, are known without a look elsewhere."""
+    """Whether the columns of a decoder, and of the decoder of its key, are known without a look-up."""
     parts = [part for part in (decoder, decoder.key) if isinstance(part, StoredDecoder)]
     return all(part.is_resolved for part in parts)
 
 
 def resolved(decoder: Decoder) -> Decoder:
-    """The decoder for a batch: all executors have the same columns.
+    """Look up the schemas of a decoder once for a batch, so that all executors have the same columns.
 
     Raises:
         StreamAssetsError: see :meth:`StoredDecoder.resolved`.
@@ -112,8 +117,8 @@ def resolved(decoder: Decoder) -> Decoder:
 def key_columns(decoder: Decoder) -> tuple[str, ...]:
     """The name of the column for the key, if there is one.
 
-    A decoder of the key makes one column: its own if it has but one, called ``key`` unless it was given a name,
-    otherwise a STRUCT called ``key``.
+    A decoder of the key makes one column. If it decodes one value, that is its column, called ``key`` unless it has a
+    name. Otherwise the column is a STRUCT called ``key``.
 
     Example:
         >>> key_columns(Text(key=Text("user"))), key_columns(Text(key=Raw())), key_columns(Raw(key=None))
@@ -133,7 +138,7 @@ def header_columns(decoder: Decoder) -> tuple[str, ...]:
 
 
 def is_one_column(decoder: Decoder) -> bool:
-    """Whether what it decodes is one value, and not one a field."""
+    """Whether a decoder makes one column for the whole value, instead of one for each field."""
     return bool(getattr(decoder, "is_one_column", False))
 
 
@@ -191,3 +196,153 @@ class Raw:
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         return DecodedColumns([payloads], pa.nulls(len(payloads), pa.string()))
+
+
+class RowReader(Protocol):
+    """Reads payloads of one schema, one by one."""
+
+    def read(self, payload: bytes) -> Any:
+        """Return the value of a payload, never ``None``; the text of an error is the reason of a dead letter."""
+        ...
+
+    def columns(self, values: Sequence[Any]) -> list[Column]:
+        """Make columns of values; ``None`` is a row of nulls. It raises an error if a value fits into no column."""
+        ...
+
+
+def decode_rows(reader: RowReader, payloads: Column) -> tuple[list[Column], Column]:
+    """Decode payloads one by one.
+
+    Args:
+        reader: reads payloads of their schema.
+        payloads: binary; null is a tombstone.
+
+    Returns:
+        The columns, and for each row the reason why it could not be decoded (null if it could).
+
+    Raises:
+        MemoryError: all rows together take too much memory. No row is to blame, and fewer have to be decoded at once.
+    """
+    read = reader.read
+    values: list[Any] = []
+    errors: list[str | None] = [None] * len(payloads)
+    for row, payload in enumerate(payloads.to_pylist()):
+        try:
+            values.append(None if payload is None else read(payload))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged bytes make a library raise whatever comes
+            values.append(None)
+            errors[row] = reason(error)
+    columns = _built(reader.columns, values, errors, start=0)
+    return columns, pa.array(errors, pa.string())
+
+
+def _built(
+    build: Callable[[Sequence[Any]], list[Column]], values: list[Any], errors: list[str | None], start: int
+) -> list[Column]:
+    """The columns of these values, without the values that fail on their own."""
+    try:
+        return build(values)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if len(values) == 1:
+            # A row of nulls fails only because of the reader.
+            if values[0] is None:
+                raise
+            errors[start] = reason(error)
+            return build([None])
+    half = len(values) // 2
+    parts = [_built(build, values[:half], errors, start), _built(build, values[half:], errors, start + half)]
+    return joined(parts)
+
+
+class Texts:
+    """Reads UTF-8 into one STRING column."""
+
+    def read(self, payload: bytes) -> str:
+        """See :meth:`RowReader.read`."""
+        try:
+            return payload.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+
+    def columns(self, values: Sequence[Any]) -> list[Column]:
+        """See :meth:`RowReader.columns`."""
+        return [pa.array(values, pa.string())]
+
+
+def decode_texts(payloads: Column) -> tuple[list[Column], Column]:
+    """Decode UTF-8 into one STRING column; see :func:`decode_rows`."""
+    try:
+        return [payloads.cast(pa.string())], pa.nulls(len(payloads), pa.string())
+    except pa.ArrowInvalid:
+        return decode_rows(Texts(), payloads)
+
+
+def columns_of(built: Column, *, is_one: bool) -> list[Column]:
+    """The column of whole values itself, or the columns of its fields, which are null where the value is."""
+    if is_one:
+        return [built]
+    assert isinstance(built, pa.StructArray)
+    return built.flatten()
+
+
+def joined(parts: Sequence[Sequence[Column]]) -> list[Column]:
+    """Concatenate the columns of several blocks."""
+    return list(parts[0]) if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
+
+
+def reason(error: Exception) -> str:
+    """The text of an error in one line of bounded length, with the values in it quoted, which Arrow does not do well.
+
+    Example:
+        >>> reason(EOFError()), reason(ValueError("field 'id' is no number"))
+        ('EOFError', "field 'id' is no number")
+        >>> print(reason(pa.ArrowInvalid("Failed to parse string: 'it's 7' as a scalar of type date")))
+        Failed to parse string: "'it's 7' as a scalar of type date"
+    """
+    said = shortened(str(error)).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    if isinstance(error, pa.ArrowException) and (found := _VALUE.search(said)):
+        said = f"{said[: found.start()]}: {said[found.end() :].strip()!r}"
+    return said or type(error).__name__
+
+
+def shortened(text: str) -> str:
+    r"""The first line of a text, of bounded length; half a surrogate pair is escaped, since no column takes it.
+
+    Example:
+        >>> shortened("no such file\nTraceback")
+        'no such file'
+    """
+    said = text.partition("\n")[0].strip().encode(errors="backslashreplace").decode()
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
+
+
+def imported(module: str, *, extra: str) -> Any:
+    """Import a library that only some decoders need.
+
+    Args:
+        module: the name of the module.
+        extra: the extra of this package that installs it.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+
+    Example:
+        >>> imported("json", extra="avro").dumps([1])
+        '[1]'
+        >>> imported("no_such_library", extra="avro")
+        Traceback (most recent call last):
+        stream_consumers.errors.MissingDependencyError: the Python package no_such_library is not installed. \
+Install it here and where executors run: pip install 'stream-assets[avro]'.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise MissingDependencyError(
+            f"the Python package {missing} is not installed",
+            remedy=f"Install it here and where executors run: pip install 'stream-assets[{extra}]'.",
+        ) from error

@@ -1,7 +1,8 @@
-"""The process of :mod:`spark_jobs.decoding.isolation`, and the protocol on its standard input and output.
+"""The process in which :mod:`spark_jobs.decoding.isolation` decodes, its protocol, and its memory limit.
 
-The process does the imports and forks another one, which decodes, and a new one whenever that crashes. A request is the
-pickled decoder, then blocks, each as an Arrow stream; each request gets one reply.
+The process does the imports and forks a child, which decodes; if the child crashes, it forks another one. On its
+standard input come requests, the pickled decoder and then blocks as Arrow streams; each gets one reply on its standard
+output.
 """
 
 from __future__ import annotations
@@ -16,31 +17,36 @@ import select
 import signal
 import struct
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.limits import limited_memory
-
-# Imported before the first request comes; the pickled decoder would import them.
+# Imported before the first request, because unpickling the decoder would import them.
 _IMPORTED_EARLY = ("spark_jobs.reading.blocks", "spark_jobs.decoding.json_decoder")
 _HEADER = struct.Struct("<cQ")
 OUT_OF_MEMORY = 117
-"""The exit code of a process that decoding a block needed more memory for than it may take."""
+"""The exit code of a process that needed more memory for a block than it may take."""
+MOST_BYTES = 2 << 30
+"""Memory for decoding a block of any size, in bytes; at most a quarter of the machine's memory."""
+BYTES_PER_BYTE = 32
+"""Additional memory for each byte of the block, in bytes."""
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Request(enum.Enum):
-    """What the process is asked."""
+    """The kinds of requests."""
 
     DECODER = b"D"
     BLOCK = b"B"
 
 
 class Reply(enum.Enum):
-    """What it answers."""
+    """The kinds of replies."""
 
     READY = b"D"
     ROWS = b"B"
@@ -56,7 +62,7 @@ def send(stream: IO[bytes], kind: bytes, content: bytes | pa.Buffer = b"") -> No
 
 
 def receive(stream: IO[bytes]) -> tuple[bytes, bytes]:
-    """Read a request or a reply: its kind and content.
+    """Read a request or a reply, and return its kind and content.
 
     Raises:
         EOFError: the other process has ended.
@@ -73,7 +79,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def to_bytes(block: pa.RecordBatch) -> pa.Buffer:
-    """A block as an Arrow stream."""
+    """Serialize a block as an Arrow stream."""
     made = pa.BufferOutputStream()
     with pa.ipc.new_stream(made, block.schema) as writer:
         writer.write_batch(block)
@@ -81,20 +87,20 @@ def to_bytes(block: pa.RecordBatch) -> pa.Buffer:
 
 
 def to_block(content: bytes) -> pa.RecordBatch:
-    """The block of an Arrow stream."""
+    """Read the block of an Arrow stream."""
     with pa.ipc.open_stream(content) as reader:
         return reader.read_next_batch()
 
 
 def serve() -> None:
     """Decode blocks until the standard input ends."""
-    # A signal to all processes of a service must not look like a crash; the process ends with its parent.
+    # A signal to all processes of a service must not look like a crash. The process ends with its parent anyway.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # What a decoder prints is no reply.
+    # What a decoder prints must not be taken for a reply.
     requests, replies = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # Payloads stay out of core files; and of all processes the kernel ends this one when memory is short.
+    # Payloads must not be in core files; and if memory is short, the kernel should kill this process first.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -105,13 +111,13 @@ def serve() -> None:
         while process := os.fork():
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             if not is_busy[0]:
-                # Its input has ended; or it died with half a reply written, and the other process must not wait for it.
+                # Its input has ended; or it died while it wrote a reply, and the parent must not wait for the rest.
                 os._exit(0)
             is_busy[0] = False
             _end_with_parent(False)
             send(replies, Reply.CRASHED.value, str(code).encode())
         _decode_blocks(requests, replies, is_busy)
-    # A reply that the other process did not live to read would be tried once more at a normal exit.
+    # A normal exit would flush a reply again that the other process did not live to read.
     os._exit(0)
 
 
@@ -124,7 +130,7 @@ def _decode_blocks(requests: IO[bytes], replies: IO[bytes], is_busy: mmap.mmap) 
         _end_with_parent(True)
         try:
             if Request(kind) is Request.DECODER:
-                decode = pickle.loads(content)  # noqa: S301 - of the process that started this one
+                decode = pickle.loads(content)  # noqa: S301 - sent by the process that started this one
                 answer: tuple[Any, ...] = (Reply.READY.value,)
             else:
                 block = to_block(content)
@@ -140,7 +146,7 @@ def _decode_blocks(requests: IO[bytes], replies: IO[bytes], is_busy: mmap.mmap) 
 
 
 def _end_with_parent(ends: bool) -> None:
-    """Let the kernel end this process as soon as its input ends, whatever it is doing; SIGIO does, unless handled."""
+    """Let the kernel end this process by SIGIO as soon as its input ends, whatever it is doing."""
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) & ~os.O_ASYNC | (os.O_ASYNC if ends else 0))
     poll = select.poll()
     poll.register(0, select.POLLHUP)
@@ -155,3 +161,62 @@ def _pickled(error: Exception) -> bytes:
     except Exception:  # noqa: BLE001 - errors of other packages may do anything here
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return found
+
+
+def allowance(size: int) -> int:
+    """Memory that decoding a block of this size may take, both in bytes."""
+    return min(MOST_BYTES, machine_bytes() // 4) + BYTES_PER_BYTE * size
+
+
+@cache
+def machine_bytes() -> int:
+    """The memory of the machine, or of the container if it has less, in bytes."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in _CGROUP_LIMITS:
+        # Only one of the two files exists, and the one of version 2 may contain "max".
+        with suppress(OSError, ValueError):
+            found.append(int(Path(file).read_text()))
+    return min(found)
+
+
+# For each block that is being decoded, the memory that was free at its start.
+_free_at_start: list[int] = []
+
+
+def is_memory_short() -> bool:
+    """Whether more than a quarter of the memory that was free on entry to :func:`limited_memory` is used.
+
+    A library that fails without a reason may have failed for want of memory.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return bool(_free_at_start) and _free_bytes(limit) < 0.75 * _free_at_start[-1]
+
+
+def _free_bytes(limit: int) -> int:
+    pages = int(Path("/proc/self/statm").read_bytes().split()[5])
+    return limit - pages * resource.getpagesize()
+
+
+@contextmanager
+def limited_memory(size: int) -> Iterator[None]:
+    """Limit the memory of this process to what it uses now plus the allowance for a block; on Linux only.
+
+    Code that needs more raises ``MemoryError``, or ends the process if it cannot raise it.
+
+    Args:
+        size: the size of the block in bytes.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        limit = allowance(size) - _free_bytes(0)
+    except OSError:
+        yield
+        return
+    given = [limit, *(one for one in (before, hard) if one != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(given), hard))
+    _free_at_start.append(_free_bytes(min(given)))
+    try:
+        yield
+    finally:
+        _free_at_start.pop()
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))

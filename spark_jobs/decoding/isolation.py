@@ -1,7 +1,8 @@
-"""Decoding that no payload can stop: a block for which the decoder crashes or raises is halved down to single messages.
+"""Decodes blocks so that no payload can stop a run.
 
-A process of its own decodes, so that a crash does not end the process that reads or writes.
-The protocol between the two processes is in :mod:`spark_jobs.decoding.isolated_process`.
+A block for which the decoder crashes or raises is halved down to single messages, which become dead letters. A separate
+process (:mod:`spark_jobs.decoding.isolated_process`) decodes, so that a crash does not end the process that reads or
+writes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -22,23 +22,34 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from spark_jobs.decoding import isolated_process
-from spark_jobs.decoding.isolated_process import OUT_OF_MEMORY, Reply, Request, receive, send, to_block, to_bytes
-from spark_jobs.decoding.limits import allowance, limited_memory
+from spark_jobs.decoding.isolated_process import (
+    OUT_OF_MEMORY,
+    Reply,
+    Request,
+    allowance,
+    limited_memory,
+    receive,
+    send,
+    to_block,
+    to_bytes,
+)
 from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
 MOST_CRASHES = 20
-"""How many messages of a batch, or of an executor's split, the decoder may fail for before it counts as broken."""
+"""Give up on a decoder after it fails for this many messages of a batch, or of an executor's split."""
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Decodes a block of messages; picklable."""
 Refuse: TypeAlias = Callable[[pa.RecordBatch, str], pa.RecordBatch]
-"""Makes the result for one message that cannot be decoded, of the message and the reason."""
+"""Makes the row of a message that cannot be decoded, from the message and the reason."""
+Failure: TypeAlias = str
+"""Why a block could not be decoded as a whole. It holds no text of an error, which may hold payloads."""
 _log = logging.getLogger(__name__)
 _idle: list[_Process] = []
 
 
 class _CrashError(Exception):
-    """The process ended while it decoded.
+    """The process ended while it was decoding.
 
     Args:
         code: its exit code, or the negative number of the signal that ended it.
@@ -49,25 +60,18 @@ class _CrashError(Exception):
         super().__init__(f"ended the process with {how}")
         self.code = code
 
-    def failure(self, block: pa.RecordBatch) -> _Failure:
-        """What decoding a block did."""
-        if self.code == OUT_OF_MEMORY:
-            return _Failure(f"needed more than {allowance(block.nbytes)} bytes of memory")
-        return _Failure(str(self))
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A block that could not be decoded as a whole; the reason holds no text of an error, which may hold payloads."""
-
-    reason: str
+    def failure(self, block: pa.RecordBatch) -> str:
+        """What happened when the block was decoded."""
+        return (
+            f"needed more than {allowance(block.nbytes)} bytes of memory" if self.code == OUT_OF_MEMORY else str(self)
+        )
 
 
 class _Process:
-    """A process that decodes; it ends when this one does, however that ends."""
+    """A process that decodes. It ends with this process, however this one ends."""
 
     def __init__(self) -> None:
-        # It imports what this process can. In a session of its own no signal of a terminal reaches it.
+        # It can import the same modules as this process. In its own session it gets no signal of a terminal.
         command = own_python(f"from {isolated_process.__name__} import serve; serve()")
         self._process = subprocess.Popen(  # noqa: S603 - fixed words
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -75,19 +79,19 @@ class _Process:
         self._decode = b""
 
     def is_alive(self) -> bool:
-        """Whether it waits for a block."""
+        """Whether it can be given a block."""
         return self._process.poll() is None
 
     def run(self, decode: bytes, block: pa.RecordBatch) -> pa.RecordBatch | Exception:
-        """What decoding a block returns or raises.
+        """Decode a block, and return the rows or the error that the decoder raised.
 
         Args:
             decode: a pickled :data:`Decode`.
-            block: its argument.
+            block: the argument of ``decode``.
 
         Raises:
             DecoderCrashedError: the process ended before it had a block.
-            _CrashError: the process ended.
+            _CrashError: the process ended while it was decoding.
         """
         if decode != self._decode:
             try:
@@ -112,7 +116,7 @@ class _Process:
         except (BrokenPipeError, EOFError):
             kind, answer = Reply.CRASHED.value, str(self._process.wait()).encode()
         if Reply(kind) is Reply.CRASHED:
-            # The next one has no decoder yet.
+            # The next child process has no decoder yet.
             self._decode = b""
             raise _CrashError(int(answer))
         return Reply(kind), answer
@@ -120,7 +124,7 @@ class _Process:
     def end(self) -> None:
         """Kill it, and wait for it."""
         if self.is_alive():
-            # It leads a process group.
+            # It leads a process group, which includes the child that decodes.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
@@ -132,38 +136,38 @@ def _raised(content: bytes) -> Exception:
 
 
 def prepare() -> None:
-    """Start a process, if none waits already: its imports take as long as a small batch."""
+    """Start a process in advance unless one is idle, because its imports take as long as a small batch."""
     if not _idle:
         _idle.append(_Process())
 
 
 def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
-    """Decode blocks in another process; a block that crashes it comes in parts.
+    """Decode blocks in another process; a block that crashes it is returned in parts.
 
     Args:
-        blocks: of messages.
+        blocks: blocks of messages.
         decode: decodes a block.
-        refuse: makes the result for a message that alone crashes the process, or for which ``decode`` raises.
+        refuse: makes the row of a message that on its own crashes the process or makes ``decode`` raise an error.
 
     Raises:
         DecoderCrashedError: there are more than :data:`MOST_CRASHES` such messages, or the decoder cannot be loaded.
-        StreamAssetsError: what ``decode`` raises, like a schema registry that does not answer.
+        StreamAssetsError: ``decode`` raises it, for instance because a schema registry does not answer.
     """
     pickled: bytes = cloudpickle.dumps(decode)  # type: ignore[no-untyped-call]
     return _halved(blocks, partial(_run, pickled), refuse)
 
 
 def decode_here(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
-    """Decode blocks in this process, a Python worker of Spark; it ends if that takes too much memory.
+    """Decode blocks in this process, a Python worker of Spark, which exits if decoding takes too much memory.
 
-    Spark fails the job then, as for any crash, and the messages are read once more by :func:`decode_isolated`, which
-    says what the arguments are, and what else is raised.
+    Spark then fails the job, as after any crash, and the batch is read again with :func:`decode_isolated`, which has
+    the same arguments and errors.
     """
     return _halved(blocks, partial(_run_here, decode), refuse)
 
 
 def _halved(
-    blocks: Iterable[pa.RecordBatch], run: Callable[[pa.RecordBatch], pa.RecordBatch | _Failure], refuse: Refuse
+    blocks: Iterable[pa.RecordBatch], run: Callable[[pa.RecordBatch], pa.RecordBatch | Failure], refuse: Refuse
 ) -> Iterator[pa.RecordBatch]:
     refused = 0
     for block in blocks:
@@ -171,37 +175,37 @@ def _halved(
         while parts:
             part = parts.pop()
             found = run(part)
-            if not isinstance(found, _Failure):
+            if not isinstance(found, str):
                 yield found
                 continue
             if part.num_rows > 1:
-                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found.reason)
+                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found)
                 half = part.num_rows // 2
                 parts += [part.slice(half), part.slice(0, half)]
                 continue
             refused += 1
             if refused > MOST_CRASHES or not part.num_rows:
                 raise DecoderCrashedError(
-                    f"the decoder fails for more than {MOST_CRASHES} messages of a batch: it {found.reason}",
+                    f"the decoder fails for more than {MOST_CRASHES} messages of a batch: it {found}",
                     remedy="Correct the decoder; or take fewer messages a batch (max_records). Nothing was written.",
                 )
-            yield refuse(part, f"decoding this message {found.reason}")
+            yield refuse(part, f"decoding this message {found}")
 
 
-def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
+def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
     try:
         return _try(decode, part)
     except _CrashError as error:
         if part.num_rows > 1:
             return error.failure(part)
     try:
-        # The system may have ended the first process for another reason.
+        # The system may have killed the first process for another reason.
         return _try(decode, part)
     except _CrashError as error:
         return error.failure(part)
 
 
-def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
+def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
     process = _take()
     try:
         found = process.run(decode, part)
@@ -215,7 +219,7 @@ def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
     return _failed(found) if isinstance(found, Exception) else found
 
 
-def _run_here(decode: Decode, part: pa.RecordBatch) -> pa.RecordBatch | _Failure:
+def _run_here(decode: Decode, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
     try:
         with limited_memory(part.nbytes):
             return decode(part)
@@ -225,19 +229,19 @@ def _run_here(decode: Decode, part: pa.RecordBatch) -> pa.RecordBatch | _Failure
         return _failed(error)
 
 
-def _failed(error: Exception) -> _Failure:
-    """What a decoder did that raised.
+def _failed(error: Exception) -> Failure:
+    """Describe an error that a decoder raised for a block.
 
     Raises:
-        StreamAssetsError: the error, if it is not about a payload.
+        StreamAssetsError: the error itself, if it is not about a payload.
     """
     if isinstance(error, StreamAssetsError):
         raise error
-    return _Failure(f"raised {type(error).__name__}")
+    return f"raised {type(error).__name__}"
 
 
 def _take() -> _Process:
-    """A process that waits, or a new one; another thread may take the last one first."""
+    """Take an idle process or start one; another thread may take the last idle one first."""
     with suppress(IndexError):
         while True:
             process = _idle.pop()
@@ -253,5 +257,5 @@ def _end_idle() -> None:
         _idle.pop().end()
 
 
-# A process that is forked from this one must not write into the same pipes.
+# A child that is forked from this process must not write into the same pipes.
 os.register_at_fork(after_in_child=_idle.clear)

@@ -1,28 +1,45 @@
-"""``Json``: payloads that are JSON become columns with the names and types of a DDL schema, or one VARIANT."""
+"""``Json``: decodes JSON into the columns of a DDL schema or one VARIANT, and finds fields that have no column."""
 
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding.ddl import declared_types
-from spark_jobs.decoding.decoders import RESCUED, UNNAMED, DecodedColumns, Decoder, Headers, Key
-from spark_jobs.decoding.json_documents import decode_json, decode_values
-from spark_jobs.decoding.json_rescue import Path, rescued
-from spark_jobs.decoding.json_types import Column, check_json_type
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, declared_types
+from spark_jobs.decoding.decoders import RESCUED, UNNAMED, Column, DecodedColumns, Decoder, Headers, Key
+from spark_jobs.decoding.json_documents import blocks_of, decode_json, decode_values, has_only
+from spark_jobs.decoding.json_values import (
+    Constant,
+    Number,
+    RepeatingObject,
+    check_json_type,
+    is_parsed,
+    is_variant,
+    scanner,
+)
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_switch, choose_fields
 
-_UNDECLARED = "it has fields that nobody has declared"
+_UNDECLARED = "it has fields that are not declared"
+Path: TypeAlias = "tuple[str, ...]"
+"""The names of a field and of all fields around it, outermost first."""
+IN_ARRAY, IN_MAP = "[]", "{}"
+"""How a path names an item of an array, and a value of a map."""
+# Deeper levels could not be parsed again.
+_MOST_LEVELS = 100
+_scan = scanner(parse_constant=Constant)
 
 
 class JsonMode(str, enum.Enum):
-    """Which values of JSON a column takes.
+    """Which values of JSON a column accepts.
 
-    ``lenient``: also those that are written in another way than the type is. ``strict``: only those written so.
+    ``lenient`` also accepts some values that are written differently from the type; ``strict`` does not.
 
     Example:
         >>> JsonMode("strict") is JsonMode.STRICT
@@ -35,33 +52,33 @@ class JsonMode(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """Payloads are JSON objects; the DDL schema names and types the columns.
+    """Decodes JSON objects into the columns of a DDL schema.
 
-    Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not fit
-    its column, a missing ``NOT NULL`` field, or something that is no object makes a dead letter. Text without a zone is
-    read as UTC; dates and times are of the years 1 to 9999. A tombstone (a message without a payload) is a row of
-    nulls.
+    Fields that the schema does not name are ignored; missing fields and ``null`` become null. A value that does not fit
+    its column, a missing ``NOT NULL`` field, or a payload that is not an object makes a dead letter. Times without a
+    zone are read as UTC; dates and times are of the years 1 to 9999. A tombstone (a message without a payload) becomes
+    a row of nulls.
 
-    A column gets the value that the message says, in each ``mode``: nothing is rounded or cut to fit, except that
-    DOUBLE and FLOAT have the nearest number to one with a point or an exponent. The table is in docs/payloads.md.
-    ``lenient``, the default, takes into a STRING whatever is there, with numbers as they are written, and into a
-    TIMESTAMP also names of zones and whole numbers of seconds. ``strict`` takes only what is written as the type is.
+    A column gets exactly the value of the message in each ``mode``: nothing is rounded or cut to fit, except that
+    DOUBLE and FLOAT get the number nearest to one with a point or an exponent. The table is in docs/payloads.md.
+    ``lenient``, the default, accepts any value for a STRING, with numbers as they are written, and for a TIMESTAMP also
+    names of zones and whole numbers of seconds. ``strict`` accepts only values that are written as the type is.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY (of base64),
-            BOOLEAN, DATE, TIMESTAMP, VARIANT, and of STRUCT, ARRAY and MAP of them. Without one there is one column, a
+            BOOLEAN, DATE, TIMESTAMP, VARIANT, and of STRUCT, ARRAY and MAP of them. By default there is one column, a
             VARIANT of the whole payload, which then may be any JSON.
         mode: a :class:`JsonMode`, or its name.
-        column: the name of the VARIANT where there is no schema.
-        rescue: put the fields that the schema does not name into a column ``_rescued``, as a JSON object; they are
-            ignored by default. ``schema_changes="rescue"`` of an asset does so, too.
+        column: the name of the VARIANT if there is no schema.
+        rescue: put the fields that the schema does not name into a column ``_rescued``, as a JSON object, as
+            ``schema_changes="rescue"`` of an asset does; they are ignored by default.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
 
     Raises:
-        SchemaMismatchError: the schema is not DDL; it names what is wrong, and where.
-        InvalidOptionError: the schema has no columns, or an INTERVAL.
+        SchemaMismatchError: the schema is not DDL; the error names what is wrong, and where.
+        InvalidOptionError: the schema has no columns, or has an INTERVAL.
 
     Example:
         >>> Json("id BIGINT, user STRING").ddl()
@@ -84,7 +101,7 @@ class Json:
             return
         if not isinstance(self.schema, str) or not self.schema.strip():
             raise InvalidOptionError(
-                f"schema={self.schema!r} has no columns, so that nothing of a message would be kept",
+                f"schema={self.schema!r} has no columns, so that no part of a message would be kept",
                 remedy="Write it like 'id BIGINT, user STRING'; leave it out for one VARIANT of the whole payload; or "
                 "take Raw() or Text() for payloads as they are.",
             )
@@ -124,19 +141,19 @@ class Json:
 
 
 def rescuing(decoder: Decoder) -> Decoder:
-    """The decoder with ``rescue``, if it is one that leaves fields out."""
+    """Return the decoder with ``rescue``, if it is one that ignores fields."""
     return replace(decoder, rescue=True) if isinstance(decoder, Json) and decoder.schema is not None else decoder
 
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Decodes JSON, and finds documents with fields that the schema does not name; they have an error, too.
+    """Decodes JSON, and marks documents with fields that the schema does not name as undeclared and as errors.
 
-    Fields with nothing in them (null, empty objects and arrays) are left out: they have no type yet.
+    Fields without content (null, empty objects and arrays) are ignored, because their type is not known yet.
 
     Args:
-        decoder: with a schema.
-        known: paths of fields that are to be left out, too, with what is in them.
+        decoder: a decoder with a schema.
+        known: paths of more fields to ignore, with everything in them.
 
     Example:
         >>> watching = Watching(Json("id BIGINT"))
@@ -177,5 +194,154 @@ class Watching:
 
 
 def watching(decoder: Decoder) -> Watching | None:
-    """The decoder that finds fields which are not declared; ``None`` if it leaves none out, or cannot tell."""
+    """Wrap a decoder so that it finds undeclared fields; ``None`` if it ignores no fields or cannot find them."""
     return Watching(decoder) if isinstance(decoder, Json) and decoder.schema is not None else None
+
+
+class Rescued(NamedTuple):
+    """The parts of documents that have no column.
+
+    Args:
+        fields: for each document a JSON object; null if every part has a column.
+        errors: for each document why these parts cannot be kept as they are written; null if they can.
+    """
+
+    fields: Column
+    errors: Column
+
+
+class _TwiceError(Exception):
+    """A field without a column occurs more than once, and a JSON object would keep only one of them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the field {name!r:.200}, for which there is no column, occurs twice")
+
+
+def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> Rescued:
+    """Find the fields of each document that the schema does not name, at any depth, and keep them in their places.
+
+    Numbers stay as they are written. Fields that are null are left out. A payload that is not a JSON object has no
+    fields.
+
+    Args:
+        payloads: the documents; null is a tombstone.
+        schema: the declared columns.
+        known: also leave out these fields with everything in them, fields whose names are too long for a column, and
+            fields without content (null, empty objects and arrays). NaN and infinity then stay as they are written,
+            which is not JSON; by default they become text.
+
+    Example:
+        >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
+        >>> documents = [b'{"id": 1, "shop": {"name": "a", "zip": 1.10}, "new": [1]}', b'{"id": 2, "new": null}']
+        >>> rescued(pa.array(documents), schema).fields.to_pylist()
+        ['{"shop": {"zip": 1.10}, "new": [1]}', None]
+    """
+    kind = pa.struct(list(schema))
+    found: list[str | None] = []
+    errors: list[str | None] = []
+    for block in blocks_of(payloads):
+        # Arrow finds no fields in types that it cannot parse.
+        if is_parsed(schema) and has_only(block, schema):
+            found += [None] * len(block)
+            errors += [None] * len(block)
+            continue
+        for document in block.to_pylist():
+            error = fields = None
+            try:
+                fields = _rescued(document, kind, known)
+            except _TwiceError as twice:
+                error = str(twice)
+            found.append(fields)
+            errors.append(error)
+    return Rescued(pa.array(found, pa.string()), pa.array(errors, pa.string()))
+
+
+def united(first: str | None, second: str | None) -> str | None:
+    """Merge two JSON objects, and recursively their objects of the same name; numbers stay as they are written.
+
+    Example:
+        >>> united('{"shop": {"zip": 1.10}}', '{"shop":{"city":"b"},"user":"ada"}')
+        '{"shop": {"zip": 1.10, "city": "b"}, "user": "ada"}'
+    """
+    if first is None or second is None:
+        return first or second
+    (one, _), (other, _) = _scan(first, 0), _scan(second, 0)
+    return _written(_together(one, other))
+
+
+def _together(one: Any, other: Any) -> Any:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    return {**one, **{name: _together(one[name], value) if name in one else value for name, value in other.items()}}
+
+
+def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] | None) -> str | None:
+    if document is None:
+        return None
+    try:
+        value, _ = _scan(document.decode().strip(), 0)
+        left = _left(value, kind, (), known) if isinstance(value, dict) else None
+        return None if left is None else _written(left, known is not None)
+    except (ValueError, RecursionError, StopIteration):
+        # The decoder gives the reason.
+        return None
+
+
+def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | None) -> Any:
+    """The part of a value that has no place in a type; ``None`` if there is none."""
+    found: dict[str, Any] = {}
+    if is_variant(kind):
+        return None
+    if isinstance(value, dict) and isinstance(kind, pa.StructType):
+        declared = {field.name: field.type for field in kind}
+        repeated = value.repeated if isinstance(value, RepeatingObject) else frozenset[str]()
+        for name, one in value.items():
+            inner = (*path, name)
+            if name in declared:
+                found[name] = _left(one, declared[name], inner, known)
+            elif known is None or (
+                len(name) <= LONGEST_COLUMN_NAME and has_content(one) and not _is_within(inner, known)
+            ):
+                if name in repeated:
+                    raise _TwiceError(name)
+                found[name] = one
+    elif isinstance(value, dict) and isinstance(kind, pa.MapType):
+        found = {name: _left(one, kind.item_type, (*path, IN_MAP), known) for name, one in value.items()}
+    elif isinstance(value, list) and isinstance(kind, pa.ListType):
+        parts = [_left(one, kind.value_type, (*path, IN_ARRAY), known) for one in value]
+        return parts if any(part is not None for part in parts) else None
+    return {name: one for name, one in found.items() if one is not None} or None
+
+
+def _is_within(path: Path, known: Collection[Path]) -> bool:
+    return any(path[:length] in known for length in range(1, len(path) + 1))
+
+
+def has_content(value: Any) -> bool:
+    """Whether a parsed value has anything but null, empty objects and empty arrays; levels below 100 are ignored.
+
+    Example:
+        >>> has_content({"a": [None, {}]}), has_content({"a": [0]})
+        (False, True)
+    """
+    left = [(value, 0)]
+    while left:
+        one, level = left.pop()
+        if isinstance(one, (dict, list)):
+            parts = one.values() if isinstance(one, dict) else one
+            left.extend((part, level + 1) for part in parts if level < _MOST_LEVELS)
+        elif one is not None:
+            return True
+    return False
+
+
+def _written(value: Any, constants: bool = False) -> str:
+    if isinstance(value, RepeatingObject):
+        raise _TwiceError(min(value.repeated))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(name)}: {_written(one, constants)}' for name, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_written(one, constants) for one in value)}]"
+    if isinstance(value, Number) and (constants or not isinstance(value, Constant)):
+        return str(value)
+    return json.dumps(str(value) if isinstance(value, Constant) else value)

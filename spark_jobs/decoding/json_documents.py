@@ -1,41 +1,66 @@
-"""JSON documents into typed Arrow columns: blocks by Arrow, and what it does not take by Python, each by itself.
+"""Decodes JSON documents into typed Arrow columns: blocks by Arrow's parser, otherwise each document by Python.
 
-Python knows what Arrow's parser does not: MAP and VARIANT, numbers that Arrow must not read, and what lenient mode
-takes though it is written in another way, like a number where text is wanted. What Arrow refuses is decided here, so
-that the reason of a dead letter names the field.
+Arrow parses a block of documents at once. If it refuses one of them, or must not see one, Python decodes each document
+of the block, with the same values, so that a result never depends on the other documents of its block. Python also
+decodes what Arrow cannot: MAP and VARIANT, numbers that Arrow must not read, and what only lenient mode takes, such as
+a number in a STRING column. Its reasons name the field.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pj
 
-from spark_jobs.decoding.json_decode import FAILURES, MANY_OBJECTS, blocks_of, parse_block
-from spark_jobs.decoding.json_types import Column, decoded_type, is_parsed, is_variant
+from spark_jobs.decoding.decoders import Column, Texts, columns_of, decode_rows, joined, reason
 from spark_jobs.decoding.json_values import (
+    ROOMY_DECIMAL,
     Constant,
     RepeatingObject,
     Scan,
     UnfitError,
+    are_in_range,
+    are_surely_exact,
+    decoded_type,
     is_encodable,
+    is_parsed,
+    is_variant,
     kind_of,
     leaf_conversion,
+    read_base64,
     refuse_constant,
     scanner,
     variant_problem,
     variant_text,
 )
-from spark_jobs.decoding.rows import Texts, columns_of, decode_rows, joined, reason
 
 Convert: TypeAlias = Callable[[Any], Any]
-"""From a parsed value of JSON to one that Arrow takes; raises ``UnfitError``."""
+"""Converts a parsed value of JSON to one that Arrow accepts, or raises ``UnfitError``."""
 _scan = scanner(parse_constant=Constant)
 _scan_strictly = scanner(parse_constant=refuse_constant)
+BLOCK_ROWS = 8192
+BLOCK_BYTES = 64 << 20
+# Arrow does not check for overflow when it scales: 38 digits before and 38 after the point cannot overflow 76.
+_PARSED_DECIMAL = pa.decimal256(38, 38)
+_TOMBSTONE = b"{}"
+_WHITE_SPACE = " \t\n\r\x0b\x0c"
+# Where Arrow reads a value. It reads none after a quotation mark, a letter or a digit, so that "Info" does not match.
+_CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
+# Numbers that Arrow must not read for a DECIMAL. It does not check the exponent: 1e-9999999 is a segmentation fault,
+# and with more than 114 digits after the point it reads beyond its table. It accepts text that is not a number of JSON,
+# such as "+1" and "1.". Text with an escape is left to Python. The syntax is that of RE2.
+_ODD_NUMBER = r'(?:"?[-+.0-9eE]*(?:[eE][-+0-9]{2}|[0-9.]{40}|\.["eE]|\\)|"[-+]*(?:[+.]|0[0-9]))'
+# A name that is written with an escape may be the name of a DECIMAL field.
+_ESCAPED_NAME = r'(?s:\\.(?:[^"\\]|\\.)*"\s*:)'
+MANY_OBJECTS = "more than one JSON object"
+FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
 def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tuple[list[Column], Column]:
@@ -44,10 +69,10 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
     Args:
         payloads: the documents; null is a tombstone.
         schema: the columns; a VARIANT becomes its JSON text.
-        is_lenient: take what is written in another way than the type is, see docs/payloads.md.
+        is_lenient: also accept some values that are written differently from the type, see docs/payloads.md.
 
     Returns:
-        The columns, and per row why it could not be decoded (null: it could).
+        The columns, and for each row the reason why it could not be decoded (null if it could).
     """
     parts: list[list[Column]] = []
     for block in blocks_of(payloads) if len(payloads) else [payloads]:
@@ -62,7 +87,7 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
 
 
 def _decode_block(block: Column, schema: pa.Schema, *, is_lenient: bool) -> tuple[list[Column], Column]:
-    """Decode a block as a whole, or if there is anything to refuse in it, document by document."""
+    """Decode a block as a whole, or document by document if Arrow refuses any of it."""
     if len(block) and is_parsed(schema):
         with suppress(*FAILURES):
             return parse_block(block, schema), pa.nulls(len(block), pa.string())
@@ -75,7 +100,7 @@ def decode_documents(documents: Column, schema: pa.Schema, *, is_lenient: bool) 
 
 
 def decode_values(documents: Column) -> tuple[list[Column], Column]:
-    """Decode documents of any kind, not only objects, as one VARIANT, which is the JSON text of it.
+    """Decode documents of any kind, not only objects, into one VARIANT, as JSON text.
 
     Returns:
         See :func:`decode_json`.
@@ -84,10 +109,10 @@ def decode_values(documents: Column) -> tuple[list[Column], Column]:
 
 
 class _ValueReader(Texts):
-    """Reads documents of any kind."""
+    """Checks that documents of any kind are JSON that a VARIANT can hold."""
 
     def read(self, payload: bytes) -> str:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.read`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
         text = super().read(payload.strip())
         if problem := variant_problem(text):
             raise ValueError(problem)
@@ -95,10 +120,10 @@ class _ValueReader(Texts):
 
 
 def object_text(document: bytes) -> str:
-    """A document that looks like an object, as text without white space around it.
+    """The text of a document that looks like an object, without white space around it.
 
     Raises:
-        ValueError: it does not, or is not UTF-8.
+        ValueError: it does not look like an object, or is not UTF-8.
     """
     line = document.strip()
     if line[:1] != b"{" or line[-1:] != b"}":
@@ -107,14 +132,14 @@ def object_text(document: bytes) -> str:
 
 
 def read_object(text: str, scan: Scan = _scan) -> dict[str, Any]:
-    """An object as it is parsed, with numbers as they are written.
+    """Parse an object, with numbers as they are written.
 
     Args:
-        text: of :func:`object_text`.
-        scan: parses.
+        text: the text from :func:`object_text`.
+        scan: the parser.
 
     Raises:
-        ValueError, StopIteration, RecursionError: it is none, or cannot be read; see :func:`why`.
+        ValueError, StopIteration, RecursionError: the text is not one object; see :func:`why`.
     """
     found, end = scan(text, 0)
     if end != len(text):
@@ -123,7 +148,7 @@ def read_object(text: str, scan: Scan = _scan) -> dict[str, Any]:
 
 
 def why(error: Exception) -> str:
-    """What is wrong with a document, of what :func:`read_object` raises."""
+    """Why :func:`read_object` refuses a document, from the error that it raises."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, UnicodeDecodeError):
@@ -138,7 +163,7 @@ def _reader(schema: pa.Schema, is_lenient: bool) -> _DocumentReader:
 
 
 class _DocumentReader:
-    """Reads documents into columns, one by one.
+    """Reads documents one by one into columns.
 
     Args:
         schema: the columns.
@@ -150,16 +175,16 @@ class _DocumentReader:
         self._scan = _scan if is_lenient else _scan_strictly
         self._is_lenient = is_lenient
         self._kind = decoded_type(pa.struct(list(schema)))
-        # Whether a column is null is known for tombstones, and for what Arrow parses, elsewhere.
+        # decode_json checks NOT NULL columns, also for tombstones and for what Arrow parses.
         nullable = pa.struct([field.with_nullable(True) for field in schema])
         self._convert = self._struct(nullable, "")
 
     def read(self, payload: bytes) -> Any:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.read`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
         try:
             return self._convert(read_object(object_text(payload), self._scan))
         except (ValueError, RecursionError, StopIteration) as error:
-            # Arrow reads deeper than Python, for which it counts from where it is called, too.
+            # Arrow reads deeper than Python, whose limit also counts the levels of its callers.
             if isinstance(error, RecursionError) and is_parsed(self._schema):
                 with suppress(*FAILURES):
                     columns = parse_block(pa.array([payload], pa.binary()), self._schema)
@@ -167,11 +192,11 @@ class _DocumentReader:
             raise ValueError(why(error)) from None
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.columns`."""
         return columns_of(pa.array(values, self._kind), is_one=False)
 
     def _conversion(self, kind: pa.DataType, path: str) -> Convert:
-        """The conversion to a type, of values other than null."""
+        """Make the conversion of values other than null to a type."""
         if is_variant(kind):
             return functools.partial(_variant, path)
         if isinstance(kind, pa.StructType):
@@ -248,7 +273,7 @@ def _members(value: Any, path: str) -> dict[str, Any]:
 
 
 def _null(kind: pa.DataType) -> str | None:
-    """What ``null`` becomes; a VARIANT has one of its own."""
+    """The value for ``null``; a VARIANT has its own null."""
     return "null" if is_variant(kind) else None
 
 
@@ -257,3 +282,204 @@ def _variant(path: str, value: Any) -> str:
         return variant_text(value)
     except ValueError as error:
         raise UnfitError(f"field {path!r}: {error}") from None
+
+
+def blocks_of(payloads: Column) -> Iterator[Column]:
+    """Split ``payloads`` into parts that Arrow parses at once."""
+    for start in range(0, len(payloads), BLOCK_ROWS):
+        yield from _bounded(payloads.slice(start, BLOCK_ROWS))
+
+
+def _bounded(block: Column) -> Iterator[Column]:
+    if len(block) == 1 or block.nbytes <= BLOCK_BYTES:
+        yield block
+        return
+    half = len(block) // 2
+    yield from _bounded(block.slice(0, half))
+    yield from _bounded(block.slice(half))
+
+
+def parse_block(payloads: Column, schema: pa.Schema) -> list[Column]:
+    """Parse documents with Arrow, if it may parse them for these columns.
+
+    Args:
+        payloads: the documents; null is a tombstone.
+        schema: the columns, without any that :func:`json_types.has_own_way`.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError, ValueError: one of :data:`FAILURES`: a document is not text or not an
+            object, does not fit, or has a value that Arrow would wrongly accept.
+    """
+    table = _parsed(payloads, schema, "ignore")
+    if table.num_rows != len(payloads):
+        raise ValueError(MANY_OBJECTS)
+    columns: list[Column] = []
+    for field in schema:
+        chunks = table.column(field.name).chunks
+        column: Column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+        columns.append(_convert(column, field.type, field.name))
+    return columns
+
+
+def has_only(payloads: Column, schema: pa.Schema) -> bool:
+    """Whether Arrow finds only fields of ``schema`` in these documents, and may see all of them."""
+    try:
+        _parsed(payloads, schema, "error")
+    except FAILURES:
+        return False
+    return True
+
+
+def _parsed(payloads: Column, schema: pa.Schema, unexpected: Literal["ignore", "error"]) -> pa.Table:
+    """Parse documents, joined by line ends, with Arrow.
+
+    If there are as many rows as documents, each document is one row. Arrow refuses a line end in a string, so no line
+    end between documents is inside a string. Before it is a ``}`` and after it a ``{``, with which no object can
+    continue. So each document consists of whole objects.
+    """
+    lines = _lines(payloads, schema)
+    source: Any = pa.BufferReader(lines)
+    return pj.read_json(
+        source,
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=_parsed_schema(schema), unexpected_field_behavior=unexpected),
+    )
+
+
+def _lines(payloads: Column, schema: pa.Schema) -> bytes:
+    """Join the documents as lines, each of which starts with ``{`` and ends with ``}``."""
+    documents: Any = (payloads.fill_null(_TOMBSTONE) if payloads.null_count else payloads).cast(pa.string())
+    if not _are_objects(documents):
+        documents = pc.ascii_trim(documents, characters=_WHITE_SPACE)
+        if not _are_objects(documents):
+            raise ValueError("not a JSON object")
+    every = pa.ListArray.from_arrays(pa.array([0, len(documents)], pa.int32()), documents)
+    joined: Any = pc.binary_join(every, "\n")
+    lines: bytes = joined[0].as_buffer().to_pybytes() + b"\n"
+    if _may_hold_constants(lines):
+        suspects = pc.or_(pc.match_substring(documents, "NaN"), pc.match_substring(documents, "Inf"))
+        for document in documents.filter(suspects).to_pylist():
+            if _may_hold_constants(document.encode()):
+                _check_syntax(document)
+    _check_decimals(documents, schema)
+    return lines
+
+
+def _check_decimals(documents: Column, schema: pa.Schema) -> None:
+    """Refuse documents in which a DECIMAL may be a number that Arrow must not read."""
+    if (pattern := _odd_decimals(schema)) is None:
+        return
+    is_odd = pc.match_substring_regex(documents, pattern)
+    if pc.any(pc.match_substring(documents, "\\")).as_py():
+        is_odd = pc.or_(is_odd, pc.match_substring_regex(documents, _ESCAPED_NAME))
+    if pc.any(is_odd).as_py():
+        raise ValueError("a number that Arrow must not read")
+
+
+@functools.lru_cache(maxsize=64)
+def _odd_decimals(schema: pa.Schema) -> str | None:
+    """A pattern of documents with an odd number in a DECIMAL field; ``None`` if there are no such fields."""
+    single, listed = _decimal_fields(pa.struct(list(schema)))
+    # Within an array the number may be anywhere after the name.
+    places = [(single, ""), (listed, r"(?s:.*[\[,\s])?")]
+    patterns = [
+        f'"(?:{"|".join(map(re.escape, sorted(names)))})"\\s*:\\s*{between}{_ODD_NUMBER}'
+        for names, between in places
+        if names
+    ]
+    return "|".join(patterns) or None
+
+
+def _decimal_fields(kind: pa.DataType) -> tuple[set[str], set[str]]:
+    """The names of the DECIMAL fields, and of the fields that are arrays of DECIMAL."""
+    single: set[str] = set()
+    listed: set[str] = set()
+    for field in kind if isinstance(kind, pa.StructType) else ():
+        inner = field.type
+        while isinstance(inner, pa.ListType):
+            inner = inner.value_type
+        if pa.types.is_decimal(inner):
+            (single if inner is field.type else listed).add(field.name)
+        more_single, more_listed = _decimal_fields(inner)
+        single |= more_single
+        listed |= more_listed
+    return single, listed
+
+
+def _are_objects(documents: Column) -> bool:
+    starts, ends = pc.starts_with(documents, "{"), pc.ends_with(documents, "}")
+    return bool(pc.all(pc.and_(starts, ends)).as_py())
+
+
+def _may_hold_constants(text: bytes) -> bool:
+    """Whether Arrow could read a NaN or an Inf in ``text`` as a number, which it does not do within a string."""
+    return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
+
+
+def _check_syntax(text: str) -> None:
+    """Refuse text that is not JSON.
+
+    Raises:
+        ValueError: it is not JSON, or is nested too deep to find out.
+    """
+    try:
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema that Arrow parses before the columns are converted to this one."""
+    return pa.schema([pa.field(field.name, _parsed_type(field.type)) for field in schema])
+
+
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
+    """The type that Arrow parses for a column of type ``kind``: a wider DECIMAL, or text."""
+    if isinstance(kind, pa.StructType):
+        return pa.struct([pa.field(field.name, _parsed_type(field.type)) for field in kind])
+    if isinstance(kind, pa.ListType):
+        return pa.list_(pa.field(kind.value_field.name, _parsed_type(kind.value_type)))
+    if isinstance(kind, pa.Decimal128Type):
+        return _PARSED_DECIMAL
+    if isinstance(kind, pa.TimestampType):
+        # The parser would drop the zone of a time, which a TIMESTAMP_NTZ must not have.
+        return kind if kind.tz else pa.string()
+    return pa.string() if pa.types.is_date32(kind) or pa.types.is_binary(kind) else kind
+
+
+def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
+    """Convert a column from the parsed type to ``kind``.
+
+    Raises:
+        ValueError: names the field.
+    """
+    if isinstance(column, pa.StructArray) and isinstance(kind, pa.StructType):
+        children = [_convert(column.field(i), f.type, f"{name}.{f.name}") for i, f in enumerate(kind)]
+        for child, field in zip(children, kind):
+            if not field.nullable and pc.any(pc.and_(child.is_null(), column.is_valid())).as_py():
+                raise ValueError(f"field {name + '.' + field.name!r} is missing, but it is NOT NULL")
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if isinstance(column, pa.ListArray) and isinstance(kind, pa.ListType):
+        values = _convert(column.values, kind.value_type, f"{name}[]")
+        return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
+    if pa.types.is_binary(kind):
+        return _from_base64(column, name)
+    try:
+        if isinstance(kind, pa.Decimal128Type):
+            column = column.view(ROOMY_DECIMAL)
+        converted = column if column.type == kind else column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"field {name!r}: {reason(error)}") from error
+    if not are_surely_exact(converted):
+        raise ValueError(f"field {name!r} may have been rounded")
+    if not are_in_range(converted):
+        raise ValueError(f"field {name!r} is not in the years 1 to 9999")
+    return converted
+
+
+def _from_base64(column: Column, name: str) -> Column:
+    try:
+        return pa.array([None if text is None else read_base64(text) for text in column.to_pylist()], pa.binary())
+    except ValueError:
+        raise ValueError(f"field {name!r} is not base64") from None

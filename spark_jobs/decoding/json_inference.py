@@ -1,4 +1,4 @@
-"""What the values of JSON fields are, counted over many documents: a column is made of it."""
+"""Counts which kinds of values JSON fields have over many documents, to choose types for their columns."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typing import Any
 import pyarrow as pa
 
 from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
-from spark_jobs.decoding.json_values import Constant, Integer, Number
-from spark_jobs.decoding.times import read_day, read_moment
+from spark_jobs.decoding.json_values import Constant, Integer, Number, read_day, read_moment
 
 MOST_LEVELS = 20
-"""What is in more objects and arrays than these is kept as JSON: Spark Connect takes types of some 30 levels."""
+"""Deeper objects and arrays are kept as JSON, because Spark Connect accepts types of about 30 levels."""
 MOST_NAMES = 200
-"""An object with more different names is a MAP: names like these are ids, and not columns."""
+"""An object with more different names becomes a MAP, because so many names are ids and not columns."""
 NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
-"""What a name has in it that Delta takes with ``delta.columnMapping.mode=name`` only."""
+"""Characters in names that Delta accepts only with ``delta.columnMapping.mode=name``."""
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
 _NO_TYPES: Mapping[str, pa.DataType] = {}
 
 
 def is_name(name: str) -> bool:
-    r"""Whether a column may have this name: some text that can be shown, not too long, and that readers of Arrow take.
+    r"""Whether a column may have this name, which must be printable, not too long, and accepted by Arrow.
 
     Example:
         >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name("\ud800")
@@ -36,15 +35,16 @@ def is_name(name: str) -> bool:
 
 
 class Seen:
-    """The values that a field had, and those in them.
+    """The kinds of values that a field had, and recursively those of its parts.
 
     Attributes:
         kinds: how often it had a value of each kind.
-        fields: of its objects, by their names.
-        values: instead, the values of all fields, where an object is a map, or has more than :data:`MOST_NAMES` names.
-        items: of its arrays.
-        digits: of its longest whole number.
-        is_wide: whether a whole number is beyond 64 bits.
+        fields: the fields of its objects by name.
+        values: the values of all fields together, instead of ``fields``, if its objects are maps or have more than
+            :data:`MOST_NAMES` names.
+        items: the items of its arrays.
+        digits: the number of digits of its longest whole number.
+        is_wide: whether one of its whole numbers has more than 64 bits.
     """
 
     def __init__(self) -> None:
@@ -54,16 +54,16 @@ class Seen:
         self.items: Seen | None = None
         self.digits = 0
         self.is_wide = False
-        # Of the fields that are declared.
+        # The types of the declared fields.
         self._types: Mapping[str, pa.DataType] = _NO_TYPES
 
     @property
     def count(self) -> int:
-        """How many of them are not null."""
+        """The number of values that are not null."""
         return self.kinds.total() - self.kinds["null"]
 
     def has_content(self) -> bool:
-        """Whether there was anything but null, and empty objects and arrays."""
+        """Whether any value was more than null, an empty object or an empty array."""
         left = [self]
         while left:
             seen = left.pop()
@@ -73,7 +73,7 @@ class Seen:
         return False
 
     def size(self) -> int:
-        """How many fields are kept, with those in them."""
+        """The number of fields at all levels."""
         left, count = [self], 0
         while left:
             parts = left.pop()._parts()
@@ -85,17 +85,17 @@ class Seen:
         return [*self.fields.values(), *(part for part in (self.values, self.items) if part is not None)]
 
     def only(self, name: str) -> Seen:
-        """The same with one of its fields."""
+        """A copy with only one of its fields."""
         seen = Seen()
         seen.fields = {name: self.fields[name]}
         return seen
 
     def add(self, value: Any, declared: pa.DataType | None = None) -> None:
-        """Look at a value as :func:`spark_jobs.decoding.json_documents.read_object` reads it.
+        """Count a value that :func:`spark_jobs.decoding.json_documents.read_object` has parsed.
 
         Args:
-            value: of the field.
-            declared: its type, of which the names are not counted as those of a map; ``None`` if it has none.
+            value: the value of the field.
+            declared: its declared type, if any; the names of a declared STRUCT never make it a map.
         """
         left: list[tuple[Seen, Any, pa.DataType | None]] = [(self, value, declared)]
         while left:
@@ -103,7 +103,7 @@ class Seen:
             left.extend(seen._note(one, kind))
 
     def _note(self, value: Any, declared: pa.DataType | None) -> list[tuple[Seen, Any, pa.DataType | None]]:
-        """Count a value, and say what is in it."""
+        """Count a value, and return its parts."""
         kind = _kind_of(value)
         self.kinds[kind] += 1
         if kind == "whole number":
@@ -136,7 +136,7 @@ class Seen:
         return len(self.fields) + len(value) > MOST_NAMES and len({*self.fields, *value}) > MOST_NAMES
 
     def join_fields(self) -> None:
-        """Keep the values of all fields as those of one."""
+        """Unite the values of all fields."""
         self.values = together([*self.fields.values(), *([self.values] if self.values is not None else [])])
         self.fields = {}
 
@@ -158,7 +158,7 @@ def _kind_of(value: Any) -> str:
 
 
 def together(parts: Iterable[Seen]) -> Seen:
-    """All of these values as those of one field; the parts are used up."""
+    """Unite the values of several fields; the parts must not be used afterwards."""
     whole = Seen()
     for part in parts:
         whole.kinds += part.kinds

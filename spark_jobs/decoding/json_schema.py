@@ -1,33 +1,31 @@
-"""Payloads that are JSON with a JSON Schema, which is in a registry or one's own."""
+"""``JsonSchema``: decodes JSON with a JSON Schema, which is given or in a registry."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding.ddl import DEEPEST_TYPES, WeightBudget, check_distinct, column_ddl, struct_ddl
-from spark_jobs.decoding.decoders import DecodedColumns
-from spark_jobs.decoding.extras import imported
+from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.decoders import Column, DecodedColumns, imported, reason, shortened
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.limits import cpu_limit
-from spark_jobs.decoding.rows import reason, shortened
-from spark_jobs.decoding.schema_cache import kept_by_size
-from spark_jobs.decoding.schema_decoder import SchemaDecoder, given_schema, schema_document, schema_use
+from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames
+from spark_jobs.decoding.schema_limits import DEEPEST_TYPES, WeightBudget, kept_by_size, schema_document, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
-from spark_jobs.decoding.wire_format import Part, decode_frames
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import check_switch
 
-# What has no columns of its own is kept as it is written.
+# Values whose schema has no column type are kept as they are written.
 TEXT = "STRING"
 _PLAIN = {"boolean": "BOOLEAN", "integer": "BIGINT", "number": "DOUBLE", "string": TEXT}
-# Of Kafka Connect's converter, and of OpenAPI.
+# The types of Kafka Connect's converter, and below the formats of OpenAPI.
 _CONNECT = {
     "int8": "TINYINT",
     "int16": "SMALLINT",
@@ -52,7 +50,7 @@ def json_schema_ddl(stored: StoredSchema) -> str:
     """The columns of a schema, as Spark DDL.
 
     Raises:
-        SchemaMismatchError: it is none, contains itself, or is not of objects with properties.
+        SchemaMismatchError: it cannot be used, contains itself, or is not of objects with properties.
     """
     documents = _documents(stored)
     with schema_use("JSON"):
@@ -66,17 +64,14 @@ def json_schema_ddl(stored: StoredSchema) -> str:
 
 
 def _documents(stored: StoredSchema) -> Mapping[str, Any]:
-    """A schema, by the name ``""``, and those that it refers to, by the names that it uses.
+    """The document of a schema, by the name ``""``, and those of the schemas that it refers to, by their names.
 
     Raises:
-        SchemaMismatchError: one of them is no JSON Schema.
+        SchemaMismatchError: one of them is not a JSON Schema.
     """
     found: dict[str, Any] = {}
     for name, one in (("", stored), *stored.references):
-        if one.kind != "JSON":
-            raise SchemaMismatchError(
-                f"a schema is {one.kind}, and not JSON", remedy="Decode it with the decoder of its format."
-            )
+        one.check_kind("JSON")
         with schema_use("JSON"):
             found[name] = schema_document(one.text)
     return found
@@ -84,12 +79,12 @@ def _documents(stored: StoredSchema) -> Mapping[str, Any]:
 
 @kept_by_size(lambda made: 0)
 def _check_documents(stored: StoredSchema) -> None:
-    """Refuse what is no JSON Schema. Its documents take thirty times as much as its text, and are not kept."""
+    """Refuse what is not a JSON Schema, without caching its documents, which take 30 times as much as its text."""
     _documents(stored)
 
 
 class _Tree:
-    """Makes types of schemas."""
+    """Makes column types of schemas."""
 
     def __init__(self, documents: Mapping[str, Any]) -> None:
         by_id = {str(document.get("$id")): document for document in documents.values() if isinstance(document, dict)}
@@ -97,7 +92,7 @@ class _Tree:
         self._budget = WeightBudget("JSON")
 
     def fields(self, root: Any) -> list[tuple[str, str]]:
-        """The properties of an object with their types; none for anything else."""
+        """The properties of an object with their types; empty for anything else."""
         schema, document, above = self._followed(root, root, ())
         return self._members(schema, document, above, "the JSON Schema") if self._kinds(schema) == ["object"] else []
 
@@ -129,7 +124,7 @@ class _Tree:
         return f"MAP<STRING, {self._kind(more, document, above, f'{path}{{}}')}>" if isinstance(more, dict) else TEXT
 
     def _of_several(self, schemas: Sequence[Any], document: Any, above: tuple[str, ...], path: str) -> str:
-        """Null and one other type are that type; anything else has no type in common, unless they are all alike."""
+        """The type that all schemas but null have in common, otherwise text."""
         self._budget.spend(len(schemas))
         others = [one for one in schemas if self._kinds(self._followed(one, document, above)[0]) != ["null"]]
         found = {self._kind(one, document, above, path) for one in others}
@@ -143,7 +138,7 @@ class _Tree:
         return [(name, self._kind(one, document, above, f"{path}.{name}")) for name, one in properties.items()]
 
     def _followed(self, schema: Any, document: Any, above: tuple[str, ...]) -> tuple[Any, Any, tuple[str, ...]]:
-        """The schema behind references, its document, and the references that were followed."""
+        """Follow references; return the schema, its document, and the references that were followed."""
         while isinstance(schema, dict):
             self._budget.spend(len(schema) + len(str(schema.get("$ref", ""))))
             one = schema.get("allOf")
@@ -170,11 +165,11 @@ class _Tree:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema names or shows, without null; ``["null"]`` where there is nothing else."""
+    """The types that a schema names or shows, without null; ``["null"]`` if there is no other."""
     named = schema.get("type")
     if named is None:
         examples = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        # Of many values one of each type is enough.
+        # One value of each type is enough.
         named = sorted({_kind_of(value) for value in {type(value): value for value in examples}.values()})
         if not named and not any(word in schema for word in _SEVERAL):
             named = [kind for kind, word in (("object", "properties"), ("array", "items")) if word in schema]
@@ -183,7 +178,7 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _kind_of(value: Any) -> str:
-    """The type of a value.
+    """The JSON type of a value.
 
     Example:
         >>> [_kind_of(value) for value in (None, True, 1, 1.5, "x", [], {})]
@@ -203,10 +198,10 @@ def _scalar(schema: Mapping[str, Any], kind: str) -> str:
 
 
 def _pointed(document: Any, pointer: str, reference: object) -> Any:
-    """What a JSON pointer points at.
+    """Follow a JSON pointer.
 
     Raises:
-        SchemaMismatchError: nothing.
+        SchemaMismatchError: it points at nothing.
     """
     found = document
     try:
@@ -224,37 +219,36 @@ def _pointed(document: Any, pointer: str, reference: object) -> Any:
 
 
 VALIDATION_SECONDS = 1.0
-"""The CPU time in which a payload is validated, besides that for its bytes."""
+"""The CPU time for validating a payload, in seconds, besides that for its bytes."""
 VALIDATION_SECONDS_PER_BYTE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema(SchemaDecoder):
-    """Payloads are JSON objects, and a JSON Schema names and types the columns; they are read as :class:`Json` does.
+    """Decodes JSON objects as :class:`Json` does, into the columns of a JSON Schema.
 
-    With a registry each payload begins with the id of its schema. A payload whose id is unknown is a dead letter. What
-    has no type of its own, like one of several types, is text, as it is written. Whether values keep to the rest of
-    their schema is looked at only with ``validate``. A tombstone is a row of nulls.
+    With a registry each payload begins with the id of its schema. A payload with an unknown id is a dead letter. Values
+    without a column type, for instance of several types, become text as they are written. Other rules of the schema are
+    checked only with ``validate``. A tombstone becomes a row of nulls.
 
     The types of the columns are in docs/payloads.md.
 
     Args:
-        schema: the schema, as JSON text or what that is in Python.
+        schema: the schema, as JSON text or as Python values.
         schema_file: the path of a file with it, which is read at once.
-        registry: where the schemas are.
-        subject: instead of a schema: its schema is taken, as it is when a batch is read. Like ``orders-value``.
+        registry: the registry with the schemas.
+        subject: the subject whose schema is used instead, as it is when a batch is read, like ``orders-value``.
         version: of the subject; the newest by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
-        validate: make dead letters of payloads that their schema does not allow. With a subject it is the schema of
-            their id, which must be registered under the subject; without one it is ours. It takes several times as
-            long.
+        validate: make dead letters of payloads that do not conform to their schema: with a subject the schema of their
+            id, which must be registered under the subject, otherwise the given one. It takes several times as long.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
 
     Raises:
-        InvalidOptionError: they do not go together.
-        SchemaMismatchError: the schema is none, or has no columns.
+        InvalidOptionError: the arguments contradict each other.
+        SchemaMismatchError: the schema cannot be used, or has no columns.
         MissingDependencyError: ``validate``, and jsonschema is not installed.
 
     Example:
@@ -263,17 +257,14 @@ class JsonSchema(SchemaDecoder):
         '`id` BIGINT, `at` TIMESTAMP'
     """
 
+    form: ClassVar[str] = "JSON"
     schema: str | Mapping[str, Any] | StoredSchema | None = None
     validate: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        SchemaDecoder.__post_init__(self)
         if check_switch("validate", self.validate):
             imported("jsonschema", extra="json-schema")
-        object.__setattr__(self, "schema", given_schema("JSON", self.schema, self.schema_file))
-        object.__setattr__(self, "schema_file", None)
-        if self.schema is not None:
-            self.ddl()
+        SchemaDecoder.__post_init__(self)
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`; asks the registry unless it is resolved."""
@@ -286,7 +277,7 @@ class JsonSchema(SchemaDecoder):
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         own, registry, documents = self._known(), self.registry, Json(self.ddl())
-        # A pattern can take for ever: those of a schema that anybody may have registered are not tried.
+        # A pattern can take for ever, so only schemas of the own subject are tried.
         subject = own.subject if self.validate else ""
 
         def part_of_schema(stored: StoredSchema) -> Part:
@@ -313,13 +304,13 @@ class JsonSchema(SchemaDecoder):
 
 @kept_by_size(lambda validator: 0)
 def _validator(stored: StoredSchema) -> Any:
-    """What tells whether a document keeps to a schema."""
+    """Make the validator of a schema."""
     jsonschema = imported("jsonschema", extra="json-schema")
     referencing = imported("referencing", extra="json-schema")
     jsonschema_dialect = imported("referencing.jsonschema", extra="json-schema")
     documents = _documents(stored)
     with schema_use("JSON"):
-        # Without a way to retrieve others: a reference to an address, or to a file, leads nowhere.
+        # It cannot retrieve other schemas: a reference to a URL or a file leads nowhere.
         known = referencing.Registry().with_resources(
             (name, referencing.Resource.from_contents(one, default_specification=jsonschema_dialect.DRAFT7))
             for name, one in documents.items()
@@ -331,7 +322,7 @@ def _validator(stored: StoredSchema) -> Any:
 
 
 def _violations(validator: Any, texts: Column) -> Column:
-    """Why payloads are not allowed; null for those that are, and for tombstones."""
+    """For each payload the reason why it does not conform; null if it does, and for tombstones."""
     return pa.array([None if text is None else _violation(validator, text) for text in texts.to_pylist()], pa.string())
 
 
@@ -344,3 +335,38 @@ def _violation(validator: Any, text: bytes) -> str | None:
     except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, for one
         return f"it cannot be validated: {reason(error)}"
     return None if found is None else shortened(f"{found.json_path!r}: {found.message}")
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Interrupt the block once the process has used this much CPU time.
+
+    Python delivers signals to the main thread only: in another thread there is no limit.
+
+    Args:
+        seconds: the CPU time of all threads, in seconds.
+
+    Raises:
+        TimeoutError: raised in the block.
+
+    Example:
+        >>> with cpu_limit(0.1):
+        ...     while True:
+        ...         pass
+        Traceback (most recent call last):
+        TimeoutError: it takes more than 0.1 s
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError(f"it takes more than {seconds:.3g} s")
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -1,11 +1,17 @@
-"""What a value of a JSON document becomes in a column: the value as it is written, or a refusal.
+"""Which column types JSON is decoded into, and what a value of JSON becomes in each: its exact value, or a refusal.
 
-Numbers are kept as they are written until it is known what they are wanted for: nothing is rounded twice, and text that
-is wanted of a number is its own.
+Numbers stay text until the wanted type is known, so that nothing is rounded twice and a STRING column gets a number as
+it was written.
+
+Dates and times are text of the form ``yyyy-[m]m-[d]d[( |T)[h]h[:[m]m[:[s]s[.fraction]]][ ][zone]]``. In the fraction
+only zeros may follow the sixth digit, because times have microseconds. A zone is an offset, ``UTC``, ``GMT`` or ``UT``
+with or without one, or a name such as ``Europe/Paris``. Ambiguous text is refused: a local time that a clock shows
+twice or never, and abbreviations of zones, which mean several places.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -13,41 +19,53 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from typing import Any, TypeAlias
+from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.times import read_day, read_epoch_seconds, read_local_moment, read_moment
+from spark_jobs.decoding.decoders import Column
+from stream_consumers.errors import SchemaMismatchError
 
+VARIANT = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
+    ]
+)
+"""PySpark's type of a VARIANT. Decoders return its JSON text."""
+_TYPES = (
+    "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY, BOOLEAN, DATE, TIMESTAMP, VARIANT, and "
+    "STRUCT, ARRAY and MAP of them"
+)
 Scan: TypeAlias = Callable[[str, int], tuple[Any, int]]
 FLOATS = {32: "FLOAT", 64: "DOUBLE"}
 ROOMY_DECIMAL = pa.decimal256(76, 38)
-"""Room for numbers of 38 digits, wherever their point is. Arrow does not check for overflow when it scales."""
+"""Has room for any number of 38 digits, wherever its point is. Arrow does not check for overflow when it scales."""
 MOST_NESTED = 500
-"""How deep a VARIANT may be: Python reads no deeper than a thousand, counted from where it is called."""
+"""How many levels a VARIANT may have. Python parses at most a thousand, including those of its callers."""
 MOST_VARIANT_BYTES = 4 << 20
-"""The longest JSON text of a VARIANT: Spark 4.0 has room for 16 MiB, and some values take three times their text."""
+"""The longest JSON text of a VARIANT. Spark 4.0 has room for 16 MiB, and some values take three times their text."""
 _YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, so read milliseconds as BIGINT"
 _TO_MICROSECONDS = "with at most 6 decimal places of a second"
 _TOO_DEEP = f"nested deeper than the {MOST_NESTED} levels of a VARIANT"
-# What Jackson, with which Spark reads JSON, has room for.
+# The limits of Jackson, with which Spark parses JSON.
 _MOST_DIGITS = 1000
 _MOST_NAME = 50_000
 _WIDEST_INTEGER = 20
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-# The bits of whole numbers up to which each of them is a floating point number.
+# Floating point numbers hold every whole number of this many bits.
 _WHOLE_BITS = {32: 24, 64: 53}
-# From half a step above the largest FLOAT on, the nearest one is infinity.
+# From half a step above the largest FLOAT on, the nearest FLOAT is infinity.
 _NO_FLOAT = 2**128 - 2**103
-# Only the beginning of a number is tried, or the time for a number would grow with the square of its length.
+# It matches only at the start of a number, or the time would grow with the square of the length of the number.
 _LONG_NUMBER = re.compile(rf"(?<![-+0-9.eE])[-+0-9.eE]{{{_MOST_DIGITS + 1}}}")
 _TOO_LONG = f"longer than the {MOST_VARIANT_BYTES >> 20} MiB of a VARIANT"
-# As Arrow reads days and times.
+# Days and times as Arrow reads them.
 _ISO_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _ISO_LOCAL_MOMENT = re.compile(
     rf"{_ISO_DAY.pattern}(?:[ T][0-9]{{2}}(?::[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?)?"
@@ -59,38 +77,127 @@ _ISO_MOMENT = re.compile(
 _FIRST_INSTANT = datetime(1, 1, 1, tzinfo=timezone.utc)
 _LAST_INSTANT = datetime.max.replace(tzinfo=timezone.utc)
 _EXACT = Context(prec=80, traps=[Inexact, InvalidOperation])
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MOMENT = re.compile(
+    r"([0-9]{4,6})-([0-9]{1,2})-([0-9]{1,2})(?:[ T]([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})"
+    r"(?:\.([0-9]{1,6})0*)?)?)?(?: ?([^0-9 ].*))?)?",
+    re.DOTALL,
+)
+_DAY = re.compile(r"([0-9]{4,7})-([0-9]{1,2})-([0-9]{1,2})")
+_OFFSET = re.compile(r"([+-])(?:([0-9]{1,2})(?::([0-9]{1,2})|:([0-9]{2}):([0-9]{2}))?|([0-9]{2})([0-9]{2})([0-9]{2})?)")
+_PREFIXED = re.compile(r"(?:UTC|GMT|UT)(?=[+-]|\Z)")
+# Names in the database of zones that Java does not have.
+_NO_REGIONS = re.compile(r"posix/|right/|(?:localtime|posixrules|Factory)\Z")
+_FARTHEST = timedelta(hours=24)
+
+
+def check_json_type(name: str, kind: pa.DataType) -> None:
+    """Refuse types into which JSON is not decoded.
+
+    Raises:
+        SchemaMismatchError: names the column, its type, and the types that can be used.
+    """
+    if is_variant(kind):
+        return
+    if isinstance(kind, pa.StructType):
+        for field in kind:
+            check_json_type(f"{name}.{field.name}", field.type)
+    elif isinstance(kind, pa.ListType):
+        check_json_type(f"{name}[]", kind.value_type)
+    elif isinstance(kind, pa.MapType):
+        if not pa.types.is_string(kind.key_type):
+            raise SchemaMismatchError(
+                f"column {name} is a MAP with keys that are {kind.key_type}, but keys of JSON are text",
+                remedy="Write it like MAP<STRING, BIGINT>.",
+            )
+        check_json_type(f"{name}{{}}", kind.item_type)
+    elif not (
+        pa.types.is_signed_integer(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_decimal128(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_date32(kind)
+    ):
+        raise SchemaMismatchError(
+            f"column {name} is {kind}, which JSON payloads are not decoded into",
+            remedy=f"Use one of {_TYPES}; or decode=Text() and from_json in the transform.",
+        )
+
+
+def is_variant(kind: pa.DataType) -> bool:
+    """Whether a type is PySpark's type of a VARIANT.
+
+    Example:
+        >>> is_variant(VARIANT), is_variant(pa.struct([("value", pa.binary()), ("metadata", pa.binary())]))
+        (True, False)
+    """
+    return isinstance(kind, pa.StructType) and any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
+
+
+def has_own_way(kind: pa.DataType) -> bool:
+    """Whether a type has a part that Arrow cannot parse, a VARIANT or a MAP."""
+    if is_variant(kind) or isinstance(kind, pa.MapType):
+        return True
+    if isinstance(kind, pa.StructType):
+        return any(has_own_way(field.type) for field in kind)
+    return isinstance(kind, pa.ListType) and has_own_way(kind.value_type)
+
+
+def is_parsed(schema: pa.Schema) -> bool:
+    """Whether Arrow can parse all of these columns."""
+    return not any(has_own_way(field.type) for field in schema)
+
+
+def decoded_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a decoded column, with text instead of each VARIANT."""
+    if not has_own_way(kind):
+        return kind
+    if is_variant(kind):
+        return pa.string()
+    if isinstance(kind, pa.StructType):
+        return pa.struct([field.with_type(decoded_type(field.type)) for field in kind])
+    if isinstance(kind, pa.MapType):
+        item: Any = kind.item_field.with_type(decoded_type(kind.item_type))
+        found: pa.DataType = pa.map_(kind.key_type, item)
+        return found
+    assert isinstance(kind, pa.ListType)
+    return pa.list_(kind.value_field.with_type(decoded_type(kind.value_type)))
 
 
 class Number(str):
-    """A number as it is written."""
+    """The text of a number."""
 
     __slots__ = ()
 
 
 class Integer(Number):
-    """A number without a point and an exponent."""
+    """The text of a number without a point and an exponent."""
 
     __slots__ = ()
 
 
 class Float(Number):
-    """Another number."""
+    """The text of a number with a point or an exponent."""
 
     __slots__ = ()
 
 
 class Constant(Number):
-    """NaN, Infinity or -Infinity, which JSON does not have, but many write."""
+    """NaN, Infinity or -Infinity, which many programs write although JSON does not have them."""
 
     __slots__ = ()
 
 
 class UnfitError(ValueError):
-    """A value is not what the column wants; the text says what that is."""
+    """A value does not fit its column; the text says what would fit."""
 
 
 class RepeatingObject(dict[str, Any]):
-    """An object with keys that are there more than once."""
+    """An object in which some keys occur more than once."""
 
     def __init__(self, pairs: Iterable[tuple[str, Any]], repeated: frozenset[str]) -> None:
         super().__init__(pairs)
@@ -98,7 +205,7 @@ class RepeatingObject(dict[str, Any]):
 
 
 def read_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object out of its keys and values; a :class:`RepeatingObject` if a key is there more than once."""
+    """Make an object of its pairs; a :class:`RepeatingObject` if a key occurs more than once."""
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
@@ -106,13 +213,13 @@ def read_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(pairs: Sequence[tuple[str, Any]]) -> frozenset[str]:
-    """The keys that are there more than once."""
+    """The keys that occur more than once."""
     counts = Counter(name for name, _ in pairs)
     return frozenset(name for name, count in counts.items() if count > 1)
 
 
 def kind_of(value: Any) -> str:
-    """What kind of value this is, for errors, which do not show the value."""
+    """Name the kind of a value for errors, which do not show the value itself."""
     return next(name for kind, name in _KINDS if isinstance(value, kind))
 
 
@@ -128,11 +235,11 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def leaf_conversion(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
-    """The function from a parsed value to the one of a type that has no parts; it raises :class:`UnfitError`.
+    """Make the function that converts a parsed value to a type without parts, or raises :class:`UnfitError`.
 
     Args:
-        kind: the type, one that :func:`spark_jobs.decoding.json_types.check_json_type` lets pass.
-        is_lenient: take text for a STRING whatever it is written as, and times as more than ISO 8601.
+        kind: a type that :func:`check_json_type` accepts.
+        is_lenient: accept any value for a STRING, and times in more forms than ISO 8601.
     """
     convert: Callable[[Any], Any] = _text if is_lenient else _only_text
     if pa.types.is_integer(kind):
@@ -180,7 +287,7 @@ def _float(bits: int) -> Callable[[Any], Any]:
 
 
 def _is_whole_float(digits: str, bits: int) -> bool:
-    """Whether a whole number other than 0 is a floating point number, or how one is written in short."""
+    """Whether a whole number other than 0 is a floating point number, or the shortest text of one."""
     whole = abs(int(digits))
     if (whole // (whole & -whole)).bit_length() <= _WHOLE_BITS[bits]:
         return True
@@ -189,7 +296,7 @@ def _is_whole_float(digits: str, bits: int) -> bool:
 
 
 def are_surely_exact(column: Column) -> bool:
-    """Whether floating point numbers are so small that each whole number among them is exact; others always are."""
+    """Whether floating point numbers are so small that each whole number among them is exact; true for other types."""
     if not pa.types.is_floating(column.type):
         return True
     limit = pa.scalar(float(1 << _WHOLE_BITS[column.type.bit_width]), column.type)
@@ -240,7 +347,7 @@ def _only_text(value: Any) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether there is no half of a surrogate pair in it, which no encoding has."""
+    """Whether text can be encoded, which half of a surrogate pair cannot."""
     if text.isascii():
         return True
     try:
@@ -251,10 +358,10 @@ def is_encodable(text: str) -> bool:
 
 
 def read_base64(text: str) -> bytes:
-    r"""The bytes that Base64 stands for.
+    r"""Decode base64.
 
     Raises:
-        ValueError: it is not what these bytes are written as.
+        ValueError: the text is not the base64 encoding of its bytes.
 
     Example:
         >>> read_base64("AAEC")
@@ -274,7 +381,7 @@ def _binary(value: Any) -> bytes:
 
 
 def _time(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
-    """From text to a date, a time, or a time without a zone."""
+    """Make the conversion from text to a date, a time, or a time without a zone."""
     read: Callable[[str], Any]
     if pa.types.is_date32(kind):
         read, wanted, form = read_day, "a date", _ISO_DAY
@@ -299,7 +406,7 @@ def _time(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
 
 
 def are_in_range(column: Column) -> bool:
-    """Whether dates and times are of the years that Spark has; other values always are."""
+    """Whether dates and times are of the years 1 to 9999, which Spark has; true for other types."""
     kind = column.type
     if not pa.types.is_timestamp(kind) and not pa.types.is_date32(kind):
         return True
@@ -309,10 +416,10 @@ def are_in_range(column: Column) -> bool:
 
 
 def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of which each key is there once.
+    """Make an object of pairs with distinct keys.
 
     Raises:
-        ValueError: naming one that is not.
+        ValueError: names a repeated key.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -321,7 +428,7 @@ def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(constant: str) -> None:
-    """NaN and Infinity are no JSON.
+    """Refuse NaN and Infinity, which are not JSON.
 
     Raises:
         ValueError: always.
@@ -330,12 +437,12 @@ def refuse_constant(constant: str) -> None:
 
 
 def scanner(**hooks: Any) -> Scan:
-    """Reads a value from a place in a text: the value, and where it ends. Numbers stay as they are written.
+    """Make a function that parses the value at a place of a text and returns it and the place after it.
 
-    Objects with a key twice are :class:`RepeatingObject`.
+    Numbers stay as they are written. Objects in which a key occurs twice are :class:`RepeatingObject`.
 
     Args:
-        **hooks: more of ``json.JSONDecoder``.
+        **hooks: more arguments of ``json.JSONDecoder``.
 
     Example:
         >>> scanner()('[1.10]', 0)
@@ -351,10 +458,10 @@ _scan_variant = scanner(parse_constant=refuse_constant, object_pairs_hook=object
 
 
 def variant_problem(text: str) -> str | None:
-    """Why Spark's ``parse_json`` does not take this text, which would end the run; ``None`` if it does.
+    """Why Spark's ``parse_json`` would refuse a text and so fail the run; ``None`` if it accepts it.
 
     Args:
-        text: without white space around it.
+        text: a text without white space around it.
 
     Example:
         >>> variant_problem('[1, {"a": null}]') is None
@@ -368,7 +475,7 @@ def variant_problem(text: str) -> str | None:
         value, end = _scan_variant(text, 0)
         if end != len(text):
             raise ValueError("more than one JSON value")
-        # To look at each part of the value takes longer than to scan it.
+        # To check each part of the value takes longer than to parse it, so only suspicious text is checked.
         is_long = len(text) > _MOST_NAME or (len(text) > _MOST_DIGITS and _LONG_NUMBER.search(text))
         if is_long or "\\u" in text or text.count("[") + text.count("{") > MOST_NESTED:
             variant_text(value)
@@ -382,10 +489,10 @@ def variant_problem(text: str) -> str | None:
 
 
 def variant_text(value: Any) -> str:
-    """The JSON text of a parsed value, for Spark's ``parse_json``.
+    """The JSON text of a parsed value for Spark's ``parse_json``.
 
     Raises:
-        ValueError: it does not take this value.
+        ValueError: a VARIANT cannot hold this value.
     """
     text = json_text(value, MOST_NESTED)
     if len(text) > MOST_VARIANT_BYTES:
@@ -399,11 +506,11 @@ def json_text(value: Any, levels: int | None = None) -> str:
     """The JSON text of a parsed value, with numbers as they are written.
 
     Args:
-        value: as :func:`scanner` reads it.
-        levels: how many of them a VARIANT has room for; NaN and names and numbers that are too long are refused then.
+        value: the value from a :func:`scanner`.
+        levels: how many levels of a VARIANT are left; NaN and names and numbers that are too long are refused then.
 
     Raises:
-        ValueError: an object has a key twice, or it is no value of a VARIANT.
+        ValueError: an object has a key twice, or a VARIANT cannot hold the value.
 
     Example:
         >>> json_text(scanner()('[1.10,{"a":null}]', 0)[0])
@@ -422,7 +529,7 @@ def json_text(value: Any, levels: int | None = None) -> str:
     if levels == 0:
         raise ValueError(_TOO_DEEP)
     within = None if levels is None else levels - 1
-    # A loop, since a comprehension would take twice as many of the levels that Python has.
+    # A comprehension would take twice as many of the levels that Python allows.
     parts: list[str] = []
     if isinstance(value, list):
         for item in value:
@@ -433,3 +540,124 @@ def json_text(value: Any, levels: int | None = None) -> str:
             raise ValueError(f"a name with more than the {_MOST_NAME} characters of a VARIANT")
         parts.append(f"{json.dumps(name, ensure_ascii=False)}: {json_text(one, within)}")
     return f"{{{', '.join(parts)}}}"
+
+
+def read_moment(text: str) -> datetime:
+    """Read a time, and return it in UTC, which is also the zone of text without one.
+
+    Args:
+        text: a time in the form that the module describes.
+
+    Raises:
+        ValueError: the text is not such a time, or is ambiguous.
+        OverflowError: the time is not in the years 1 to 9999.
+
+    Example:
+        >>> print(read_moment("2024-02-29T12:00:00.123456000 Europe/Paris"))
+        2024-02-29 11:00:00.123456+00:00
+    """
+    found, zone = _moment(text)
+    offset = zone.utcoffset(found) if zone is not None else None
+    if zone is not None and zone.utcoffset(found.replace(fold=1)) != offset:
+        raise ValueError("a clock of this zone shows it twice, or never")
+    return (found - offset if offset else found).replace(tzinfo=timezone.utc)
+
+
+def read_local_moment(text: str) -> datetime:
+    """Read a time without a zone.
+
+    Raises:
+        ValueError: the text is not a time, or has a zone.
+        OverflowError: the time is not in the years 1 to 9999.
+
+    Example:
+        >>> print(read_local_moment("2024-02-29 12:00"))
+        2024-02-29 12:00:00
+    """
+    found, zone = _moment(text)
+    if zone is not None:
+        raise ValueError("it has a zone")
+    return found
+
+
+def _moment(text: str) -> tuple[datetime, tzinfo | None]:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
+        raise ValueError("no time")
+    year, month, day, hour, minute, second, fraction, zone = match.groups()
+    found = datetime(  # noqa: DTZ001 - the caller applies the zone
+        _year(year),
+        int(month),
+        int(day),
+        int(hour or 0),
+        int(minute or 0),
+        int(second or 0),
+        int(fraction.ljust(6, "0")) if fraction else 0,
+    )
+    return found, None if zone is None else _zone(zone)
+
+
+def read_day(text: str) -> date:
+    """Read a date.
+
+    Raises:
+        ValueError: the text is not a date, or has more than a date.
+        OverflowError: the date is not in the years 1 to 9999.
+
+    Example:
+        >>> print(read_day("2024-2-29"))
+        2024-02-29
+    """
+    match = _DAY.fullmatch(text)
+    if match is None:
+        raise ValueError("no day")
+    year, month, day = match.groups()
+    return date(_year(year), int(month), int(day))
+
+
+def read_epoch_seconds(digits: str) -> datetime:
+    """Read a number of seconds since 1970 as a time in UTC.
+
+    Raises:
+        OverflowError: the time is not in the years 1 to 9999.
+
+    Example:
+        >>> print(read_epoch_seconds("1709208000"))
+        2024-02-29 12:00:00+00:00
+    """
+    if len(digits) > 13:
+        raise OverflowError(digits)
+    return EPOCH + timedelta(seconds=int(digits))
+
+
+def _year(digits: str) -> int:
+    year = int(digits)
+    if not 1 <= year <= 9999:
+        raise OverflowError(digits)
+    return year
+
+
+@functools.lru_cache(maxsize=1024)
+def _zone(name: str) -> tzinfo:
+    if name == "Z" or _PREFIXED.fullmatch(name):
+        return timezone.utc
+    if offset := _OFFSET.fullmatch(_PREFIXED.sub("", name, count=1)):
+        sign, *parts = offset.groups()
+        hours, minutes, seconds = (int(next((parts[i] for i in places if parts[i]), 0)) for places in _PLACES)
+        distance = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        if minutes > 59 or seconds > 59 or distance >= _FARTHEST:
+            raise ValueError("no zone")
+        return timezone(-distance if sign == "-" else distance)
+    if name not in _regions():
+        raise ValueError("no zone")
+    return ZoneInfo(name)
+
+
+@functools.cache
+def _regions() -> frozenset[str]:
+    """The names of zones. No other name, which a message may contain, is looked up as a file or a module."""
+    return frozenset(name for name in available_timezones() if not _NO_REGIONS.match(name))
+
+
+# Where the groups of _OFFSET have hours, minutes and seconds.
+_PLACES = ((0, 4), (1, 2, 5), (3, 6))

@@ -1,24 +1,30 @@
-"""Payloads that are Protobuf messages, with a schema registry or with a schema of one's own."""
+"""``Protobuf``: decodes Protobuf messages, with a schema registry or a given schema.
+
+Protobuf reads a field by its number, whatever its type was when it was written: it drops the upper bits of a number,
+all but the last value of a list, and a value that another type encodes differently. So messages of another schema are
+also read with their own, and the values compared (:func:`message_check`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.message import DecodeError, Message
 
-from spark_jobs.decoding.ddl import WeightBudget, check_distinct, column_ddl, struct_ddl
-from spark_jobs.decoding.decoders import UNNAMED, DecodedColumns
-from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.protobuf_fields import DOCUMENTS, Check, is_map, is_one_of, is_repeated, message_check, parsed
-from spark_jobs.decoding.protobuf_files import (
+from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.decoders import UNNAMED, Column, DecodedColumns, columns_of, decode_rows
+from spark_jobs.decoding.isolated_process import is_memory_short
+from spark_jobs.decoding.protobuf_schema import (
+    OF_PROTOBUF,
     MessageSchema,
     files_of_stored,
     schema_of_class,
@@ -26,15 +32,18 @@ from spark_jobs.decoding.protobuf_files import (
     schema_of_stored,
     schema_of_text,
 )
-from spark_jobs.decoding.rows import columns_of, decode_rows
-from spark_jobs.decoding.schema_decoder import SchemaDecoder, read_file, read_text, schema_use
+from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames, read_file, read_text
+from spark_jobs.decoding.schema_limits import WeightBudget, kept_by_size, schema_use
 from spark_jobs.decoding.schema_registry import SchemaRegistry
-from spark_jobs.decoding.wire_format import Part, decode_frames, message_place
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from stream_consumers.options import check_name
 
 Convert: TypeAlias = Callable[[Any], Any]
+DEEPEST = 100
+"""How deep a message may be nested in those of its schema."""
+LONGEST_NUMBER_BITS = 35
+"""The longest number in the place of a message, in bits."""
 _NANOSECONDS = 1_000_000_000
 _FIRST_SECOND, _LAST_SECOND = MIN_TIMESTAMP_MS // 1000, MAX_TIMESTAMP_MS // 1000
 _SCALARS = {
@@ -51,17 +60,37 @@ _WRAPPERS = {
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 }
+Check: TypeAlias = Callable[[bytes, Message], None]
+"""Compares a payload with the message that was read from it, and raises ``ValueError`` if the values differ."""
+# Types of Protobuf that contain themselves.
+DOCUMENTS = {f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")}
+# The types that are written as numbers of variable length, with their smallest and largest numbers.
+_NUMBERS = {
+    FieldDescriptor.TYPE_BOOL: (0, 1),
+    FieldDescriptor.TYPE_ENUM: (-(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.TYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    FieldDescriptor.TYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.TYPE_UINT64: (0, (1 << 64) - 1),
+}
+_TYPES = FieldDescriptorProto.DESCRIPTOR.enum_types_by_name["Type"]
+# Bytes that are not UTF-8 are refused as values of a text.
+_ALIKE = {
+    (FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SINT64),
+    (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES),
+    (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING),
+}
 
 
 def columns_ddl(message: Descriptor, column: str | None) -> str:
     """The columns of a message, as Spark DDL.
 
     Args:
-        message: its descriptor.
-        column: one column for all of it; ``None`` for a column a field.
+        message: the descriptor of the message.
+        column: one column for the whole message; ``None`` for a column for each field.
 
     Raises:
-        SchemaMismatchError: it contains itself, or has no columns.
+        SchemaMismatchError: the message contains itself, or has no columns.
     """
     tree = _Tree()
     if column is not None or is_one_value(message):
@@ -70,17 +99,17 @@ def columns_ddl(message: Descriptor, column: str | None) -> str:
 
 
 def is_one_value(message: Descriptor) -> bool:
-    """Whether a message is a single value, like a Timestamp."""
+    """Whether a message stands for a single value, like a Timestamp."""
     return is_one_of({_TIMESTAMP, *_WRAPPERS, *DOCUMENTS}, message)
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """How a value becomes one of a column.
+    """How a value is converted to a value of a column.
 
     Args:
         ddl: the type of the column.
-        convert: from the value to what Arrow takes for it; ``None`` if it takes the value as it is.
+        convert: converts the value to one that Arrow accepts; ``None`` if Arrow accepts the value as it is.
     """
 
     ddl: str
@@ -88,20 +117,20 @@ class _Value:
 
 
 class _Tree:
-    """Makes columns of messages."""
+    """Makes columns of message types."""
 
     def __init__(self) -> None:
         self._budget = WeightBudget("Protobuf")
         self._symbols: dict[str, dict[int, str]] = {}
 
     def members(self, message: Descriptor, above: tuple[str, ...]) -> list[tuple[str, str, Convert]]:
-        """The fields of a message, each with its type and the function from the message to its value."""
+        """The fields of a message, each with its type and the function that gets its value from the message."""
         if message.full_name in above:
             raise SchemaMismatchError(
                 f"the message {message.full_name} contains itself, and columns cannot",
                 remedy="Read with a schema without that field; or keep the bytes with Raw().",
             )
-        # Of messages without fields there is nothing to keep.
+        # A message without fields has no value to keep.
         fields = [field for field in message.fields if field.message_type is None or field.message_type.fields]
         if not fields:
             raise SchemaMismatchError(
@@ -141,17 +170,17 @@ class _Tree:
             return _Value("BINARY" if field.type == FieldDescriptor.TYPE_BYTES else "STRING")
         if field.enum_type is None:
             return _Value(_SCALARS[field.cpp_type])
-        # Fields of one type share its names, which may be many.
+        # Fields of one type share its names, which may be numerous.
         enum = field.enum_type
         if enum.full_name not in self._symbols:
             self._symbols[enum.full_name] = {number: one.name for number, one in enum.values_by_number.items()}
         names = self._symbols[enum.full_name]
-        # A number that is newer than the schema is no reason to lose the message.
+        # A number that the schema does not know yet must not make a dead letter.
         return _Value("STRING", lambda value: names.get(value) or str(value))
 
 
 def _of_message(field: FieldDescriptor, convert: Convert | None) -> Convert:
-    """The function from a message to what Arrow takes for one of its fields."""
+    """Make the function that gets a field of a message as a value that Arrow accepts."""
     name, get = field.name, attrgetter(field.name)
     if convert is None:
         return (lambda message: get(message) if message.HasField(name) else None) if field.has_presence else get
@@ -169,7 +198,7 @@ def _pairs(convert: Convert | None, value: Any) -> list[tuple[Any, Any]]:
 
 
 def _moment(value: Any) -> int:
-    """Spark has microseconds: what is finer is cut off."""
+    """Convert a Timestamp to microseconds, the precision of Spark; the rest is cut off."""
     if _FIRST_SECOND <= value.seconds <= _LAST_SECOND and 0 <= value.nanos < _NANOSECONDS:
         return int(value.seconds * 1_000_000 + value.nanos // 1000)
     raise ValueError(f"a Timestamp of {value.seconds} s and {value.nanos} ns is not in the years 1 to 9999")
@@ -184,12 +213,12 @@ SERIALIZED = "serialized"
 
 @dataclass(frozen=True, slots=True)
 class Protobuf(SchemaDecoder):
-    """Payloads are Protobuf messages of one type; its fields are the columns.
+    """Decodes Protobuf messages of one type into columns for its fields.
 
-    Fields are told apart by their numbers, as Protobuf has it: those that the schema does not have are left out, those
-    that were not written are null, or the default where Protobuf cannot tell. With a registry each payload begins with
-    the id of a schema and the place of the message in it. A payload that is damaged, that is another message, or whose
-    id is unknown, is a dead letter. A tombstone is a row of nulls.
+    Fields are identified by their numbers: fields that the schema does not have are left out, and fields that were not
+    written are null, or the default if Protobuf does not record the difference. With a registry each payload begins
+    with the id of a schema and the place of the message in it. A payload that is damaged, of another message type, or
+    with an unknown id is a dead letter. A tombstone becomes a row of nulls.
 
     The types of the columns are in docs/payloads.md.
 
@@ -197,20 +226,20 @@ class Protobuf(SchemaDecoder):
         schema: a generated class, or the text of a ``.proto`` file, which is compiled at once.
         schema_file: the path of a ``.proto`` file, or of a descriptor set (``protoc --include_imports
             --descriptor_set_out``), which is read at once.
-        registry: where the schemas are.
-        subject: instead of a schema: its schema is taken, as it is when a batch is read. Like ``orders-value``.
+        registry: the registry with the schemas.
+        subject: the subject whose schema is used instead, as it is when a batch is read, like ``orders-value``.
         version: of the subject; the newest by default.
         message: the full name of the message, like ``shop.Order``; the first one of the schema by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
-        column: one STRUCT for the whole message; by default there is a column a field.
+        column: one STRUCT for the whole message; by default there is a column for each field.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
 
     Raises:
-        InvalidOptionError: they do not go together.
-        SchemaMismatchError: the schema is none, or has no columns in Spark.
-        MissingDependencyError: a ``.proto`` file is given, and there is no compiler.
+        InvalidOptionError: the arguments contradict each other.
+        SchemaMismatchError: the schema cannot be used, or has no columns in Spark.
+        MissingDependencyError: a ``.proto`` file is given, and the compiler is not installed.
 
     Example:
         >>> from google.protobuf.duration_pb2 import Duration
@@ -218,20 +247,16 @@ class Protobuf(SchemaDecoder):
         '`seconds` BIGINT, `nanos` INT'
     """
 
+    form: ClassVar[str] = "Protobuf"
     schema: type[Message] | str | MessageSchema | None = None
     message: str | None = field(default=None, kw_only=True)
     column: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        SchemaDecoder.__post_init__(self)
         for name in ("column", "message"):
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name))
-        if self.subject is None:
-            with schema_use("Protobuf"):
-                object.__setattr__(self, "schema", self._given())
-                object.__setattr__(self, "schema_file", None)
-                self.ddl()
+        SchemaDecoder.__post_init__(self)
 
     def _given(self) -> MessageSchema:
         if isinstance(self.schema, MessageSchema):
@@ -245,7 +270,7 @@ class Protobuf(SchemaDecoder):
         if isinstance(self.schema, type) and issubclass(self.schema, Message):
             return schema_of_class(self.schema)
         raise InvalidOptionError(
-            f"schema={self.schema!r} is no schema of Protobuf",
+            f"schema={self.schema!r} is not a Protobuf schema",
             remedy="Give a generated class, or the text of a .proto file.",
         )
 
@@ -254,7 +279,7 @@ class Protobuf(SchemaDecoder):
 
     @property
     def is_one_column(self) -> bool:
-        """Whether the message is one column, and not one a field."""
+        """Whether the whole message is one column, instead of one for each field."""
         return self.column is not None or is_one_value(self._known().descriptor)
 
     def ddl(self) -> str:
@@ -286,9 +311,9 @@ class MessageReader:
     """Reads messages of one schema into columns.
 
     Args:
-        message: their schema.
+        message: the schema of the messages.
         schema: the columns.
-        is_one: whether the message is one column.
+        is_one: whether the whole message is one column.
     """
 
     def __init__(self, message: MessageSchema, schema: pa.Schema, *, is_one: bool) -> None:
@@ -298,33 +323,33 @@ class MessageReader:
         self._is_one = is_one
 
     def read(self, payload: bytes, check: Check | None = None) -> Any:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.read`.
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.read`.
 
         Args:
-            payload: of the message.
-            check: of what was read, before it becomes values of columns.
+            payload: the bytes of the message.
+            check: checks the message before it is converted.
         """
         message: Any = parsed(self._parse, payload)
         if not message.IsInitialized():
-            # Protobuf 2 has fields that are required.
+            # Protobuf 2 has required fields.
             raise ValueError(f"the message lacks {', '.join(message.FindInitializationErrors())}")
         if check is not None:
             check(payload, message)
         return self._convert(message)
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.columns`."""
         return columns_of(pa.array(values, self._kind), is_one=self._is_one)
 
 
 class Unframed:
-    """Reads messages behind their place in a schema.
+    """Reads messages that follow their place in a schema.
 
     Args:
-        reader: of the messages.
-        names: the full names of the messages of the schema, by their places; ``None`` if they are not known.
-        name: that of the messages to read.
-        check: of each message, if values of the schema that has written them may be none of the reader's.
+        reader: reads the messages.
+        names: the full names of the messages of the schema by their places; ``None`` if they are not known.
+        name: the full name of the messages to read.
+        check: checks each message, if the reader's schema may read other values than were written.
     """
 
     def __init__(
@@ -341,9 +366,221 @@ class Unframed:
         self.columns = reader.columns
 
     def read(self, payload: bytes) -> Any:
-        """See :meth:`spark_jobs.decoding.rows.RowReader.read`."""
+        """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
         place, start = message_place(payload)
         if self._names is not None and (found := self._names.get(place)) != self._name:
             what = f"message {found}" if found else f"place {list(place)} of no message"
             raise ValueError(f"the payload is of the {what}, and not of {self._name}")
         return self._reader.read(payload[start:], self._check)
+
+
+def message_place(payload: bytes) -> tuple[tuple[int, ...], int]:
+    r"""Read the place of a message in its schema, and return it and where the message begins.
+
+    A place is the indexes of the message and those around it, outermost first. It is written as their count and the
+    indexes; a single 0 is the first message.
+
+    Raises:
+        ValueError: the payload does not begin with a place.
+
+    Example:
+        >>> message_place(b"\0rest"), message_place(b"\4\2\0rest")
+        (((0,), 1), ((1, 0), 3))
+    """
+    count, place = _number(payload, 0)
+    if count == 0:
+        return (0,), place
+    if not 0 < count <= DEEPEST:
+        raise ValueError(f"{count} is not a depth of a message")
+    numbers = []
+    for _ in range(count):
+        number, place = _number(payload, place)
+        numbers.append(number)
+    return tuple(numbers), place
+
+
+def _number(payload: bytes, place: int) -> tuple[int, int]:
+    """Read a number of variable length, and return it and the place after it."""
+    number = shift = 0
+    while place < len(payload) and shift < LONGEST_NUMBER_BITS:
+        byte = payload[place]
+        number |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), place
+    raise ValueError("the payload has no place of a message after its schema id")
+
+
+def is_one_of(names: Set[str], message: Descriptor) -> bool:
+    """Whether a message is one of Protobuf's own, and not of the same name in another file."""
+    return message.full_name in names and message.file.name.startswith(OF_PROTOBUF)
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Whether a field is a list, or a map."""
+    is_many = getattr(field, "is_repeated", None)
+    # The attribute is new in Protobuf 6, where the label is deprecated.
+    return bool(is_many) if is_many is not None else _label(field) == FieldDescriptor.LABEL_REPEATED
+
+
+def _label(field: Any) -> Any:
+    return field.label
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """Whether a field is a map."""
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def parsed(parse: Callable[[bytes], Message], payload: bytes) -> Message:
+    """Parse a payload.
+
+    Args:
+        parse: the parser of the message class.
+        payload: the bytes of the message.
+
+    Raises:
+        DecodeError: the payload is damaged.
+        MemoryError: parsing needs more memory than the process may take now.
+    """
+    try:
+        return parse(payload)
+    except DecodeError:
+        # Protobuf raises the same error for damaged bytes and for want of memory.
+        if is_memory_short():
+            raise MemoryError from None
+        raise
+
+
+@kept_by_size(lambda check: 0)
+def message_check(writer: MessageSchema, reader: MessageSchema) -> Check | None:
+    """Make the check for messages of one schema that are read with another one.
+
+    Returns:
+        ``None`` if the reader's schema reads every value that the writer's schema allows as the same value.
+
+    Raises:
+        SchemaMismatchError: the writer's schema cannot be used.
+    """
+    if writer == reader:
+        return None
+    with schema_use("Protobuf"):
+        found = _comparisons(writer.descriptor, reader.descriptor)
+        parse = writer.reading_class().FromString
+
+    def check(payload: bytes, message: Message) -> None:
+        written = parsed(parse, payload)
+        for one in found:
+            one.check(written, message, "")
+
+    return check if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """A field that may be read as another value than was written.
+
+    Args:
+        written: the field in the writer's schema.
+        read: the field in the reader's schema.
+        within: the fields to compare in messages; ``None`` to compare the values themselves.
+    """
+
+    written: FieldDescriptor
+    read: FieldDescriptor
+    within: tuple[_Comparison, ...] | None
+
+    def check(self, written: Any, read: Any, above: str) -> None:
+        """Compare the field of two messages.
+
+        Args:
+            written: the message that the writer's schema reads.
+            read: the message that the reader's schema reads.
+            above: the path of the message, followed by a point.
+
+        Raises:
+            ValueError: names the field if its values differ.
+        """
+        path = f"{above}{self.read.name}"
+        keys, values = _content(self.written, written)
+        keys_read, values_read = _content(self.read, read)
+        if values and not (values_read or is_repeated(self.read) or self.read.has_presence):
+            values_read = [self.read.default_value]
+        is_same = keys == keys_read and len(values) == len(values_read)
+        if is_same and self.within is not None:
+            for pair in zip(values, values_read):
+                for one in self.within:
+                    one.check(*pair, f"{path}.")
+        elif not is_same or list(map(_plain, values)) != list(map(_plain, values_read)):
+            raise ValueError(
+                f"field {path!r} was written as {_shown(self.written)}, and is another value as {_shown(self.read)}"
+            )
+
+
+def _comparisons(writer: Descriptor, reader: Descriptor) -> tuple[_Comparison, ...]:
+    """The fields of a message that have to be compared."""
+    pairs = [(writer.fields_by_number.get(field.number), field) for field in reader.fields]
+    found = [_comparison(written, read) for written, read in pairs if written is not None]
+    return tuple(one for one in found if one is not None)
+
+
+def _comparison(written: FieldDescriptor, read: FieldDescriptor) -> _Comparison | None:
+    """How to compare a field; ``None`` if each written value is read as the same value."""
+    is_exact = not _are_apart(written, read) and (is_repeated(read) or not is_repeated(written))
+    if is_map(written) or is_map(read):
+        is_exact = is_map(written) and is_map(read) and _is_exact(*(_part(field, "key") for field in (written, read)))
+    own, other = (_part(field, "value") if is_map(field) else field for field in (written, read))
+    if own.message_type is None or other.message_type is None or is_one_of(DOCUMENTS, other.message_type):
+        return None if is_exact and _is_exact(own, other) else _Comparison(written, read, None)
+    within = _comparisons(own.message_type, other.message_type)
+    return None if is_exact and own.type == other.type and not within else _Comparison(written, read, within)
+
+
+def _part(field: FieldDescriptor, name: str) -> FieldDescriptor:
+    """The key or the value of a map."""
+    assert field.message_type is not None
+    return field.message_type.fields_by_name[name]
+
+
+def _is_exact(written: FieldDescriptor, read: FieldDescriptor) -> bool:
+    """Whether each value of one type is read as the same value of another. Of messages only documents can be."""
+    if written.message_type is not None and read.message_type is not None:
+        return is_one_of({read.message_type.full_name}, written.message_type)
+    if written.type in _NUMBERS and read.type in _NUMBERS:
+        (first, last), (least, most) = _NUMBERS[written.type], _NUMBERS[read.type]
+        return least <= first and last <= most
+    return written.type == read.type or (written.type, read.type) in _ALIKE
+
+
+def _are_apart(written: FieldDescriptor, read: FieldDescriptor) -> bool:
+    """Whether the writer may set several fields that are one oneof for the reader, which keeps only the last."""
+    if read.containing_oneof is None:
+        return False
+    assert written.containing_type is not None
+    fields = written.containing_type.fields_by_number
+    others = [fields[field.number] for field in read.containing_oneof.fields if field.number in fields]
+    choices = {field.containing_oneof.name if field.containing_oneof else "" for field in others}
+    return len(others) > 1 and (len(choices) > 1 or "" in choices)
+
+
+def _content(field: FieldDescriptor, message: Any) -> tuple[list[Any], list[Any]]:
+    """The sorted keys of a map, and the values of a field that is set."""
+    value = getattr(message, field.name)
+    if is_map(field):
+        keys = sorted(value)
+        return keys, [value[key] for key in keys]
+    if is_repeated(field):
+        return [], list(value)
+    is_set = message.HasField(field.name) if field.has_presence else value != field.default_value
+    return [], [value] if is_set else []
+
+
+def _plain(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _shown(field: FieldDescriptor) -> str:
+    if is_map(field):
+        return "map"
+    kind = _TYPES.values_by_number[field.type].name.removeprefix("TYPE_").lower()
+    return f"repeated {kind}" if is_repeated(field) else kind

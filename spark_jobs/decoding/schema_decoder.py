@@ -1,46 +1,35 @@
-"""What decoders have in common whose schema is in the program, in a file, or in a registry."""
+"""The base of decoders with a schema, which is an argument, in a file, or in a registry; and Confluent's wire format.
+
+A framed payload begins with a byte 0 and the id of its schema in four bytes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from spark_jobs.decoding.decoders import Headers, Key
-from spark_jobs.decoding.rows import reason
-from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
-from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamAssetsError
-from stream_consumers.options import check_switch
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-DEEPEST_JSON = 256
+from spark_jobs.decoding.decoders import Column, DecodedColumns, Headers, Key, joined, shortened
+from spark_jobs.decoding.schema_limits import schema_use
+from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, SchemaNotFoundError
+from stream_consumers.options import check_count, check_name, check_switch
 
-
-def check_sources(**sources: object) -> None:
-    """Refuse none, and more than one, of the places where a schema may be.
-
-    Args:
-        **sources: by the name of the argument; ``None`` if it was not given.
-
-    Raises:
-        InvalidOptionError: naming them.
-
-    Example:
-        >>> check_sources(schema=None, subject="orders-value")
-        >>> check_sources(schema=None, subject=None)
-        Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: no schema is given. Give one of: schema, subject.
-    """
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) != 1:
-        what = f"{' and '.join(given)} are given" if given else "no schema is given"
-        raise InvalidOptionError(what, remedy=f"Give one of: {', '.join(sources)}.")
+HEADER_BYTES = 5
+MAGIC = 0
+_TOMBSTONE = -1
+Part = Callable[[Column], tuple[Sequence[Column], Column]]
 
 
 def read_file(path: str | Path) -> bytes:
-    """What is in a file.
+    """Read a schema file.
 
     Raises:
         InvalidOptionError: it cannot be read.
@@ -54,93 +43,15 @@ def read_file(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file.
+    """Read a schema file as text.
 
     Raises:
-        InvalidOptionError: it cannot be read, or is no text.
+        InvalidOptionError: it cannot be read, or is not UTF-8.
     """
     try:
         return read_file(path).decode()
     except UnicodeDecodeError as error:
-        raise InvalidOptionError(f"the schema file {path} is no text", remedy="Give one in UTF-8.") from error
-
-
-def given_schema(form: str, schema: object, file: str | Path | None) -> StoredSchema | None:
-    """A schema that is JSON, as text or as what that is in Python, or in a file; ``None`` if neither is given.
-
-    Args:
-        form: what kind of schema it is, as registries call it.
-        schema: the schema; one that is stored already stays what it is.
-        file: the path of a file with it, instead.
-
-    Raises:
-        InvalidOptionError: the file cannot be read.
-    """
-    given = schema if file is None else read_text(file)
-    if given is None or isinstance(given, StoredSchema):
-        return given
-    return StoredSchema(form, given if isinstance(given, str) else json.dumps(given))
-
-
-@contextmanager
-def schema_use(form: str) -> Iterator[None]:
-    """Report whatever a schema makes our code or a library raise as a schema that cannot be used.
-
-    A message chooses its schema by an id, so that anything else would fail the run at each try.
-
-    Args:
-        form: of the schema, for the error.
-
-    Raises:
-        SchemaMismatchError: with the reason.
-        MemoryError: as it comes, since it depends on the rest of the block.
-
-    Example:
-        >>> with schema_use("Avro"):
-        ...     {}["name"]
-        Traceback (most recent call last):
-        stream_consumers.errors.SchemaMismatchError: the Avro schema cannot be used: KeyError: 'name'. Correct it, or \
-read with another one.
-    """
-    try:
-        yield
-    except (StreamAssetsError, MemoryError):
-        raise
-    except Exception as error:
-        why = f"{type(error).__name__}: {reason(error)}"
-        raise SchemaMismatchError(
-            f"the {form} schema cannot be used: {why}", remedy="Correct it, or read with another one."
-        ) from error
-
-
-def schema_document(text: str) -> Any:
-    """The document of a schema that is JSON.
-
-    Raises:
-        ValueError: it is no JSON, or is nested deeper than :data:`DEEPEST_JSON`.
-
-    Example:
-        >>> schema_document('{"type": "long"}')
-        {'type': 'long'}
-    """
-    document = json.loads(text)
-    level = [document]
-    for _ in range(DEEPEST_JSON):
-        level = parts_of_document(level)
-        if not level:
-            return document
-    raise ValueError(f"it is nested deeper than {DEEPEST_JSON} levels")
-
-
-def parts_of_document(level: list[Any]) -> list[Any]:
-    """What is directly within some parts of a document."""
-    return [part for one in level for part in _parts(one)]
-
-
-def _parts(document: Any) -> list[Any]:
-    if isinstance(document, dict):
-        return list(document.values())
-    return document if isinstance(document, list) else []
+        raise InvalidOptionError(f"the schema file {path} is not UTF-8", remedy="Give one in UTF-8.") from error
 
 
 Own = TypeVar("Own", bound="SchemaDecoder")
@@ -148,11 +59,15 @@ Own = TypeVar("Own", bound="SchemaDecoder")
 
 @dataclass(frozen=True, slots=True)
 class SchemaDecoder:
-    """A decoder with a schema; the arguments are described at the decoders.
+    """A decoder with a schema. The decoders describe the arguments.
 
     Raises:
-        InvalidOptionError: they do not go together.
+        InvalidOptionError: the arguments contradict each other.
+        SchemaMismatchError: the given schema cannot be used.
     """
+
+    form: ClassVar[str] = ""
+    """The format of the schema, for errors; in upper case as registries call it."""
 
     schema: Any = None
     schema_file: str | Path | None = field(default=None, kw_only=True)
@@ -164,14 +79,41 @@ class SchemaDecoder:
     headers: Headers = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_sources(schema=self.schema, schema_file=self.schema_file, subject=self.subject)
-        check_subject(self.registry, self.subject, self.version)
+        self._check_sources()
         if self.framed is not None:
             check_switch("framed", self.framed)
+        if self.subject is None:
+            with schema_use(self.form):
+                object.__setattr__(self, "schema", self._given())
+                object.__setattr__(self, "schema_file", None)
+                self.ddl()
+
+    def _check_sources(self) -> None:
+        """Refuse arguments that name no schema or several, and a subject or version without what it belongs to."""
+        sources = {"schema": self.schema, "schema_file": self.schema_file, "subject": self.subject}
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} are given" if given else "no schema is given"
+            raise InvalidOptionError(what, remedy=f"Give one of: {', '.join(sources)}.")
+        if self.registry is not None and not isinstance(self.registry, SchemaRegistry):
+            raise InvalidOptionError(
+                f"registry must be a SchemaRegistry, got a {type(self.registry).__name__}",
+                remedy="Give SchemaRegistry('https://registry:8081').",
+            )
+        if self.subject is not None:
+            check_name("subject", self.subject)
+            if self.registry is None:
+                raise InvalidOptionError(
+                    f"subject={self.subject!r} needs a registry", remedy="Give registry=SchemaRegistry(url), too."
+                )
+        if self.version is not None:
+            check_count("version", self.version)
+            if self.subject is None:
+                raise InvalidOptionError(f"version={self.version} needs a subject", remedy="Give subject=, too.")
 
     @property
     def is_resolved(self) -> bool:
-        """Whether its columns are known without the registry, and executors can use it as it is."""
+        """Whether its columns are known without the registry, so that executors can use it as it is."""
         return self.subject is None and (self.registry is None or self.registry.is_resolved)
 
     @property
@@ -180,13 +122,13 @@ class SchemaDecoder:
         return self.registry is not None if self.framed is None else self.framed
 
     def resolved(self: Own) -> Own:
-        """The same with the schema that the subject has now.
+        """Return the decoder with the schema that its subject has now.
 
         Raises:
             SchemaRegistryError: the registry does not answer for now.
-            SchemaNotFoundError, AccessDeniedError, InvalidOptionError: it has none, or none for us.
-            SchemaMismatchError: it is none of this format, or has no columns in Spark.
-            MissingDependencyError: the text of the schema has to be compiled, and there is no compiler.
+            SchemaNotFoundError, AccessDeniedError, InvalidOptionError: it has no such schema, or gives us none.
+            SchemaMismatchError: the schema has another format, or no columns in Spark.
+            MissingDependencyError: the text of the schema has to be compiled, and the compiler is not installed.
         """
         if self.is_resolved or self.registry is None:
             return self
@@ -196,10 +138,87 @@ class SchemaDecoder:
         schema = self._of_subject(registry, self.subject)
         return replace(self, schema=schema, registry=registry.with_known_id(), subject=None, version=None)
 
+    def ddl(self) -> str:
+        """See :meth:`Decoder.ddl`; asks the registry unless it is resolved."""
+        raise NotImplementedError
+
+    def _given(self) -> Any:
+        """The given schema: JSON text, or the same as Python values, or a file with it."""
+        given = self.schema if self.schema_file is None else read_text(self.schema_file)
+        if isinstance(given, StoredSchema):
+            return given
+        return StoredSchema(self.form.upper(), given if isinstance(given, str) else json.dumps(given))
+
     def _of_subject(self, registry: SchemaRegistry, subject: str) -> Any:
-        """The schema that a subject has in the registry."""
+        """Look up the schema of a subject."""
         return registry.subject(subject, self.version)
 
     def _known(self) -> Any:
-        """The schema; it is asked for unless it is known."""
+        """The schema; the registry is asked for it unless it is known."""
         return self.schema if self.subject is None else self.resolved().schema
+
+
+def decode_frames(
+    payloads: Column, schema: pa.Schema, part_of: Callable[[int], Part], registry: SchemaRegistry | None
+) -> DecodedColumns:
+    """Decode framed payloads, grouped by schema.
+
+    Args:
+        payloads: binary; null is a tombstone.
+        schema: the columns.
+        part_of: returns for a schema id the function that decodes the bytes after the ids. If there is no such schema,
+            or it cannot be used, all messages with this id become dead letters.
+        registry: the registry that ``part_of`` asks; its connections are kept open meanwhile.
+
+    Raises:
+        StreamAssetsError: the registry does not answer, so that it is unknown whether there is such a schema.
+    """
+    headers: Any = pc.binary_slice(payloads, 0, HEADER_BYTES).dictionary_encode()
+    headers_of_rows = np.asarray(headers.indices.fill_null(_TOMBSTONE))
+    places = [np.flatnonzero(headers_of_rows == _TOMBSTONE)]
+    parts = [_nulls(schema, len(places[0]), None)]
+    with registry.open() if registry else nullcontext():
+        # The most frequent ids first: the registry's answers for them show which of the others are plausible.
+        counts = np.bincount(headers_of_rows[headers_of_rows != _TOMBSTONE], minlength=len(headers.dictionary))
+        for place in np.argsort(-counts, kind="stable").tolist():
+            header = headers.dictionary[place].as_py()
+            rows = np.flatnonzero(headers_of_rows == place)
+            places.append(rows)
+            framed = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows, pa.int64()))
+            parts.append(_part(framed, schema, header, part_of))
+    *columns, errors = joined(parts)
+    order = np.empty(len(payloads), np.int64)
+    order[np.concatenate(places)] = np.arange(len(payloads))
+    if len(parts) > 2 or len(places[0]):
+        *columns, errors = (column.take(pa.array(order, pa.int64())) for column in (*columns, errors))
+    return DecodedColumns(columns, errors)
+
+
+def _part(framed: Column, schema: pa.Schema, header: bytes, part_of: Callable[[int], Part]) -> list[Column]:
+    """The columns and the errors of payloads with one header."""
+    if len(header) < HEADER_BYTES:
+        return _nulls(schema, len(framed), f"{len(header)} bytes are too short for a schema id")
+    if header[0] != MAGIC:
+        return _nulls(schema, len(framed), f"the first byte is {header[0]}, and not the 0 before a schema id")
+    try:
+        columns, errors = part_of(int.from_bytes(header[1:], "big"))(_behind_headers(framed))
+    except (SchemaNotFoundError, SchemaMismatchError) as error:
+        return _nulls(schema, len(framed), shortened(error.what))
+    return [*columns, errors]
+
+
+def _nulls(schema: pa.Schema, count: int, error: str | None) -> list[Column]:
+    return [*(pa.nulls(count, field.type) for field in schema), pa.array([error] * count, pa.string())]
+
+
+def _behind_headers(framed: Column) -> Column:
+    """Strip the header from payloads, all of which have one; Arrow's ``binary_slice`` fails for some."""
+    buffers: Any = framed.buffers()
+    own = np.frombuffer(buffers[1], np.int32)[framed.offset : framed.offset + len(framed) + 1]
+    ends = own.astype(np.int64) - own[0]
+    content = np.frombuffer(buffers[2], np.uint8)[own[0] : own[-1]]
+    is_kept = np.ones(len(content), bool)
+    is_kept[ends[:-1, None] + np.arange(HEADER_BYTES)] = False
+    behind = (ends - HEADER_BYTES * np.arange(len(ends))).astype(np.int32)
+    kept: Any = content[is_kept]
+    return pa.Array.from_buffers(pa.binary(), len(framed), [None, pa.py_buffer(behind), pa.py_buffer(kept)])

@@ -1,4 +1,4 @@
-"""A schema registry that speaks Confluent's protocol, as a value: which one, and how to get in."""
+"""Looks up schemas in a schema registry that speaks Confluent's protocol."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.rows import shortened
-from spark_jobs.decoding.schema_cache import ENTRY_CHARACTERS, copied
-from stream_consumers.addresses import check_address
+from spark_jobs.decoding.decoders import imported, shortened
+from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, resolve, without_values
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -24,9 +22,10 @@ from stream_consumers.errors import (
     SchemaRegistryError,
     StreamAssetsError,
 )
-from stream_consumers.options import check_count, check_name
+from stream_consumers.options import check_name
+from stream_consumers.urls import check_address
 
-# The client itself would wait for an answer, and remember what was the newest version, for ever.
+# By default the client waits for an answer and caches the newest version of a subject for ever.
 DEFAULTS: dict[str, Scalar] = {
     "timeout": 10,
     "max.retries": 2,
@@ -35,26 +34,26 @@ DEFAULTS: dict[str, Scalar] = {
     "cache.latest.ttl.sec": 0,
 }
 UNKNOWN_SECONDS = 30.0
-"""After how long an unknown id is asked for again; twice as long after each time that it is still unknown."""
+"""Seconds until an unknown id is asked for again, doubled each time that it is still unknown."""
 MOST_UNKNOWN_DOUBLINGS = 5
 MOST_UNKNOWN = 10_000
 LARGEST_ID = (1 << 31) - 1
-"""Registries count with 32 bits and a sign: a larger number is damage, and is not asked for."""
+"""The largest id of a registry. A larger number is damage and is not asked for."""
 FEW_UNKNOWN = 100
-"""How many unknown ids are asked for whatever they are; see :meth:`Lookups.schema` for those behind them."""
+"""How many unknown ids are asked for whatever they are; see :meth:`Lookups.schema`."""
 NEW_IDS = 10_000
-"""By how much an id may be above twice the greatest known one, to be asked for all the same."""
+"""How far above twice the greatest known id an id may be and still be asked for."""
 MOST_KEPT = 16 << 20
-"""The characters of schemas that a process keeps for each registry: messages can name new ones without end."""
+"""The cache size of a process for each registry, in characters, because messages can name any number of schemas."""
 MOST_REFERENCES = 200
 LONGEST_SCHEMA = 1 << 20
-"""The characters of a schema and of all schemas that it refers to."""
+"""The longest schema with all schemas that it refers to, in characters."""
 LONGEST_ANSWER = 8 * LONGEST_SCHEMA
-"""The bytes of an answer: JSON may write a character as six."""
+"""The longest answer in bytes. JSON may write a character as six bytes."""
 LONGEST_ANSWER_SECONDS = 60.0
-"""How long an answer may take to arrive, however regularly its parts do."""
+"""How long an answer may take to arrive, in seconds, however regularly its parts arrive."""
 LONGEST_WAIT_SECONDS = 10
-"""How long a look-up waits for a registry that takes no more requests for now; longer is up to the run."""
+"""How long a look-up itself waits for a registry that limits requests, in seconds; for longer the run retries."""
 _NUMBERS = (
     "timeout",
     "cache.capacity",
@@ -68,7 +67,7 @@ _DENIED = (401, 403)
 _FORBIDDEN = 403
 _TOO_MANY = 429
 _PASSING = (408, 425, 429)
-# Subject, version and schema; a plain 404 is that of a server that is no registry.
+# The codes for subject, version and schema; a plain 404 comes from a server that is not a registry.
 _MISSING = (40401, 40402, 40403)
 _SERVER_ERRORS = 500
 _ASK_AGAIN = "Check that it runs, and the address; nothing was lost, run again."
@@ -77,7 +76,7 @@ _ADDRESS = (
     "{'basic.auth.user.info': …}, best as an EnvVar."
 )
 _LET_IN = "Check basic.auth.user.info, or what else the registry takes, in the options, and the rights of the user."
-# With the process in the key: a client that was forked would share its connections.
+# The process is in the key, because a forked process must not share the connections of a client.
 _lookups: dict[tuple[object, ...], Lookups] = {}
 _making = threading.Lock()
 
@@ -88,10 +87,10 @@ class StoredSchema:
 
     Args:
         kind: ``AVRO``, ``PROTOBUF`` or ``JSON``.
-        text: of the schema; for Protobuf, the file descriptor in base64 where the registry gives it.
-        references: the schemas that it needs, directly or through others, by the names that they are referred to. Each
-            name is there once, after those that it needs itself. They have no references of their own.
-        subject: the subject as whose schema it was looked up; empty if it was looked up by its id.
+        text: the text of the schema; for Protobuf the file descriptor in base64 if the registry gives it.
+        references: the schemas that it needs, directly or through others, by the names that refer to them. Each name
+            occurs once, after those that it needs itself. These schemas have no references of their own.
+        subject: the subject under which it was looked up; empty if it was looked up by its id.
     """
 
     kind: str
@@ -101,25 +100,36 @@ class StoredSchema:
 
     @property
     def characters(self) -> int:
-        """How long it is with all that it refers to."""
+        """The length of its text and of all that it refers to."""
         return len(self.text) + sum(len(name) + one.characters for name, one in self.references)
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse a schema of another format.
+
+        Raises:
+            SchemaMismatchError: it is not of this kind.
+        """
+        if self.kind != kind:
+            raise SchemaMismatchError(
+                f"the schema is of format {self.kind}, not {kind}", remedy="Decode it with the decoder of its format."
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaRegistry:
-    """A schema registry: Confluent's, or one that speaks its protocol, as Karapace, Apicurio and Redpanda do.
+    """A schema registry of Confluent, or one that speaks its protocol, as Karapace, Apicurio and Redpanda do.
 
-    Schemas are looked up by ``confluent-kafka``'s own client, once for each id and process. A registry that does not
-    answer fails the batch, and the run tries again for its ``retry_seconds``.
+    The client of ``confluent-kafka`` looks up each schema id once in each process. If the registry does not answer, the
+    batch fails, and the run retries it for its ``retry_seconds``.
 
     Args:
-        url: of the registry, without a password; several, separated by commas, are tried in turn. An ``EnvVar`` is
-            looked up when it is used.
-        options: of the client, like ``basic.auth.user.info``, ``ssl.ca.location``, ``bearer.auth.token`` or
-            ``timeout`` (seconds, 10 by default). An ``EnvVar`` is looked up on the driver. They are shown nowhere.
+        url: the URL of the registry, without a password; several, separated by commas, are tried in turn. An ``EnvVar``
+            is looked up when it is used.
+        options: options of the client, like ``basic.auth.user.info``, ``ssl.ca.location``, ``bearer.auth.token`` or
+            ``timeout`` (seconds, 10 by default). An ``EnvVar`` is looked up on the driver. Options are never shown.
 
     Raises:
-        InvalidOptionError: no URL, or one with a password in it.
+        InvalidOptionError: the URL is not a URL, or has a password in it.
         MissingDependencyError: the libraries of the client are not installed.
 
     Example:
@@ -136,48 +146,49 @@ class SchemaRegistry:
             _check_url(self.url)
         if not isinstance(self.options, Mapping):
             raise InvalidOptionError(
-                f"options is a {type(self.options).__name__}", remedy="Give {'basic.auth.user.info': …}, and the like."
+                f"options must be a mapping, got a {type(self.options).__name__}",
+                remedy="Give {'basic.auth.user.info': …}, and the like.",
             )
         _client_module()
 
     @property
     def is_resolved(self) -> bool:
-        """Whether nothing of it is still in the environment."""
+        """Whether no part of it has to be looked up in the environment."""
         return not any(isinstance(value, Deferred) for value in (self.url, *self.options.values()))
 
     def resolved(self) -> SchemaRegistry:
-        """The same, with what is in the environment looked up: executors have another one.
+        """Look up what is in the environment, which executors do not share.
 
         Raises:
-            InvalidOptionError: a variable that is not set.
+            InvalidOptionError: a variable is not set.
         """
         if self.is_resolved:
             return self
         return replace(self, url=str(resolve({"url": self.url})["url"]), options=resolve(self.options))
 
     def schema(self, number: int, *, form: str | None = None, subject: str = "") -> StoredSchema:
-        """The schema of an id.
+        """Look up the schema of an id.
 
         Args:
             number: the id.
             form: the format to ask for, ``serialized`` for Protobuf.
-            subject: under which it must be registered; any by default.
+            subject: the subject under which the schema must be registered; any by default.
 
         Raises:
-            SchemaNotFoundError: there is none, or it is not registered under the subject.
-            SchemaMismatchError: it is too large, or has too many references.
+            SchemaNotFoundError: there is no such schema, or it is not registered under the subject.
+            SchemaMismatchError: the schema is too large, or has too many references.
             SchemaRegistryError: the registry does not answer for now.
-            AccessDeniedError: it does not let us in.
-            InvalidOptionError: it is no registry, or its options are wrong.
+            AccessDeniedError: the registry denies access.
+            InvalidOptionError: the server is not a registry, or the options are wrong.
         """
         return self._lookups().schema(number, form, subject)
 
     def subject(self, name: str, version: int | None = None, *, form: str | None = None) -> StoredSchema:
-        """The schema of a subject as it is now.
+        """Look up the schema that a subject has now.
 
         Args:
-            name: of the subject, like ``orders-value``.
-            version: the newest by default.
+            name: the name of the subject, like ``orders-value``.
+            version: the version; the newest by default.
             form: see :meth:`schema`.
 
         Raises:
@@ -186,14 +197,14 @@ class SchemaRegistry:
         return self._lookups().subject(name, version, form)
 
     def with_known_id(self) -> SchemaRegistry:
-        """The same with an id of which it gave us the schema: by it another process knows the registry from others."""
+        """Add an id whose schema the registry gave, by which another process recognizes the registry."""
         known = replace(self)
         object.__setattr__(known, "known_id", self._lookups().known_id)
         return known
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Connections that are made meanwhile are kept, for all who ask in this process, and closed at the end."""
+        """Keep connections of this process to the registry open within the block."""
         with self._lookups().session():
             yield
 
@@ -209,12 +220,12 @@ class SchemaRegistry:
 
 @dataclass(frozen=True, slots=True)
 class _Unknown:
-    """An id of which the registry gave no schema that can be used.
+    """An id for which the registry gave no usable schema.
 
     Args:
-        asked: when it was asked for last.
+        asked: when it was asked for last, by the monotonic clock.
         doublings: how often the time until it is asked for again was doubled.
-        error: what it said.
+        error: the error of the look-up.
     """
 
     asked: float
@@ -223,12 +234,12 @@ class _Unknown:
 
 
 class Lookups:
-    """What one process asks a registry, and what it has found.
+    """The client of one process for a registry, with a cache of the schemas that it found and did not find.
 
     Args:
-        registry: with nothing left in the environment.
+        registry: the registry, with nothing left to look up in the environment.
 
-    The attribute ``known_id`` is the id of a schema that the registry gave, 0 for none.
+    The attribute ``known_id`` is the id of a schema that the registry gave, or 0.
     """
 
     def __init__(self, registry: SchemaRegistry) -> None:
@@ -245,7 +256,7 @@ class Lookups:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """A client that is made meanwhile is kept; it ends with the last one who may use it."""
+        """Keep the client that is made within the block until the last such block ends."""
         with self._lock:
             self._users += 1
         try:
@@ -259,7 +270,7 @@ class Lookups:
 
     def _connected(self) -> Any:
         with self._lock:
-            # It takes 30 ms to make one: a block of messages whose schemas are known needs none.
+            # To make a client takes 30 ms, and a block of messages with known schemas needs none.
             self._client = self._client or self._made()
             return self._client
 
@@ -279,16 +290,15 @@ class Lookups:
             ) from None
 
     def _said(self, error: Exception) -> str:
-        """What the client says, which may repeat its options; for that it is the cause of no error."""
+        """The text of an error of the client without the values of its options, which the error itself may contain."""
         text = str(getattr(error, "error_message", error))
         return shortened(without_values(text, self._options)) or type(error).__name__
 
     def schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         """See :meth:`SchemaRegistry.schema`.
 
-        Damaged ids must not ask the registry for each message. An unknown one is asked for again after a while only,
-        since it may be new. Once more than :data:`FEW_UNKNOWN` are unknown, one that is far above all known ids, as
-        most numbers are, is not asked for.
+        Messages with damaged ids must not cause a request each. An unknown id may be new, so it is asked for again, but
+        only after a while. Once :data:`FEW_UNKNOWN` ids are unknown, an id far above all known ids is not asked for.
         """
         key = (number, subject, form)
         if isinstance(known := self._known.get(key), StoredSchema):
@@ -317,7 +327,7 @@ class Lookups:
         return stored
 
     def learn(self, number: int) -> None:
-        """Note the id of a schema that the registry gave, here or to another process; 0 for none."""
+        """Note the id of a schema that the registry gave to this or another process; 0 is none."""
         self.known_id, self._greatest = number or self.known_id, max(number, self._greatest)
 
     def _asked_schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
@@ -327,7 +337,8 @@ class Lookups:
             found = self._ask(f"schema id {number}", lambda client: client.get_schema(number, fmt=form))
             return self._stored(found, form)
         except AccessDeniedError as error:
-            # A message may name the schema of others. A user without any rights would make dead letters of all.
+            # A message may name a schema to which we have no access. But if we have no access at all, the run must
+            # fail.
             if error.facts["status"] == _FORBIDDEN and self._is_registry():
                 raise SchemaMismatchError(error.what, remedy=error.remedy, **error.facts) from error
             raise
@@ -341,7 +352,7 @@ class Lookups:
         self._kept += length
 
     def _check_registered(self, number: int, subject: str) -> None:
-        """Refuse the id of a schema that is not registered, and never was, under a subject."""
+        """Refuse the id of a schema that was never registered under a subject."""
         subjects = self._answer(
             f"schema id {number}", lambda client: list(client.get_subjects_by_schema_id(number, subject, deleted=True))
         )
@@ -371,7 +382,7 @@ class Lookups:
         return stored
 
     def _stored(self, schema: Any, form: str | None) -> StoredSchema:
-        """A schema with all schemas that it needs.
+        """Look up all schemas that a schema needs.
 
         Raises:
             SchemaMismatchError: they are too many, or too large together.
@@ -400,7 +411,7 @@ class Lookups:
         return replace(stored, references=tuple(found.items()))
 
     def _reference(self, reference: Any, form: str | None) -> Any:
-        """The schema that another one refers to."""
+        """Look up a schema that another one refers to."""
         subject, version = reference.subject, reference.version
         key = (subject, version, form)
         found = self._known.get(key)
@@ -411,7 +422,7 @@ class Lookups:
         return found
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> Any:
-        """The schema that the registry answers."""
+        """Ask for a schema, and check the form of the answer."""
 
         def checked(client: Any) -> Any:
             found = ask(client)
@@ -420,7 +431,7 @@ class Lookups:
             if not isinstance(found.schema_str, str):
                 raise ValueError("an answer without a schema")
             for one in found.references or ():
-                # The client puts the version into the path of a request as it is.
+                # The client puts the version into the path of a request without a check.
                 if not (isinstance(one.name, str) and isinstance(one.subject, str) and isinstance(one.version, int)):
                     raise SchemaMismatchError(
                         f"{what} has a reference without a name, a subject and a number as its version",
@@ -434,8 +445,8 @@ class Lookups:
         try:
             return self._raw_answer(what, ask)
         except InvalidOptionError as error:
-            # An odd answer is about one schema, which a message may have named, if the server is a registry otherwise.
-            # Another server at the address would make dead letters of all messages.
+            # If the server is a registry, the odd answer is about one schema, which a message may have named. If it is
+            # another server, the run must fail, or all messages would become dead letters.
             if self._is_registry():
                 raise SchemaMismatchError(
                     error.what, remedy="Correct the schema in the registry.", **error.facts
@@ -452,25 +463,25 @@ class Lookups:
             raise
         except module.error.SchemaRegistryError as error:
             raise _explained(error, self._said(error), what=what, where=where) from None
-        except Exception as error:  # noqa: BLE001 - its HTTP client, and its parsing, raise what comes
+        except Exception as error:  # noqa: BLE001 - its HTTP client and its parser may raise anything
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise InvalidOptionError(
                     f"{where} shows a certificate that is not trusted: {self._said(error)}",
-                    remedy="Give the certificate of who has signed it as ssl.ca.location in the options.",
+                    remedy="Give the certificate of its authority as ssl.ca.location in the options.",
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError, RecursionError)):
                 raise InvalidOptionError(
-                    f"{where} answered {what} with something that is no schema",
+                    f"{where} answered {what} with something that is not a schema",
                     remedy="Check the address: is it that of a schema registry?",
                 ) from None
             raise SchemaRegistryError(f"{where} does not answer: {self._said(error)}", remedy=_ASK_AGAIN) from None
 
     def _is_registry(self) -> bool:
-        """Whether the server gives us once more the schema that it gave last, or without one lists its subjects."""
+        """Whether the server returns a schema that it gave before or, if there is none, lists its subjects."""
 
         def is_given(client: Any) -> bool:
             if self.known_id:
-                # The client would answer out of its own cache.
+                # The method of the client would answer from its own cache.
                 return isinstance(client._rest_client.get(f"schemas/ids/{self.known_id}")["schema"], str)
             return isinstance(client.get_subjects(), list)
 
@@ -484,11 +495,11 @@ def _limit_answers(session: Any) -> None:
     """Stop reading an answer that is too long or takes too long, before it fills the memory.
 
     Args:
-        session: the client of ``httpx``, or of its successor ``httpx2``, that confluent-kafka asks with.
+        session: the client of ``httpx``, or of its successor ``httpx2``, that confluent-kafka uses.
     """
     base: Any = sys.modules[type(session).__module__.partition(".")[0]].SyncByteStream
 
-    class LimitedStream(base):  # type: ignore[misc]  # which of the two libraries it is, is known at run time only
+    class LimitedStream(base):  # type: ignore[misc]  # the library is known only at run time
         def __init__(self, stream: Any) -> None:
             self._stream = stream
 
@@ -513,12 +524,12 @@ def _limit_answers(session: Any) -> None:
             self._stream.close()
 
     def limit(response: Any) -> None:
-        # The client does not know this header. It asks again after a short wait; the run may wait for longer.
+        # The client ignores this header. A short wait is here, and for a longer one the run retries.
         seconds = response.headers.get("retry-after", "")
         if response.status_code == _TOO_MANY and seconds.isdecimal() and len(seconds) < 10:
             if int(seconds) > LONGEST_WAIT_SECONDS:
                 raise SchemaRegistryError(
-                    "the schema registry takes no more requests for now",
+                    "the schema registry accepts no more requests for now",
                     remedy=_ASK_AGAIN,
                     status=_TOO_MANY,
                     retry_after=int(seconds),
@@ -526,12 +537,12 @@ def _limit_answers(session: Any) -> None:
             time.sleep(int(seconds))
         if response.headers.get("content-encoding", "identity") != "identity":
             raise SchemaMismatchError(
-                "the schema registry compresses its answer though it was asked not to: its size cannot be bounded",
+                "the schema registry compresses its answer although it was asked not to: its size cannot be limited",
                 remedy="Switch compression off in the registry, or in the proxy in front of it.",
             )
         response.stream = LimitedStream(response.stream)
 
-    # Some bytes of a compressed answer may stand for gigabytes.
+    # A few bytes of a compressed answer may expand to gigabytes.
     session.headers["Accept-Encoding"] = "identity"
     session.event_hooks["response"].append(limit)
 
@@ -554,30 +565,8 @@ def _check_url(url: str) -> None:
     for one in map(str.strip, url.split(",")):
         check_address("the URL of the schema registry", one, remedy=_ADDRESS)
         if not one.startswith(("http://", "https://")):
-            raise InvalidOptionError(f"url={url!r} is no URL", remedy=_ADDRESS)
+            raise InvalidOptionError(f"url={url!r} is not a URL", remedy=_ADDRESS)
 
 
 def _client_module() -> Any:
     return imported("confluent_kafka.schema_registry", extra="schema-registry")
-
-
-def check_subject(registry: SchemaRegistry | None, subject: str | None, version: int | None) -> None:
-    """Refuse a subject without a registry, and the like.
-
-    Raises:
-        InvalidOptionError: they do not go together.
-    """
-    if registry is not None and not isinstance(registry, SchemaRegistry):
-        raise InvalidOptionError(
-            f"registry is a {type(registry).__name__}", remedy="Give SchemaRegistry('https://registry:8081')."
-        )
-    if subject is not None:
-        check_name("subject", subject)
-        if registry is None:
-            raise InvalidOptionError(
-                f"subject={subject!r} is in no registry", remedy="Give registry=SchemaRegistry(url), too."
-            )
-    if version is not None:
-        check_count("version", version)
-        if subject is None:
-            raise InvalidOptionError(f"version={version} is of no subject", remedy="Give subject=, too.")

@@ -300,7 +300,7 @@ class LedgerEntry:
         dead: dead letters.
         identities: for each epoch of each stream, the fingerprint that detects a recreated stream; if the entry is not
             full, those that the ledger did not have at ``base``.
-        hint: for the next plan; see :mod:`stream_consumers.hints` and :func:`spark_jobs.ledger.fold.moved_places`.
+        hint: for the next plan; see :mod:`stream_consumers.batches` and :func:`spark_jobs.ledger.fold.moved_places`.
         settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted``
             says; only in full entries.
         uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch

@@ -9,7 +9,7 @@ It goes over the commits in log order:
     init, fence    origins, how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
-What is known at the position of a shard (:mod:`stream_consumers.hints`) is said by the entry that moved it there. The
+What is known at the position of a shard (:mod:`stream_consumers.batches`) is said by the entry that moved it there. The
 others repeat it as it was at their base, which may be outdated. A RESTORE takes it back like the position.
 
 Appends say the last message of each shard that they read; ``last`` is the one with the highest sequence. R is the range
@@ -32,7 +32,7 @@ from spark_jobs.ledger.entries import (
     replay_key,
 )
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.hints import Places, known_places
+from stream_consumers.batches import Places, known_places
 from stream_consumers.messages import Shard
 
 NONE = Intervals()

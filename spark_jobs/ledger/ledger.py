@@ -15,7 +15,8 @@ from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableS
 from spark_jobs.ledger.entries import KEEPER, EntryFields, LedgerEntry, State, Totals, Uncounted
 from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.batches import LastMessage, Resume
+from stream_consumers.batches import LastMessage, Places, Resume, known_places, with_places
+from stream_consumers.display import counted
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -23,10 +24,8 @@ from stream_consumers.errors import (
     LedgerUnreadableError,
     StreamAssetsError,
 )
-from stream_consumers.hints import Places, known_places, with_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
-from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stream_consumers.display import printable, shortened
 from stream_consumers.errors import UnsupportedError
-from stream_consumers.readable import printable, shortened
 
 CHECK = "delta.constraints."
 GENERATED = "delta.generationExpression"

@@ -6,7 +6,7 @@ import os
 
 from opentelemetry import metrics
 
-from spark_jobs.metrics.numbers import COUNTERS, DURATIONS, LAG, OTLP_VARIABLES, SECONDS, BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import COUNTERS, DURATIONS, LAG, OTLP_VARIABLES, SECONDS, BatchLabels, BatchNumbers
 
 
 class OpenTelemetryRecorder:

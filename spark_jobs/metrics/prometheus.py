@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from spark_jobs.metrics.numbers import COUNTERS, DURATIONS, LAG, SECONDS, BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import COUNTERS, DURATIONS, LAG, SECONDS, BatchLabels, BatchNumbers
 
 FILE = "stream_assets.prom"
 _LAG = GaugeMetricFamily("stream_assets_lag", LAG)

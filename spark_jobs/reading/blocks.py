@@ -1,6 +1,6 @@
-"""Decodes blocks of messages into rows: the columns of payload, key and headers, and of what becomes a dead letter.
+"""Decodes blocks of messages into rows with the columns of payload, key and headers and those of dead letters.
 
-Processes that decode import this, so that it imports no Spark.
+It must not import Spark, because the processes that decode import it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding.decoders import Decoder, is_one_column
-from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import decode_texts
+from spark_jobs.decoding.decoders import Column, Decoder, decode_texts, is_one_column
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 
@@ -27,7 +25,7 @@ class BlockDecoder:
         decoder: for the payloads.
         wanted: the decoder's columns.
         schema: all columns of the result.
-        keeps_payloads: every row carries what its dead letter would need.
+        keeps_payloads: every row has what its dead letter would need.
     """
 
     decoder: Decoder
@@ -36,14 +34,14 @@ class BlockDecoder:
     keeps_payloads: bool = False
 
     def __call__(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """Decode a block, as splits yield them."""
+        """Decode a block that a split yields."""
         timestamps, unreadable = _checked_timestamps(messages)
         payloads = messages.column("payload")
         if unreadable.null_count == len(messages):
             decoded = self.decoder.decode(payloads, self.wanted)
             columns, errors, undeclared = list(decoded.columns), decoded.errors, decoded.undeclared
         else:
-            # What the stream itself could not read is not decoded; its place in the columns stays null.
+            # Messages that the stream itself could not read are not decoded; their rows stay null.
             readable = pc.is_null(unreadable)
             decoded = self.decoder.decode(payloads.filter(readable), self.wanted)
             places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
@@ -55,7 +53,7 @@ class BlockDecoder:
         return self._rows(messages, timestamps, unreadable, columns, pc.coalesce(errors, wrong), undeclared=undeclared)
 
     def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
-        """The dead letter of one message that cannot be decoded."""
+        """Make the dead letter of one message that cannot be decoded."""
         timestamps, unreadable = _checked_timestamps(message)
         own = list(self.schema)[: self.schema.get_field_index("_stream")]
         errors = pc.coalesce(unreadable, pa.array([reason], pa.string()))
@@ -71,7 +69,7 @@ class BlockDecoder:
         *,
         undeclared: Column | None = None,
     ) -> pa.RecordBatch:
-        """The columns of payload, key and headers together with those of the stream and of dead letters."""
+        """Add the columns of the stream and of dead letters to the decoded ones."""
         kept = [messages.column("key"), messages.column("payload"), messages.column("headers"), pc.is_null(unreadable)]
         failed = pc.is_valid(errors)
         is_clean = errors.null_count == len(errors)
@@ -104,7 +102,7 @@ class BlockDecoder:
 
 
 def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """The times that a TIMESTAMP can say, the others null; and the errors, with one where it cannot."""
+    """Replace times that a TIMESTAMP cannot hold by null, and add errors for them."""
     times: Any = messages.column("timestamp_ms")
     errors = messages.column("error")
     first, last = pa.scalar(MIN_TIMESTAMP_MS), pa.scalar(MAX_TIMESTAMP_MS)
@@ -117,12 +115,12 @@ def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Arr
 
 
 def decode_kept(messages: pa.RecordBatch, decoder: Decoder, kept: pa.Schema) -> tuple[list[Column], Column]:
-    """The columns for key and headers, and per row why one of them could not be made (null: they could).
+    """Decode the columns for key and headers, and give for each row the reason why that failed (null if it did not).
 
     Args:
-        messages: as splits yield them.
-        decoder: with what it asks for.
-        kept: the columns, of :func:`spark_jobs.reading.source.kept_fields`.
+        messages: a block that a split yields.
+        decoder: the decoder, which says which columns it wants.
+        kept: the columns from :func:`spark_jobs.reading.source.kept_fields`.
     """
     columns: list[Column] = []
     errors: Column = pa.nulls(len(messages), pa.string())
@@ -145,9 +143,9 @@ def decode_kept(messages: pa.RecordBatch, decoder: Decoder, kept: pa.Schema) -> 
 def _key(keys: Column, decoder: Decoder, kind: pa.DataType) -> tuple[Column, Column]:
     fields = list(kind) if isinstance(kind, pa.StructType) and not is_one_column(decoder) else None
     decoded = decoder.decode(keys, pa.schema(fields or [pa.field("key", kind)]))
-    told: Any = pa.scalar("the key: ")
-    errors: Column = pc.binary_join_element_wise(told, decoded.errors, "")
-    # A message without a key has none to complain about, and the fields of none are none.
+    prefix: Any = pa.scalar("the key: ")
+    errors: Column = pc.binary_join_element_wise(prefix, decoded.errors, "")
+    # A message without a key has no error of its key, and a null STRUCT.
     is_none = keys.is_null()
     errors = pc.if_else(is_none, pa.scalar(None, pa.string()), errors)
     if fields is None:
@@ -156,12 +154,12 @@ def _key(keys: Column, decoder: Decoder, kind: pa.DataType) -> tuple[Column, Col
 
 
 def _header(headers: Column, name: str) -> tuple[Column, Column]:
-    """The text of the last header of a name, as Kafka's own clients give it, and why it is no text."""
+    """Decode the last header of a name, the one that Kafka's clients give, as text."""
     pairs: Any = pc.list_flatten(headers)
     names, values = pairs.field("name"), pairs.field("value")
     is_it = np.asarray(pc.equal(names, pa.scalar(name)).fill_null(False))
     last = np.full(len(headers), -1, np.int64)
-    # Of several assignments to one place numpy keeps the last.
+    # If a place is assigned several times, numpy keeps the last value.
     last[np.asarray(pc.list_parent_indices(headers))[is_it]] = np.flatnonzero(is_it)
     places = pa.array(last, mask=last < 0)
     (texts,), errors = decode_texts(values.take(places))

@@ -1,8 +1,7 @@
-"""``reject``: a transform says which rows are bad, and their messages become dead letters.
+"""``reject``: a transform marks rows as bad, and their messages become dead letters.
 
-What a call does depends on what the rows are made for, which whoever calls the transform says with :func:`treating`.
-Only one of the treatments decides, :class:`Rejections`; so it does not matter if a condition comes out otherwise the
-next time.
+What a call does depends on the purpose of the rows, which the caller of the transform sets with :func:`treating`. Only
+one treatment decides, :class:`Rejections`, so that it does not matter if a condition has another result the next time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from spark_jobs.reading.source import STREAM_COLUMNS
 from stream_consumers.errors import InvalidOptionError, TransformError
 
 REJECTED = "the transform rejects a row of this batch"
-# Beside columns of the user.
+# The name must not collide with columns of the user.
 REASON = "_stream_assets_reason"
 _ORDER = "_stream_assets_order"
 _PLACE = STREAM_COLUMNS[:3]
@@ -27,22 +26,22 @@ Treatment = Callable[[DataFrame, Column, Column], DataFrame]
 
 
 def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> DataFrame:
-    """The rows that are not bad; the messages of the others become dead letters, with their original bytes.
+    """Return the good rows; the messages of the bad ones become dead letters, with their original bytes.
 
     A transform may call it several times. A message becomes a dead letter as a whole if one row that was made of it is
-    bad; the first reason counts. So a redrive, with a transform that rejects it no longer, writes all of its rows,
-    once. What the transform drops later on does not take a rejection back.
+    bad, with the first reason. So a redrive, with a transform that no longer rejects it, writes all of its rows once. A
+    rejection stands even if the transform drops the row later.
 
-    Without a run, as in a test that calls the transform, the bad rows are left out.
+    Outside of a run, as in a test that calls the transform, the bad rows are left out.
 
     Args:
-        rows: they still have the columns ``_stream``, ``_shard`` and ``_sequence``.
-        condition: what is bad, a column or SQL. Where it is null, the row is not.
-        reason: what the dead letter says, a text; or a column, for a text with values of the row, which is quoted, so
-            that logs and Dagster do not show it.
+        rows: rows that still have the columns ``_stream``, ``_shard`` and ``_sequence``.
+        condition: a column or SQL that is true for bad rows. A row for which it is null is not bad.
+        reason: the reason in the dead letter: a text, or a column for a text with values of the row. Such text is
+            quoted, so that logs and Dagster do not show it.
 
     Raises:
-        InvalidOptionError: the condition or the reason is something else.
+        InvalidOptionError: the condition or the reason is neither a column nor text.
         TransformError: the rows lack those columns.
 
     Example::
@@ -64,14 +63,14 @@ def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> Da
 
 
 def _quoted(reason: Column) -> Column:
-    """A text that may hold values of the row, in quotes: the kind of a reason leaves quoted text out."""
+    """Quote text that may hold values of the row, because the kind of a reason leaves quoted text out."""
     escaped = f.regexp_replace(reason.cast("string"), r"(['\\])", r"\\$1")
     return f.coalesce(f.concat(f.lit("'"), escaped, f.lit("'")), f.lit("no reason given"))
 
 
 @contextmanager
 def treating(treatment: Treatment) -> Iterator[None]:
-    """What :func:`reject` does meanwhile, in this thread.
+    """Set what :func:`reject` does within the block, in this thread.
 
     Args:
         treatment: :func:`leave_out`, :func:`let_pass`, :func:`fail_write`, or :class:`Rejections`.
@@ -84,35 +83,35 @@ def treating(treatment: Treatment) -> Iterator[None]:
 
 
 def leave_out(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
-    """Without the bad rows."""
+    """Leave the bad rows out."""
     return rows.where(~is_bad)
 
 
 def let_pass(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
-    """All of them: the bad messages are not among them any more."""
+    """Keep all rows, because the bad messages were removed before."""
     return rows
 
 
 def fail_write(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
-    """All of them; the write fails at the first bad one."""
-    # A condition that Spark takes for the same at each try it would evaluate behind later ones, which may drop the row.
+    """Keep all rows, and fail the write at the first bad one."""
+    # Spark evaluates a deterministic condition after later ones, which may drop the row; this one is not deterministic.
     is_passed = f.monotonically_increasing_id() >= 0
     return rows.where(f.when(is_bad, f.raise_error(f.lit(REJECTED)).cast("boolean")).otherwise(is_passed))
 
 
 class Rejections:
-    """A treatment that leaves the bad rows out and remembers them."""
+    """A treatment that leaves the bad rows out and records them."""
 
     def __init__(self) -> None:
         self._parts: list[DataFrame] = []
 
     def __call__(self, rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
-        """Remember the bad rows."""
+        """Record the bad rows."""
         lacking = [name for name in _PLACE if name not in rows.columns]
         if lacking:
             raise TransformError(
                 f"the transform rejects rows without {', '.join(lacking)}",
-                remedy="Keep the columns _stream, _shard and _sequence: they tell whose message becomes a dead letter.",
+                remedy="Keep the columns _stream, _shard and _sequence, which identify the message.",
             )
         order = f.lit(len(self._parts)).alias(_ORDER)
         self._parts.append(rows.where(is_bad).select(*_PLACE, reason.alias(REASON), order))
@@ -120,7 +119,7 @@ class Rejections:
 
     @property
     def places(self) -> DataFrame | None:
-        """The places of the bad messages, each once with the first reason; ``None`` if nothing can be rejected."""
+        """The places of the bad messages, each once with its first reason; ``None`` if the transform never rejects."""
         if not self._parts:
             return None
         found = reduce(DataFrame.unionByName, self._parts)

@@ -1,10 +1,17 @@
-"""The messages of all backends as rows: executors read the splits of a plan and decode them on the way."""
+"""Reads the messages of a plan's splits as rows, on executors or, for a small batch, on the driver.
+
+Executors decode while they read. If a batch is written while it is read, they also check that each split holds what was
+planned. The driver reads small batches itself, because to pass a few thousand messages through Python workers takes
+longer.
+"""
 
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +22,6 @@ from spark_jobs.decoding.ddl import first_twice
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
 from spark_jobs.reading.blocks import BlockDecoder
-from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.spark_types import (
     arrow_schema,
     as_text,
@@ -27,16 +33,19 @@ from spark_jobs.reading.spark_types import (
 )
 from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamAssetsError
+from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
+MOST_DRIVER_BYTES = 8 << 20
+"""The driver reads at most this many bytes of decoded messages; executors read larger batches."""
 
 
 def kept_fields(decoder: Decoder) -> list[StructField]:
     """The columns for key and headers that a decoder asks for; see :func:`key_columns`.
 
     Raises:
-        InvalidOptionError: names that are none.
+        InvalidOptionError: a name cannot be used.
         SchemaMismatchError: the columns of the key cannot be used.
     """
     kinds: list[DataType] = []
@@ -85,13 +94,13 @@ DEAD_LETTER_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class SourceColumns:
-    """A decoder, and the columns of what is read with it: made once, since the session parses them.
+    """A decoder and the columns of the rows that are read with it, made once because the session parses them.
 
     Args:
-        decoder: of the payloads, with nothing left to look up.
-        decoded: its own columns, with their NOT NULL.
-        columns: all those of :func:`read_splits`.
-        as_read: the same as they are read: of a VARIANT its JSON text.
+        decoder: the decoder of the payloads, with nothing left to look up.
+        decoded: the columns of the decoder, with their NOT NULL.
+        columns: all columns of :func:`read_splits`.
+        as_read: the same columns as they are read, with JSON text for a VARIANT.
     """
 
     decoder: Decoder
@@ -104,7 +113,7 @@ class SourceColumns:
         """The columns of a decoder.
 
         Raises:
-            SchemaMismatchError: the DDL does not parse, or uses a name of ours.
+            SchemaMismatchError: the DDL does not parse, or uses a reserved name.
         """
         decoded, kept = declared_columns(decoder.ddl()), kept_fields(decoder)
         _check_names([*decoded.names, *(field.name for field in kept)])
@@ -115,7 +124,7 @@ class SourceColumns:
         return cls(decoder, decoded, columns, as_text(columns))
 
     def decode(self, blocks: Iterable[pa.RecordBatch], *, keeps_payloads: bool = False) -> Iterator[pa.RecordBatch]:
-        """Decode messages in a process of their own, so that none of them can crash this one.
+        """Decode messages in another process, so that no message can crash this one.
 
         Args:
             blocks: as splits yield them.
@@ -152,28 +161,28 @@ def read_splits(
     keeps_payloads: bool = False,
     is_isolated: bool = False,
 ) -> DataFrame:
-    """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
+    """Read ``splits`` on executors: the decoded columns, then the stream's, then those of dead letters.
 
-    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``. Where there may be
-    none, these columns are left out.
+    Rows with ``_error`` are dead letters. Only these have ``_payload``, unless ``keeps_payloads``. If there may be no
+    dead letters, their columns are left out.
 
     Args:
         spark: reads them.
         splits: what to read.
         source: the decoder of the payloads, and its columns.
-        identities: of the streams that were planned. With them, a read to the end fails unless it is clean, without
-            any dead letter; see :class:`spark_jobs.reading.clean.CleanRead`.
+        identities: the fingerprints of the planned streams. With them, reading fails unless each split holds what was
+            planned, without any dead letter; see :class:`SplitCheck`.
         keeps_payloads: every row carries what its dead letter would need.
         is_isolated: executors decode in processes of their own, since a message may crash the decoder.
     """
     if not splits:
-        # Everything planned is gone from the stream; Spark would ask for a partition all the same.
+        # All planned messages are gone from the stream, and Spark cannot read zero partitions.
         return spark.createDataFrame([], source.columns)
     driver = socket.gethostname()
     schema = source.as_read
     partitions = [
         SplitPartition(
-            split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads, is_isolated
+            split, source.decoder, source.decoded, driver, _check(split, identities), keeps_payloads, is_isolated
         )
         for split in splits
     ]
@@ -185,21 +194,21 @@ def read_splits(
             for number in column.to_pylist():
                 yield from partitions[number].read(schema)
 
-    # A partition for each split. A data source of Python would start three more Python processes a session, one after
-    # the other, and ask two of them at each read.
+    # One partition for each split. A Python data source would start three more Python processes in a session, one after
+    # the other, and call two of them for each read.
     count = len(splits)
     given = schema if identities is None else StructType(schema.fields[: -len(DEAD_LETTER_COLUMNS)])
     rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, given)
     return with_variants(plain_strings(rows, given.fields), source.columns)
 
 
-def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
+def _check(split: Split, identities: Mapping[str, str] | None) -> SplitCheck | None:
     if identities is None:
         return None
     counts = split.counts() if isinstance(split, CountedSplit) else None
     if counts is None:
         raise ValueError("a split that does not know what it holds cannot be checked while it is read")
-    return CleanRead(counts, identities)
+    return SplitCheck(counts, identities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,28 +217,28 @@ class SplitPartition:
 
     Args:
         split: what to read.
-        decoder: of the payloads.
-        columns: the decoder's, with their NOT NULL.
-        driver: the machine that planned it.
-        clean: what it must give; ``None`` if dead letters and holes are fine.
-        keeps_payloads: every row carries what its dead letter would need.
-        is_isolated: it is decoded in a process of its own.
+        decoder: the decoder of the payloads.
+        columns: the columns of the decoder, with their NOT NULL.
+        driver: the name of the machine that planned it.
+        check: what the split must hold; ``None`` if dead letters and gaps are allowed.
+        keeps_payloads: every row has what its dead letter would need.
+        is_isolated: it is decoded in another process.
     """
 
     split: Split
     decoder: Decoder
     columns: StructType
     driver: str
-    clean: CleanRead | None = None
+    check: SplitCheck | None = None
     keeps_payloads: bool = False
     is_isolated: bool = False
 
     def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """The rows of the split as record batches with these columns."""
+        """Read the rows of the split as record batches with these columns."""
         try:
             yield from self._rows(arrow_schema(schema))
         except StreamAssetsError as error:
-            # What the driver reaches an executor may not.
+            # An executor may fail to reach what the driver reaches, so its name is in the error.
             machine = socket.gethostname()
             if machine == self.driver:
                 raise
@@ -241,7 +250,129 @@ class SplitPartition:
         blocks = self.split.read()
         decode = decode_isolated if self.is_isolated else decode_here
         rows = decode(blocks, decoder, decoder.refused)
-        if self.clean is None:
+        if self.check is None:
             return rows
         assert isinstance(self.split, CountedSplit)
-        return (batch.drop_columns(list(DEAD_LETTER_COLUMNS)) for batch in self.clean.checked(rows, self.split))
+        return (batch.drop_columns(list(DEAD_LETTER_COLUMNS)) for batch in self.check.checked(rows, self.split))
+
+
+class SplitMismatchError(Exception):
+    """A split does not hold what was planned, so the Spark job fails before its commit, and the batch is cached first.
+
+    It is raised as early as possible, because a cluster runs a failing task four times.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCheck:
+    """Executor-side check that a split holds what was planned.
+
+    Args:
+        counts: the number of messages of each shard.
+        identities: for each epoch of each stream the fingerprint that was planned; it may name more streams.
+
+    Example:
+        >>> rows = pa.record_batch({"_stream": ["orders"], "_shard": [0], "_error": pa.nulls(1, pa.string())})
+        >>> from stream_consumers.memory import MemorySplit
+        >>> check = SplitCheck({Shard("orders"): 1}, {"orders": "first"})
+        >>> [found.num_rows for found in check.checked([rows], MemorySplit((), {"orders": "first"}))]
+        [1]
+        >>> [found.num_rows for found in check.checked([rows], MemorySplit((), {"orders": "second"}))]
+        Traceback (most recent call last):
+        spark_jobs.reading.source.SplitMismatchError: the stream was recreated while it was read: {'orders': 'second'}
+    """
+
+    counts: Mapping[Shard, int]
+    identities: Mapping[str, str]
+
+    def checked(self, batches: Iterable[pa.RecordBatch], split: CountedSplit) -> Iterator[pa.RecordBatch]:
+        """Pass on the decoded rows of the split while each message occurs once and is not a dead letter.
+
+        Args:
+            batches: rows with the columns ``_stream``, ``_shard`` and ``_error``.
+            split: the split, which is asked at the end whether its streams are still those that were planned.
+
+        Raises:
+            SplitMismatchError: the split does not hold what was planned.
+        """
+        left = dict(self.counts)
+        for rows in batches:
+            dead = rows.num_rows - rows.column("_error").null_count
+            if dead:
+                raise SplitMismatchError(f"{dead} of {rows.num_rows} messages are dead letters")
+            for shard, count in count_by_shard(rows):
+                left[shard] = left.get(shard, 0) - count
+                if left[shard] < 0:
+                    raise SplitMismatchError(
+                        f"{shard} holds more messages than the {self.counts.get(shard, 0)} planned"
+                    )
+            yield rows
+        missing = {str(shard): count for shard, count in left.items() if count}
+        if missing:
+            raise SplitMismatchError(f"messages that were planned are missing: {missing}")
+        found = split.identities()
+        streams = {shard.stream for shard in self.counts}
+        if not streams <= found.keys() or any(self.identities.get(name) != found[name] for name in found):
+            raise SplitMismatchError(f"the stream was recreated while it was read: {dict(found)}")
+
+
+def count_by_shard(rows: pa.RecordBatch) -> Iterator[tuple[Shard, int]]:
+    """Count the rows of each shard, by the columns ``_stream`` and ``_shard``."""
+    places = pa.Table.from_batches([rows.select(["_stream", "_shard"])])
+    counted = places.group_by(["_stream", "_shard"], use_threads=False).aggregate([([], "count_all")])
+    for row in counted.to_pylist():
+        yield Shard(row["_stream"], row["_shard"]), row["count_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverBatch:
+    """The messages that the driver read.
+
+    Args:
+        rows: the decoded rows.
+        messages: the number of decoded messages of each shard.
+        dead: the number of dead letters.
+    """
+
+    rows: pa.Table
+    messages: Mapping[Shard, int]
+    dead: int
+
+    def frame(self, spark: SparkSession, source: SourceColumns) -> DataFrame:
+        """Make a frame of one partition, because many small files would make the table slow to read."""
+        # If all messages are lost there are no rows, and Spark does not accept an Arrow table without chunks.
+        found: Any = self.rows if self.rows.num_rows else []
+        rows = spark.createDataFrame(found, source.as_read).coalesce(1)
+        return with_variants(rows, source.columns)
+
+
+def read_on_driver(
+    splits: Sequence[Split], source: SourceColumns, *, keeps_payloads: bool = False
+) -> DriverBatch | None:
+    """Read splits in this process and decode their messages in another one.
+
+    Args:
+        splits: what to read.
+        source: the decoder of the payloads, and its columns.
+        keeps_payloads: as in :func:`read_splits`.
+
+    Returns:
+        ``None`` if the decoded messages have more than :data:`MOST_DRIVER_BYTES`.
+
+    Raises:
+        StreamAssetsError: a split cannot be read.
+        Exception: whatever a decoder of the user's raises.
+    """
+    blocks = chain.from_iterable(split.read() for split in splits)
+    found: list[pa.RecordBatch] = []
+    size = 0
+    for rows in source.decode(blocks, keeps_payloads=keeps_payloads):
+        found.append(rows)
+        size += rows.nbytes
+        if size > MOST_DRIVER_BYTES:
+            return None
+    messages: Counter[Shard] = Counter()
+    for rows in found:
+        messages.update(dict(count_by_shard(rows.filter(rows.column("_error").is_null()))))
+    table = pa.Table.from_batches(found, arrow_schema(source.as_read))
+    return DriverBatch(table, messages, table.num_rows - messages.total())

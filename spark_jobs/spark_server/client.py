@@ -33,8 +33,8 @@ from spark_jobs.spark_server.folder import (
 )
 from spark_jobs.spark_server.port import LOOPBACK, check_offer, hold
 from spark_jobs.spark_server.process import USER, idle_seconds
+from stream_consumers.display import counted
 from stream_consumers.errors import SparkEndedError, SparkSessionError
-from stream_consumers.wording import counted
 
 START_SECONDS = 300.0
 # Beside the one that is started: tests that change their folder would leave a server each behind.

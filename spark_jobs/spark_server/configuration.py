@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from spark_jobs.python_start import imports_from_here
-from spark_jobs.scratch import umask
+from spark_jobs.spark_start import umask
 
 # The setting of a session that says how many tasks its server runs at the same time.
 CORES = "spark.stream_assets.cores"

@@ -25,11 +25,10 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from spark_jobs.scratch import private_folders, set_private_folders
 from spark_jobs.spark_server.folder import Address, ServerFolder
 from spark_jobs.spark_server.port import LOOPBACK, offer, reserve, shared
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
-from spark_jobs.spark_start import launch
+from spark_jobs.spark_start import launch, private_folders, set_private_folders
 from stream_consumers.errors import InvalidOptionError
 
 USER = "stream-assets"

@@ -23,10 +23,10 @@ from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_away, explain, text_of
 from stream_consumers.batches import Range
+from stream_consumers.display import counted
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
 from stream_consumers.messages import Shard
 from stream_consumers.options import SchemaChanges, choose_fields
-from stream_consumers.wording import counted
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)

@@ -47,7 +47,7 @@ from stream_consumers.errors import (
 
 MOST_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
-_OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.clean.UncleanError: ")
+_OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
 _READ_AGAIN = "Nothing of the batch was written; it is read again."
 _MISSING_MODULE = "ModuleNotFoundError: No module named "

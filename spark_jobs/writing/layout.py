@@ -15,7 +15,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
 from spark_jobs.ledger.table_expressions import CHECK, check_expression
 from spark_jobs.reading.source import STREAM_COLUMNS
-from spark_jobs.reading.sql_types import column_ddl, properties, text
+from spark_jobs.reading.spark_types import column_ddl, properties, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import catalog_away, explain

@@ -31,14 +31,12 @@ from pyspark.sql.types import (
 
 from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
-from spark_jobs.decoding.json_decoder import Json, JsonMode, Watching
+from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, Json, JsonMode, Path, Watching, united
 from spark_jobs.decoding.json_documents import read_object
 from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen, is_name
-from spark_jobs.decoding.json_rescue import IN_ARRAY, IN_MAP, Path, united
-from spark_jobs.decoding.json_types import check_json_type
+from spark_jobs.decoding.json_values import check_json_type
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, STREAM_TYPES
-from spark_jobs.reading.spark_types import arrow_schema, declared_columns
-from spark_jobs.reading.sql_types import column_ddl
+from spark_jobs.reading.spark_types import arrow_schema, column_ddl, declared_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import SchemaChanges, choice
 

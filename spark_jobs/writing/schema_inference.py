@@ -14,11 +14,9 @@ from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen
-from spark_jobs.reading.spark_types import arrow_schema
-from spark_jobs.reading.sql_types import ddl
+from spark_jobs.reading.spark_types import arrow_schema, ddl
 from spark_jobs.writing.schema_evolution import columns_of
-from stream_consumers.readable import shortened
-from stream_consumers.wording import counted
+from stream_consumers.display import counted, shortened
 
 # Names that are refused are shown up to this many characters.
 _SHOWN = 100

@@ -26,8 +26,8 @@ from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE
 from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.display import counted
 from stream_consumers.errors import LedgerUnreadableError, WriteError
-from stream_consumers.wording import counted
 
 MALFORMED = 20
 SHARDS = 2

@@ -1,4 +1,4 @@
-"""The commands for streams and tables: ``ingest``, ``lag``, ``verify``, ``switch`` and ``accept``."""
+"""The commands that write a stream into a table and compare both: ``ingest``, ``lag`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ import click
 from stream_assets.cli.options import (
     MODES,
     Place,
+    RowMaker,
     SparkChoice,
+    batches_option,
     client_option,
     data_loss_option,
     group_option,
     json_option,
+    layout_options,
+    limit_options,
     place_options,
     retry_option,
+    row_options,
     spark_options,
     storage_option,
 )
-from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
-from stream_assets.cli.row_options import RowMaker, batches_option, layout_options, limit_options, row_options
+from stream_assets.cli.output import batch_row, follow_batches, inform, print_rows, print_waiting, progress_bar
 from stream_consumers.backend import find_backend
 from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
+from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
 from stream_consumers.messages import utc_text
 from stream_consumers.options import AutoStreamReset, ConsumerMode, check_range, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
-from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -70,7 +74,7 @@ COUNTS = (
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Stay for so long, and write what comes; SIGTERM or Ctrl-C end it behind the batch in hand.",
+    help="Keep polling for this long; SIGTERM or Ctrl-C end it after the current batch.",
 )
 @retry_option
 @spark_options
@@ -126,12 +130,12 @@ def ingest(
     check_range("linger_seconds", linger)
     prepare()
     with progress_bar() as progress:
-        # What is wrong with either of them is told before Spark starts.
+        # An error of the table or the stream is raised before Spark starts.
         maker.check(ingestion.ledger().read())
         if pipe is not None:
             _spool(pipe, url, progress)
         with stream.open() as opened:
-            result_of(Retries(ingestion.retry_seconds).call(opened.identities), tell_waiting)
+            result_of(Retries(ingestion.retry_seconds).call(opened.identities), print_waiting)
         task = progress.add_task("starting Spark", total=None)
         session = spark.session(place.table, place.storage)
         progress.update(task, description="reading")
@@ -150,7 +154,7 @@ def ingest(
     if tails:
         raise TruncatedTailError(
             tails[0],
-            remedy="All whole messages before it are in the table; the next run continues behind them.",
+            remedy="All whole messages before it are in the table; the next run continues after them.",
         )
 
 
@@ -171,7 +175,7 @@ def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> None:
     note = f"note: {path} has {counted(spooled.messages, 'message')} of stdin now"
     if spooled.others:
         note += f", and {counted(spooled.others, 'message')} of other streams, which this run does not ingest"
-    tell(note, style="yellow")
+    inform(note, style="yellow")
 
 
 def _lost(report: BatchReport) -> str | None:
@@ -219,7 +223,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
                 f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
             )
         if table is not None and ledger.newest is None:
-            tell(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow")
+            inform(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow")
         rows = [
             {
                 "shard": str(shard),
@@ -236,7 +240,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     nothing = "the stream is empty, or there is none of this name: lag 0"
     print_rows(rows, as_json=as_json, title=f"{place.url}, group {group}", empty=nothing)
     if any(row["lost"] for row in rows):
-        tell(f"the next run of group {group} stops, or records what is lost with --on-data-loss record", style="red")
+        inform(f"the next run of group {group} stops, or records what is lost with --on-data-loss record", style="red")
         sys.exit(1)
 
 
@@ -248,7 +252,7 @@ def _is_claimed(place: Place) -> bool:
 
 
 def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
-    """A group that claims entries has no position; the server knows what nobody was given and what is pending."""
+    """A group that claims entries has no position; the server knows what is unread and what is pending."""
     from spark_jobs.claims.claim_state import claim_state, losses_of_claims
 
     with place.claims() as claims:
@@ -306,28 +310,28 @@ def verify(place: Place, as_json: bool) -> None:
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
             listed = ", ".join(str(place.shown(sequence)) for sequence in sequences)
-            tell(f"{verdict.shard}: {what} {listed} …", style="red")
+            inform(f"{verdict.shard}: {what} {listed} …", style="red")
         if verdict.lost is not None:
-            tell(
+            inform(
                 f"{verdict.shard}: the stream lost {place.span(verdict.lost)} before group {place.group} read it",
                 style="red",
             )
         for bid, count in verdict.missing_dead.items():
-            tell(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
+            inform(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
         if verdict.untold:
-            tell(
+            inform(
                 f"note: {verdict.shard}: {counted(verdict.untold, 'message')} without rows may be filtered or missing: "
-                "commits or files that tell it are gone, or parts of their batch were replaced",
+                "commits or files that would show it are gone, or parts of their batch were replaced",
                 style="yellow",
             )
         if verdict.uncompared is not None:
-            tell(
+            inform(
                 f"note: {verdict.shard}: {place.span(verdict.uncompared)} is not compared: the group began after it, "
                 "or its positions were made anew after its log was cleaned",
                 style="yellow",
             )
     for note in _notes(ingestion.ledger(), state):
-        tell(f"note: {note}", style="yellow")
+        inform(f"note: {note}", style="yellow")
     if not all(verdict.is_right for verdict in verdicts):
         sys.exit(1)
 
@@ -353,73 +357,3 @@ def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
             f"{count} rows lack {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If another "
             "writer made these null, RESTORE the table, or delete the rows before a replay writes them again"
         )
-
-
-@click.command()
-@click.option("--to", required=True, type=click.Choice(MODES), help="The new mode.")
-@place_options(click.option("--group", required=True, help="The consumer group."))
-@spark_options
-def switch(to: str, place: Place, spark: SparkChoice) -> None:
-    """Change how a group shares its shards; stop its runs first. Run it again if it was interrupted.
-
-    \b
-    Example:
-      stream-assets switch --source kafka://localhost:9092/orders --table lake/orders \\
-          --group lakehouse --to load_balanced
-    """
-    from spark_jobs.mode_switch import switch_sharing
-
-    mode = choice(ConsumerMode, to, option="--to")
-    ingestion = place.ingestion(single_writer=spark.single_writer)
-    with place.opened(mode) as (stream, claims), progress_bar() as progress:
-        ingestion.ledger().read()
-        progress.add_task("switching", total=None)
-        session = spark.session(place.table, place.storage)
-        is_changed = switch_sharing(session, ingestion, to=mode, source=stream, claims=claims)
-    click.echo(f"group {place.group} is {to} now" if is_changed else f"group {place.group} was {to} already")
-
-
-@click.command()
-@click.option(
-    "--as",
-    "epochs",
-    multiple=True,
-    metavar="EPOCH",
-    help="Only this, the next epoch of a stream, like orders#2; nothing happens if it was accepted before.",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be accepted, and change nothing.")
-@place_options(click.option("--group", required=True, help="The consumer group."))
-@spark_options
-@json_option
-def accept(epochs: tuple[str, ...], dry_run: bool, place: Place, spark: SparkChoice, as_json: bool) -> None:
-    """Let a group continue with a stream that was deleted and made again, or replaced.
-
-    The rows that are in the table stay. Those of the new stream come beside them, with the name of a new epoch in
-    _stream, like orders#2, from its first message on. What the old stream held that was not read is given up.
-
-    \b
-    Example:
-      stream-assets accept --source kafka://localhost:9092/orders --table lake/orders --group lakehouse --as orders#2
-    """
-    from spark_jobs.batches.accept import accept as accept_epochs
-    from spark_jobs.batches.accept import plan_accept
-
-    ingestion = place.ingestion()
-    with place.opened(ConsumerMode.RESUMABLE) as (stream, claims), progress_bar() as progress:
-        accepted = plan_accept(stream, ingestion, ingestion.ledger().read(), epochs=epochs, claims=claims)
-        if accepted and not dry_run:
-            progress.add_task("accepting", total=None)
-            session = spark.session(place.table, place.storage)
-            accepted = accept_epochs(session, stream, ingestion, epochs=epochs, claims=claims)
-    rows = [
-        {
-            "epoch": one.name,
-            "begins at": ", ".join(f"{shard}={place.shown(start)}" for shard, start in sorted(one.origin.items())),
-            "known by": one.identity,
-            "epoch before": one.before,
-            "ended at": ", ".join(f"{shard}={place.shown(end)}" for shard, end in sorted(one.ended.items())),
-        }
-        for one in accepted
-    ]
-    title = f"{'would be' if dry_run else 'is'} accepted by group {place.group} of {place.table}"
-    print_rows(rows, as_json=as_json, title=title, empty=f"{', '.join(epochs)} was accepted before")

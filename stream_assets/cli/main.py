@@ -6,15 +6,12 @@ import sys
 
 import click
 
-from stream_assets.cli.dead_letters import dead_letters
-from stream_assets.cli.infer import infer
-from stream_assets.cli.ingest_commands import accept, ingest, lag, switch, verify
-from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options, storage_option
-from stream_assets.cli.output import print_rows
-from stream_assets.cli.relay import relay
-from stream_assets.cli.replay import adopt, replay, rewind, seek
-from stream_assets.cli.spark_servers import spark
-from stream_assets.cli.streams import peek, produce
+from stream_assets.cli.dead_letter_commands import dead_letters
+from stream_assets.cli.group_commands import accept, adopt, replay, rewind, seek, switch
+from stream_assets.cli.ingest_commands import ingest, lag, verify
+from stream_assets.cli.machine_commands import doctor, spark
+from stream_assets.cli.options import ReportingGroup
+from stream_assets.cli.stream_commands import infer, peek, produce, relay
 
 
 @click.group(cls=ReportingGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -44,44 +41,10 @@ def demo(messages: int) -> None:
     sys.exit(run_demo(messages))
 
 
-@main.command()
-@click.option("--table", help="Also start Spark, and look whether it can write this table safely.")
-@storage_option
-@spark_options
-def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> None:
-    """Check what this machine has: Java, the Delta jars, packages; and whether two runs may write a table at once.
-
-    \b
-    Examples:
-      stream-assets doctor && stream-assets demo
-      stream-assets doctor --table s3a://lake/orders
-    """
-    from stream_assets.cli.doctor import examine, examine_table
-
-    findings = [*examine(), *([examine_table(table, spark, storage)] if table else [])]
-    print_rows([dict(finding) for finding in findings], title="doctor")
-    if any(finding["state"] != "ok" for finding in findings):
-        sys.exit(1)
-
-
-COMMANDS = (
-    produce,
-    peek,
-    infer,
-    relay,
-    ingest,
-    lag,
-    verify,
-    rewind,
-    seek,
-    replay,
-    dead_letters,
-    switch,
-    adopt,
-    accept,
-    spark,
-)
-for command in COMMANDS:
+for command in (
+    *(produce, peek, infer, relay, ingest, lag, verify, rewind, seek, replay),
+    *(dead_letters, switch, adopt, accept, spark, doctor),
+):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from stream_consumers.display import printable, printable_lines
 from stream_consumers.messages import DeadLetter, utc_text
-from stream_consumers.readable import printable, printable_lines
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import BatchReport, Event
@@ -33,25 +33,25 @@ class PrintableFormatter(logging.Formatter):
 
 
 def progress_bar(console: Console = err) -> Progress:
-    """A progress bar; on stderr unless told otherwise, so that stdout stays clean for pipes."""
+    """A progress bar; on stderr by default, because stdout may be a pipe."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console)
 
 
-def tell(text: str, *, style: str | None = None) -> None:
+def inform(text: str, *, style: str | None = None) -> None:
     """Say something on stderr, with nothing in it that the terminal obeys."""
     err.print(printable_lines(text), style=style, markup=False, soft_wrap=True)
 
 
-def tell_waiting(why: str) -> None:
+def print_waiting(why: str) -> None:
     """Say why a command waits."""
-    tell(f"waiting: {why}", style="yellow")
+    inform(f"waiting: {why}", style="yellow")
 
 
-def print_letter(letter: DeadLetter) -> None:
+def print_dead_letter(letter: DeadLetter) -> None:
     """Tell of a dead letter on stderr."""
     when = "" if letter.timestamp_ms is None else f" of {utc_text(letter.timestamp_ms)}"
-    tell(
+    inform(
         f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",
         style="yellow",
     )
@@ -92,7 +92,7 @@ def follow_batches(
     done, number = 0, 0
     for report in events:
         if isinstance(report, Waiting):
-            tell_waiting(report.why)
+            print_waiting(report.why)
         elif isinstance(report, Tail) and tails is not None:
             tails.append(report.what)
         if not isinstance(report, BatchReport):

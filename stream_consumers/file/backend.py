@@ -9,7 +9,7 @@ from pathlib import Path
 from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.consumer import Consumer
 from stream_consumers.file.batches import FileBatchSource
 from stream_consumers.file.consumer import FileConsumer
 from stream_consumers.file.producer import FileProducer
@@ -17,6 +17,7 @@ from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import INTERNAL_KEY
 from stream_consumers.options import ConsumerMode, FileCreation, FileProducerOptions, Modes
+from stream_consumers.producer import Producer
 from stream_consumers.urls import StreamUrl
 
 

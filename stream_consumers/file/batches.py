@@ -29,22 +29,21 @@ from stream_consumers.batches import (
     total_counts,
 )
 from stream_consumers.errors import DataLossError, InvalidUrlError, SourceRecreatedError
-from stream_consumers.file import stretches
+from stream_consumers.file import segments
 from stream_consumers.file.format import HEADER_SIZE, Header
-from stream_consumers.file.frames import Damage, Frame, Run
-from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.file.stream_file import OpenStreamFile
-from stream_consumers.file.stretches import (
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
+from stream_consumers.file.segments import (
     NOTHING,
     START,
     Block,
     Checkpoint,
     Part,
     PlannedBatch,
-    Stretch,
+    Segment,
     Walk,
     items_of,
 )
+from stream_consumers.file.stream_file import OpenStreamFile
 from stream_consumers.messages import DeadLetter, Shard, is_recent
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -112,7 +111,7 @@ class FileSplit:
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
     ) -> Iterator[MessageRow]:
-        """The rows of items; ``damages`` keeps those whose place is told by a message that is still to come."""
+        """The rows of items; ``damages`` keeps damage that counts with a message that is still to come."""
         for item in items:
             if item.shard is not None and item.shard.stream not in self.streams:
                 continue
@@ -165,7 +164,7 @@ class FileBatchSource(BatchSource):
         super().__init__(url)
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
-        self._stretches: list[Stretch] = []
+        self._segments: list[Segment] = []
         self._place = START
         self._extents: dict[Shard, Extent] = {}
         self._lost: dict[Shard, Range] = {}
@@ -185,23 +184,23 @@ class FileBatchSource(BatchSource):
             self._header, self._frozen_size = file.header, file.size
         first, is_unknown = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        span = (self._frozen_size - first.offset) // stretches.MOST_STRETCHES
-        walk = Walk(first, self._streams, frames=stretches.CHECKPOINT_FRAMES, span=span)
-        self._stretches, self._place = [], START
+        span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
+        walk = Walk(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
+        self._segments, self._place = [], START
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
-            for stretch in walk.stretches(scanner.blocks(is_checked=False)):
-                self._stretches.append(stretch)
+            for segment in walk.segments(scanner.blocks(is_checked=False)):
+                self._segments.append(segment)
                 if time.monotonic() > deadline:
                     self.is_exact = False
                     break
             else:
                 self._tail = self._describe_tail(walk.open_damage, scanner)
         starts: dict[Shard, int] = {}
-        for stretch in self._stretches:
-            for shard, (sequence, _) in stretch.bounds.items():
+        for segment in self._segments:
+            for shard, (sequence, _) in segment.bounds.items():
                 starts.setdefault(shard, sequence)
-        end = self._stretches[-1].end if self._stretches else first
+        end = self._segments[-1].end if self._segments else first
         self._end = end.offset
         self._extents = {
             shard: Extent(starts.get(shard, position), position)
@@ -264,9 +263,9 @@ class FileBatchSource(BatchSource):
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
         batch = PlannedBatch(gaps, limits)
-        for stretch in self._stretches_from(gaps):
-            if not batch.take(stretch):
-                batch.is_full = not all(map(batch.take, self._walked(stretch.begin, stretch.end.offset)))
+        for segment in self._segments_from(gaps):
+            if not batch.take(segment):
+                batch.is_full = not all(map(batch.take, self._walked(segment.begin, segment.end.offset)))
             if batch.is_over:
                 break
         ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
@@ -281,25 +280,25 @@ class FileBatchSource(BatchSource):
         splits = [self._split(parts, ranges) for parts in _shares(batch, parallelism)]
         return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
 
-    def _stretches_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Stretch]:
+    def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
         """What the last :meth:`extents` found from the last place on that is before all gaps, or all of the file."""
-        numbers = reversed(range(len(self._stretches)))
-        first = next((number for number in numbers if self._stretches[number].begin.is_before(gaps)), None)
+        numbers = reversed(range(len(self._segments)))
+        first = next((number for number in numbers if self._segments[number].begin.is_before(gaps)), None)
         if first is None:
-            yield from self._walked(START, self._end, frames=stretches.CHECKPOINT_FRAMES)
+            yield from self._walked(START, self._end, frames=segments.CHECKPOINT_FRAMES)
             return
-        stretch = self._stretches[first]
-        if stretch.begin.offset < self._place.offset < stretch.end.offset and self._place.is_before(gaps):
+        segment = self._segments[first]
+        if segment.begin.offset < self._place.offset < segment.end.offset and self._place.is_before(gaps):
             # The plan before this one ended within it.
-            yield from self._walked(self._place, stretch.end.offset)
+            yield from self._walked(self._place, segment.end.offset)
         else:
-            yield stretch
-        yield from self._stretches[first + 1 :]
+            yield segment
+        yield from self._segments[first + 1 :]
 
-    def _walked(self, begin: Checkpoint, stop: int, *, frames: int = 1) -> Iterator[Stretch]:
-        """What lies between two places, in stretches of a message each by default."""
+    def _walked(self, begin: Checkpoint, stop: int, *, frames: int = 1) -> Iterator[Segment]:
+        """What lies between two places, in segments of a message each by default."""
         with self._scanner(begin) as scanner:
-            yield from Walk(begin, self._streams, frames=frames).stretches(_until(stop, scanner, in_runs=frames > 1))
+            yield from Walk(begin, self._streams, frames=frames).segments(_until(stop, scanner, in_runs=frames > 1))
 
     def _scanner(self, begin: Checkpoint) -> FrameScanner:
         return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
@@ -341,22 +340,22 @@ class FileBatchSource(BatchSource):
         """
         left = {shard: part for shard, part in ranges.items() if shard in self._extents}
         found: dict[Shard, LastMessage] = {}
-        for stretch in reversed(self._stretches):
-            if any(bounds[0] < left[shard].end for shard, bounds in stretch.bounds.items() if shard in left):
-                found |= self._last_messages_within(stretch, left)
+        for segment in reversed(self._segments):
+            if any(bounds[0] < left[shard].end for shard, bounds in segment.bounds.items() if shard in left):
+                found |= self._last_messages_within(segment, left)
                 left = {shard: part for shard, part in left.items() if shard not in found}
         return found
 
-    def _last_messages_within(self, stretch: Stretch, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+    def _last_messages_within(self, segment: Segment, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         last: dict[Shard, Frame | Damage] = {}
-        with self._scanner(stretch.begin) as scanner:
-            for item in chain.from_iterable(map(items_of, _until(stretch.end.offset, scanner, is_checked=True))):
+        with self._scanner(segment.begin) as scanner:
+            for item in chain.from_iterable(map(items_of, _until(segment.end.offset, scanner, is_checked=True))):
                 if item.shard is not None and item.sequence in ranges.get(item.shard, NOTHING):
                     last[item.shard] = item
             return {shard: _last_message(item, scanner) for shard, item in last.items()}
 
     def unreadable_tail(self) -> str | None:
-        """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
+        """An unfinished message, or damage after the last message, that did not change for :data:`QUIET_SECONDS`."""
         if self._tail is None or not self._path.exists():
             return None
         if is_recent(self._path.stat().st_mtime, now=time.time(), seconds=QUIET_SECONDS):
@@ -369,7 +368,7 @@ class FileBatchSource(BatchSource):
             return f"{where} cannot be read: {damage.reason}. They are dead letters of the next message that comes"
         if scanner.incomplete_bytes and scanner.tail_holds_messages():
             return (
-                f"{self._path} is damaged at offset {scanner.offset}, and no beacon behind it tells where messages "
+                f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it says where messages "
                 f"begin again: the last {scanner.size - scanner.offset} bytes hold messages that cannot be read. "
                 "They become readable or dead letters when the file grows past its next beacon"
             )

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
+from stream_consumers.consumer import (
+    Assignment,
+    Consumer,
+    DeadLetterObserver,
+    Edge,
+    end_of,
+    log_dead_letter,
+    no_message,
+    rewind_place,
+)
 from stream_consumers.errors import StreamRemovedError
-from stream_consumers.file.beacon_search import BeaconSearch, IsBefore
-from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
-from stream_consumers.file.frames import Damage, Frame
-from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Marker
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.stream_file import BeaconSearch
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choose_reset
 from stream_consumers.urls import StreamUrl
 
+IsBefore = Callable[[Marker | Frame], bool]
+"""Whether a message, or the last one that a beacon knows of, is before the target."""
 SHORTEST_WAIT_SECONDS = 0.001
 LONGEST_WAIT_SECONDS = 1.024
 
 
-class FileConsumer(PollingConsumer):
+class FileConsumer(Consumer):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
 
     Where the file is removed, replaced by another one or written anew, a live consumer reads what is left of it and

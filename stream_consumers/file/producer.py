@@ -12,14 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from stream_consumers.errors import BrokerError, FormatError, ProducerBusyError, UntrustedFileError
-from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header, checksum
-from stream_consumers.file.frames import Frame
-from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, NEW_SHARD, FrameWriter, Header, ShardTail, checksum
+from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.file.stream_file import open_file
-from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardTail
 from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
-from stream_consumers.producer_base import ProducerBase, undelivered
+from stream_consumers.producer import Producer, undelivered
 from stream_consumers.urls import StreamUrl
 
 COALESCE_BYTES = 1024 * 1024
@@ -30,8 +28,8 @@ _DROPPED = "The producer has ended: look at how far the file goes, and send the 
 _log = logging.getLogger(__name__)
 
 
-class FileProducer(ProducerBase):
-    """A producer of a ``.ss`` file; see :class:`stream_consumers.consumer.Producer`.
+class FileProducer(Producer):
+    """A producer of a ``.ss`` file; see :class:`stream_consumers.producer.Producer`.
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
     message, and cuts off an unfinished last message, whose bytes are kept beside the file. A file has one producer at a

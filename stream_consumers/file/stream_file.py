@@ -1,15 +1,21 @@
-"""A ``.ss`` file that is open for reading: its header, its size, its bytes."""
+"""A ``.ss`` file that is open for reading: its header, its size, its bytes, its beacons."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerError, StreamExistsError, StreamNotFoundError, StreamRemovedError
-from stream_consumers.file.format import HEADER_SIZE, Header
+from stream_consumers.file.format import HEADER_SIZE, BeaconError, Header, Marker, decode_beacon, marker_capacity
+from stream_consumers.messages import Shard
+
+# How many bytes to read for a beacon: few at first, then as many as it can have.
+_BEACON_WINDOWS = (4 * 1024, 80 * 1024)
 
 
 class OpenStreamFile(ClosesOnExit):
@@ -74,7 +80,7 @@ class OpenStreamFile(ClosesOnExit):
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            # Nobody can tell now; what is open can be read all the same.
+            # This cannot be determined now; the open file can be read all the same.
             return True
         return os.path.samestat(there, os.fstat(self._open_descriptor()))
 
@@ -147,7 +153,7 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
 
 
 def _check_regular(path: Path) -> None:
-    """Refuse what is no regular file before it is opened: a pipe would wait for its other end."""
+    """Refuse anything but a regular file before it is opened: a pipe would wait for its other end."""
     try:
         found = os.stat(path).st_mode
     except FileNotFoundError:
@@ -159,3 +165,72 @@ def _check_regular(path: Path) -> None:
             f"{path} is a pipe, a socket or a device, not a stream file",
             remedy="Name a regular file. To read lines from a pipe, use stdio:///KEY.",
         )
+
+
+def survey(count: int, is_before: Callable[[int], bool | None]) -> tuple[int, int | None]:
+    """Binary search over beacons 1..count, some of which do not say on which side of the target they are.
+
+    Returns:
+        The last beacon that is before the target (0: the header), and the first that is not (``None``: there is none).
+
+    Example:
+        >>> survey(10, lambda index: index <= 3)
+        (3, 4)
+    """
+    ask = cache(is_before)
+    before, behind = 0, count + 1
+    while True:
+        middle = (before + behind) // 2
+        distances = range(max(middle - before, behind - middle))
+        nearest_first = (index for distance in distances for index in (middle + distance, middle - distance))
+        known = next((index for index in nearest_first if before < index < behind and ask(index) is not None), None)
+        if known is None:
+            return before, behind if behind <= count else None
+        if ask(known):
+            before = known
+        else:
+            behind = known
+
+
+class BeaconSearch(OpenStreamFile):
+    """A stream file whose beacons are read one at a time.
+
+    Example:
+        >>> with BeaconSearch("orders.ss") as beacons:
+        ...     beacons.last_before(Shard("orders"), lambda marker: marker.sequence < 3)
+        0
+    """
+
+    @property
+    def count(self) -> int:
+        """The number of beacons that the file can have at its present size."""
+        return self.size // self.header.beacon_interval
+
+    def last_before(self, shard: Shard, is_before: Callable[[Marker], bool]) -> int:
+        """The number of the last beacon before every message of the shard that is not before (0: the header)."""
+
+        def judge(index: int) -> bool | None:
+            named = (marker for marker in self.markers(index) if marker.shard == shard)
+            return next(map(is_before, named), None)
+
+        return survey(self.count, judge)[0]
+
+    def shards(self) -> set[Shard] | None:
+        """The shards that the beacons name; ``None`` if one of them is full, so that there may be others."""
+        found: set[Shard] = set()
+        for markers in map(self.markers, range(1, self.count + 1)):
+            if markers and len(markers) >= marker_capacity(self.header.beacon_interval):
+                return None
+            found.update(marker.shard for marker in markers)
+        return found
+
+    def markers(self, index: int) -> tuple[Marker, ...]:
+        """What the beacon with this number, from 1 on, says; nothing if it is damaged or not whole yet."""
+        for window in _BEACON_WINDOWS:
+            try:
+                found = decode_beacon(self.read(index * self.header.beacon_interval, window))
+            except BeaconError:
+                break
+            if found:
+                return found[0].markers
+        return ()

@@ -5,14 +5,16 @@ from __future__ import annotations
 from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.consumer import Consumer
 from stream_consumers.errors import GroupsNotRememberedError
 from stream_consumers.kafka.batches import KafkaBatchSource
-from stream_consumers.kafka.cluster import KafkaBrokers, check_client_options, producer_options
+from stream_consumers.kafka.client import check_client_options, producer_options
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.kafka.consumer import CONSUMER_MODES, KafkaConsumer
 from stream_consumers.kafka.membership import KafkaMembership
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.options import ConsumerMode, Modes
+from stream_consumers.producer import Producer
 from stream_consumers.urls import StreamUrl
 
 
@@ -83,7 +85,7 @@ class KafkaStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.committer`."""
         if not isinstance(consumer, KafkaConsumer):
             raise GroupsNotRememberedError(
-                f"nobody may set the positions of {url} from outside of the group",
+                f"the positions of {url} cannot be set from outside of the group",
                 remedy="Give the KafkaConsumer that reads: its group takes positions from its own member.",
                 group=group,
             )

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from stream_consumers.batches import (
     BATCH_ROWS,
-    MESSAGE_SCHEMA,
     BatchPlan,
     BatchSource,
     Extent,
@@ -29,7 +27,6 @@ from stream_consumers.batches import (
     Range,
     Resume,
     fair_shares,
-    message_checksum,
     readable_gaps,
     widths,
 )
@@ -42,15 +39,15 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamRemovedError,
 )
+from stream_consumers.kafka.client import explain
 from stream_consumers.kafka.cluster import KafkaBrokers
-from stream_consumers.kafka.errors import explain
-from stream_consumers.kafka.headers import headers_columns, message_bytes
+from stream_consumers.kafka.messages import bytes_of, last_message, message_bytes, record_batch, shard_of
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
 
 Partition = tuple[str, int]
-# So long a read waits behind the last message of a range that ends in a marker.
+# How long a read waits after the last message of a range that ends in a marker.
 POLL_SECONDS = 0.05
 STALL_SECONDS = 60.0
 # The client's own default, of each partition.
@@ -94,8 +91,8 @@ class KafkaSplit:
             RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
         ):
             for messages in reader:
-                batch = _record_batch(messages, self.ranges)
-                size += _bytes_of(batch)
+                batch = record_batch(messages, self.ranges)
+                size += bytes_of(batch)
                 if self.max_bytes is not None and size > self.max_bytes:
                     raise BatchTooLargeError(
                         f"a part of a batch of {self.url} holds more bytes than were estimated",
@@ -226,62 +223,15 @@ class RangeReader(ClosesOnExit):
         )
 
 
-def _shard(message: KafkaMessage) -> Shard:
-    return Shard(message.topic() or "", message.partition() or 0)
-
-
-def _last_message(message: KafkaMessage) -> LastMessage:
-    checksum, epoch = message_checksum(_bytes(message.key()), _bytes(message.value())), message.leader_epoch()
-    return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
-
-
 def _cut(
     ranges: Mapping[Shard, Range], reached: Mapping[Partition, int], refused: list[KafkaMessage]
 ) -> Mapping[Shard, Range]:
     """The part of ``ranges`` that was read, less the messages that are too much."""
     ends = {shard: reached.get((shard.stream, shard.id), part.end) for shard, part in ranges.items()}
     for message in reversed(refused):
-        ends[_shard(message)] = message.offset() or 0
+        ends[shard_of(message)] = message.offset() or 0
     cut = {shard: Range(part.start, ends[shard]) for shard, part in ranges.items()}
     return {shard: part for shard, part in cut.items() if part.start < part.end}
-
-
-def _record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
-    """Messages of these shards as a record batch; each is asked only for what may differ between them."""
-    count = len(messages)
-    streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
-    headers, errors = headers_columns(messages)
-    columns: list[pa.Array[Any]] = [
-        _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
-        _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
-        pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
-        pa.array([moment for _, moment in map(KafkaMessage.timestamp, messages)], pa.int64()),
-        pa.array(list(map(KafkaMessage.key, messages)), pa.binary()),
-        pa.array(list(map(KafkaMessage.value, messages)), pa.binary()),
-        headers,
-        errors,
-        pa.nulls(count, pa.int64()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
-
-
-def _bytes_of(batch: pa.RecordBatch) -> int:
-    """What :func:`stream_consumers.kafka.headers.message_bytes` says of its messages, altogether."""
-    headers: Any = pc.list_flatten(batch.column("headers"))
-    parts = [batch.column("payload"), batch.column("key"), headers.field("name"), headers.field("value")]
-    return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
-
-
-def _bytes(value: str | bytes | None) -> bytes | None:
-    """As it is: only the type hints of the client know text."""
-    return value.encode() if isinstance(value, str) else value
-
-
-def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:
-    if len(possible) > 1:
-        return pa.array(list(values), kind)
-    (value,) = possible
-    return pa.array(pa.repeat(value, count), kind)
 
 
 class FirstMessages(ClosesOnExit):
@@ -313,7 +263,7 @@ class FirstMessages(ClosesOnExit):
         deadline = time.monotonic() + self._cluster.answer_seconds
         while waiting:
             for message in self._consumer.consume(len(waiting), POLL_SECONDS):
-                shard, error = _shard(message), message.error()
+                shard, error = shard_of(message), message.error()
                 if shard not in waiting:
                     continue
                 if error is None:
@@ -434,7 +384,7 @@ class KafkaBatchSource(BatchSource):
                 else:
                     left[shard] = Range(left[shard].start, probe)
             distance *= 2
-        return {shard: _last_message(message) for shard, message in last.items()}
+        return {shard: last_message(message) for shard, message in last.items()}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """Also if it is gone from a topic that removes messages only at its beginning, and begins before it.
@@ -519,7 +469,7 @@ class KafkaBatchSource(BatchSource):
         sizes = dict.fromkeys(ranges, 0)
         with RangeReader(self.cluster, samples, STALL_SECONDS) as reader:
             for message in chain.from_iterable(reader):
-                sizes[_shard(message)] += message_bytes(message)
+                sizes[shard_of(message)] += message_bytes(message)
         return sum(
             size * (ranges[shard].end - ranges[shard].start) / (samples[shard].end - samples[shard].start)
             for shard, size in sizes.items()

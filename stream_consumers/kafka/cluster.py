@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -28,145 +28,44 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve, without_values
+from stream_consumers.client_config import ClientConfig, Scalar, resolve
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
     BrokerUnavailableError,
     GroupActiveError,
-    InvalidOptionError,
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.errors import (
+from stream_consumers.kafka.client import (
     ConnectionReasons,
+    client_settings,
     explain,
     is_about_connection,
     is_lost,
+    isolation,
+    options_explained,
+    producer_options,
     raise_refused,
     until_found,
+    with_tokens,
 )
-from stream_consumers.kafka.tokens import OPTION as TOKEN_PROVIDER
-from stream_consumers.kafka.tokens import check_token_provider, with_tokens
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
 K = TypeVar("K")
 T = TypeVar("T")
-DEFAULT_PORT = 9092
 REQUEST_SECONDS = 10.0
 POLL_SECONDS = 0.05
 # A host name may have several addresses, and no broker may listen at the first one.
 HASTY_SECONDS = 1.0
-# What this project decides, and why a user may not.
-RESERVED = {
-    "bootstrap.servers": "the URL says which servers",
-    "group.id": "the group is an option of its own",
-    "enable.partition.eof": "a range ends there, whatever is missing in it",
-    "oauth_cb": f"a function does not reach executors; name it, like {TOKEN_PROVIDER}='module:function'",
-}
-FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error"}
-_WHY_FIXED = {
-    "enable.auto.commit": "it would commit what is not in the table yet",
-    "auto.offset.reset": "it would silently skip or repeat messages; use start or reset",
-}
 # The client's type hints do not export them.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
+# After its queue was full the client would not fetch for a second: reading is six times as fast with this.
+_CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
 _log = logging.getLogger(__name__)
-
-
-def check_client_options(client: ClientConfig) -> None:
-    """Refuse settings that this project decides; nothing is looked up.
-
-    Raises:
-        InvalidOptionError: naming the setting and the reason.
-    """
-    for name, reason in RESERVED.items():
-        if name in client:
-            raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
-    if TOKEN_PROVIDER in client and not isinstance(client[TOKEN_PROVIDER], Deferred):
-        check_token_provider(client[TOKEN_PROVIDER])
-    for name, fixed in FIXED.items():
-        if name in client and (isinstance(client[name], Deferred) or str(client[name]).lower() != str(fixed).lower()):
-            raise InvalidOptionError(
-                f"the client option {name!r} is refused: {_WHY_FIXED[name]}", remedy="Leave it out."
-            )
-
-
-def check_producer_options(client: ClientConfig) -> None:
-    """Refuse settings that only a consumer knows: a producer would silently ignore them.
-
-    Raises:
-        InvalidOptionError: naming the settings.
-
-    Example:
-        >>> check_producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
-        Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: a producer has no client option 'session.timeout.ms': only \
-consumers have. Leave it out here.
-    """
-    consumers = sorted(filter(_is_consumer_only, client))
-    if consumers:
-        raise InvalidOptionError(
-            f"a producer has no client option {', '.join(map(repr, consumers))}: only consumers have",
-            remedy="Leave it out here.",
-        )
-
-
-def producer_options(client: ClientConfig | None) -> ClientConfig:
-    """A configuration for consumers and producers, without what only consumers know.
-
-    Example:
-        >>> producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
-        {'linger.ms': 5}
-    """
-    return {name: value for name, value in (client or {}).items() if not _is_consumer_only(name)}
-
-
-def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Scalar]:
-    """The settings of every client of this cluster, secrets looked up.
-
-    Args:
-        url: its nodes are the bootstrap servers, port 9092 by default.
-        client: any configuration of librdkafka, like ``security.protocol`` or ``isolation.level``.
-
-    Raises:
-        InvalidUrlError: credentials in the URL.
-        InvalidOptionError: a setting that this project decides, or a variable that is not set.
-
-    Example:
-        >>> client_settings(StreamUrl.parse("kafka://a,b:1/orders"), None)["bootstrap.servers"]
-        'a:9092,b:1'
-    """
-    url.check_servers()
-    check_client_options(client or {})
-    given = resolve(client or {})
-    servers = ",".join(_with_port(node) for node in url.nodes if node != ".") or f"localhost:{DEFAULT_PORT}"
-    # What the client has to say reaches the reader in our errors; its own log lines come on top only if asked for.
-    return {"log_level": 2, **given, **FIXED, "bootstrap.servers": servers}
-
-
-def _with_port(node: str) -> str:
-    is_bare = ":" not in node or node.endswith("]")
-    return f"{node}:{DEFAULT_PORT}" if is_bare else node
-
-
-def isolation(settings: Mapping[str, Scalar]) -> IsolationLevel:
-    """The isolation level of the settings; ``read_committed`` by default, as in librdkafka.
-
-    Raises:
-        InvalidOptionError: an unknown level.
-    """
-    level = str(settings.get("isolation.level", "read_committed"))
-    levels = {
-        "read_committed": IsolationLevel.READ_COMMITTED,
-        "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-    }
-    if level not in levels:
-        raise InvalidOptionError(f"isolation.level={level!r} is unknown", remedy=f"Use one of: {', '.join(levels)}.")
-    return levels[level]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +91,8 @@ class KafkaBrokers(ClosesOnExit):
 
     Attributes:
         answer_seconds: how long to wait for the answer to a request.
-        is_hasty: give a request up as soon as no broker could be reached for a second. Of a broker that is restarted
-            that says little, so that only those ask so who ask again later.
+        is_hasty: give a request up as soon as no broker could be reached for a second. A broker that is restarted is
+            away for longer, so that this is for callers that ask again later.
 
     Raises:
         InvalidOptionError: a setting that this project decides.
@@ -213,7 +112,7 @@ class KafkaBrokers(ClosesOnExit):
 
     @cached_property
     def _admin(self) -> AdminClient:
-        with _options_explained(self.settings):
+        with options_explained(self.settings):
             return AdminClient(self._own_settings(), logger=_log)
 
     def _own_settings(self) -> dict[str, Any]:
@@ -231,7 +130,7 @@ class KafkaBrokers(ClosesOnExit):
         settings: dict[str, Scalar] = {name.replace("_", "."): value for name, value in own.items()}
         # The client wants a group even where it has none; without a subscription or a commit no broker sees it.
         settings["group.id"] = group or "stream-assets-no-group"
-        with _options_explained(self.settings):
+        with options_explained(self.settings):
             return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=_log)
 
     def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
@@ -244,7 +143,7 @@ class KafkaBrokers(ClosesOnExit):
         Raises:
             InvalidOptionError: the client refuses its settings.
         """
-        with _options_explained(self.settings):
+        with options_explained(self.settings):
             return Producer({**defaults, **self._own_settings(), **fixed}, logger=_log)
 
     def check(self) -> None:
@@ -398,7 +297,7 @@ class KafkaBrokers(ClosesOnExit):
                 # What is committed counts, whether or not a transaction is about to commit more.
                 "isolation.level": "read_uncommitted",
             }
-            with _options_explained(self.settings):
+            with options_explained(self.settings):
                 self._position_clients[group] = Consumer({**self._own_settings(), **own}, logger=_log)
         return self._position_clients[group]
 
@@ -548,18 +447,6 @@ class KafkaBrokers(ClosesOnExit):
         return str(self._reasons) if is_about_connection(error) else ""
 
 
-@contextmanager
-def _options_explained(settings: Mapping[str, Scalar]) -> Iterator[None]:
-    """What the client says of its options when it is made, without their values."""
-    try:
-        yield
-    except KafkaException as error:
-        said = without_values(error.args[0].str(), settings)
-        raise InvalidOptionError(
-            f"the Kafka client refuses its options: {said}", remedy="Correct the client options."
-        ) from None
-
-
 def places_of(positions: Mapping[Shard, int], metadata: str = "") -> list[TopicPartition]:
     """Positions as the client takes them, in order."""
     return [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
@@ -580,31 +467,3 @@ def _name(asked: object) -> str:
 
 def _assigned(member: Any) -> Sequence[TopicPartition]:
     return member.assignment.topic_partitions if member.assignment else ()
-
-
-# After its queue was full the client would not fetch for a second: reading is six times as fast with this.
-_CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
-_CONSUMER_ONLY = {
-    "auto.commit.interval.ms",
-    "auto.offset.reset",
-    "check.crcs",
-    "coordinator.query.interval.ms",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "group.instance.id",
-    "group.protocol",
-    "group.protocol.type",
-    "group.remote.assignor",
-    "heartbeat.interval.ms",
-    "isolation.level",
-    "max.partition.fetch.bytes",
-    "max.poll.interval.ms",
-    "partition.assignment.strategy",
-    "queued.max.messages.kbytes",
-    "queued.min.messages",
-    "session.timeout.ms",
-}
-
-
-def _is_consumer_only(name: str) -> bool:
-    return name in _CONSUMER_ONLY or name.startswith("fetch.")

@@ -12,14 +12,20 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from stream_consumers.capabilities import Positions, ShardEnd, ShardObserver, check_positions
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
-from stream_consumers.consumer_base import (
+from stream_consumers.consumer import (
+    DeadLetterObserver,
+    Edge,
     LockedConsumer,
+    Positions,
+    ShardEnd,
+    ShardObserver,
+    check_positions,
     end_of,
+    log_dead_letter,
     no_message,
     positions_to_go_to,
+    rewind_place,
 )
 from stream_consumers.errors import (
     BrokerError,
@@ -31,9 +37,9 @@ from stream_consumers.errors import (
     StreamNotFoundError,
     StreamRemovedError,
 )
+from stream_consumers.kafka.client import explain
 from stream_consumers.kafka.cluster import KafkaBrokers, places_of, shards_of
-from stream_consumers.kafka.errors import explain
-from stream_consumers.kafka.headers import read_headers
+from stream_consumers.kafka.messages import read_message, shard_of
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_several, choose_reset
 from stream_consumers.urls import StreamUrl
@@ -52,7 +58,7 @@ class KafkaConsumer(LockedConsumer):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
     Nothing is committed unless :meth:`commit` is called. Its group keeps a position in each shard, so that a member is
-    the :class:`stream_consumers.committer.PositionCommitter` of a tracked consumer that reads it.
+    the :class:`stream_consumers.consumer.PositionCommitter` of a tracked consumer that reads it.
 
     Args:
         url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
@@ -148,7 +154,7 @@ class KafkaConsumer(LockedConsumer):
         return self._assigned
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
-        """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`; the cluster is asked, not the client."""
+        """See :meth:`stream_consumers.consumer.MeasurableConsumer.ends`; the cluster is asked, not the client."""
         self._check_open()
         shards = self._assigned
         readable = self._cluster.ends(shards)
@@ -220,7 +226,7 @@ class KafkaConsumer(LockedConsumer):
                 self._done[shard] = max(self._done.get(shard, 0), message.sequence + 1)
 
     def commit(self, positions: Positions | None = None) -> int:
-        """Tell the group how far these shards are; returns how many they are.
+        """Set the group's positions in these shards; returns how many they are.
 
         Args:
             positions: the next sequence to read, per shard (one behind the last message that is done); by default
@@ -267,7 +273,7 @@ class KafkaConsumer(LockedConsumer):
             )
 
     def observe(self, observer: ShardObserver) -> None:
-        """Tell ``observer`` of the shards that the group assigns and revokes (mode ``load_balanced``)."""
+        """Report to ``observer`` the shards that the group assigns and revokes (mode ``load_balanced``)."""
         with self._lock.moving():
             self._check_open()
             self._observer = observer
@@ -289,7 +295,7 @@ class KafkaConsumer(LockedConsumer):
         return self._cluster.committed(group, self._assigned if is_member else self._known)
 
     def group_metadata(self) -> Any:
-        """Who this member is, for a transaction that takes the group's positions along."""
+        """The identity of this member, for a transaction that takes the group's positions along."""
         return self._consumer.consumer_group_metadata()
 
     def reached_ends(self) -> Positions:
@@ -298,7 +304,7 @@ class KafkaConsumer(LockedConsumer):
         return reached
 
     def go_to(self, positions: Positions) -> None:
-        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
+        """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._lock.moving():
             self._check_open()
             places = positions_to_go_to(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
@@ -355,11 +361,11 @@ class KafkaConsumer(LockedConsumer):
 
     def _item(self, found: KafkaMessage) -> Message | DeadLetter | None:
         """What the client gave, if it is wanted."""
-        shard, error = Shard(found.topic() or "", found.partition() or 0), found.error()
+        shard, error = shard_of(found), found.error()
         if error is not None:
             self._handle_error(error, shard, found.offset() or 0)
             return None
-        item = _item(shard, found)
+        item = read_message(found)
         self._forget_ends(frozenset([shard]))
         if isinstance(item, Message):
             if shard in self._unreached and not self._is_reached(item):
@@ -390,13 +396,13 @@ class KafkaConsumer(LockedConsumer):
         except StreamNotFoundError as error:
             if is_for_all or not self._topic_ids:
                 raise
-            raise self._told_removed("was deleted") from error
+            raise self._note_removed("was deleted") from error
         for name, topic in topics.items():
             if self._topic_ids.setdefault(name, topic.id) != topic.id:
-                raise self._told_removed("was deleted and made again", topic=name)
+                raise self._note_removed("was deleted and made again", topic=name)
         return frozenset(shard for topic in topics.values() for shard in topic.shards)
 
-    def _told_removed(self, what: str, **facts: object) -> StreamRemovedError:
+    def _note_removed(self, what: str, **facts: object) -> StreamRemovedError:
         self._removed = StreamRemovedError(
             f"a topic of {self._url} {what} while it was read",
             remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read what "
@@ -456,7 +462,7 @@ class KafkaConsumer(LockedConsumer):
         self._reached, self._newly_reached = {}, {}
         self._begun |= positions
         if self._removed is not None:
-            # Whatever there is now is right.
+            # The topics as they are now are accepted.
             self._topic_ids, self._removed = {}, None
         self._take_on(positions, had=frozenset(positions))
         self._assigned = frozenset(positions)
@@ -534,11 +540,3 @@ class KafkaConsumer(LockedConsumer):
                 "the group assigns the shards in mode load_balanced",
                 remedy="Use mode real_time or resumable to choose them.",
             )
-
-
-def _item(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:
-    headers, error = read_headers(found)
-    offset, timestamp = found.offset() or 0, found.timestamp()[1]
-    if error is not None:
-        return DeadLetter(shard, offset, timestamp, found.value() or b"", error)
-    return Message(shard, offset, timestamp, found.value(), found.key(), headers)

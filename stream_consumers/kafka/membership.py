@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from stream_consumers.batches import Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
+from stream_consumers.kafka.client import explain
 from stream_consumers.kafka.cluster import KafkaBrokers, shards_of
-from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import Producer as ClientProducer
 
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import (
@@ -17,11 +18,11 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.cluster import KafkaBrokers, check_producer_options
-from stream_consumers.kafka.errors import explain
+from stream_consumers.kafka.client import check_producer_options, explain
+from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import check_count, check_range, is_plain_text
-from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
+from stream_consumers.producer import Producer, check_headers, check_payload, undelivered
 from stream_consumers.urls import StreamUrl
 
 FLUSH_SECONDS = 30.0
@@ -39,7 +40,7 @@ _ENDED = "The producer has ended: send what has no receipt with a sequence again
 
 
 def produce(
-    client: Producer,
+    client: ClientProducer,
     shard: Shard,
     timestamp_ms: int,
     *,
@@ -91,8 +92,8 @@ def produce(
             wait_for_room(full_since)
 
 
-class KafkaProducer(ProducerBase):
-    """A producer of Kafka topics; see :class:`stream_consumers.consumer.Producer`.
+class KafkaProducer(Producer):
+    """A producer of Kafka topics; see :class:`stream_consumers.producer.Producer`.
 
     A message is on its way when :meth:`send` returns. What could not be delivered is raised by the next send, by
     :meth:`flush` or by :meth:`close`, whichever comes first, and by the ``sequence`` of its own receipt. Retries of the
@@ -155,7 +156,7 @@ class KafkaProducer(ProducerBase):
         key: bytes | None = None,
         headers: MessageHeaders = (),
     ) -> Receipt:
-        """See :meth:`stream_consumers.consumer.Producer.send`.
+        """See :meth:`stream_consumers.producer.Producer.send`.
 
         Args:
             payload: the bytes; ``None`` is a tombstone.

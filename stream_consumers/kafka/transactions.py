@@ -10,9 +10,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
+from stream_consumers.consumer import Positions
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
@@ -21,13 +21,13 @@ from stream_consumers.errors import (
     StreamAssetsError,
     TransactionAbortedError,
 )
-from stream_consumers.kafka.cluster import KafkaBrokers, check_producer_options, places_of
+from stream_consumers.kafka.client import RETRY_SECONDS, check_producer_options, explain, until_found
+from stream_consumers.kafka.cluster import KafkaBrokers, places_of
 from stream_consumers.kafka.consumer import KafkaConsumer
-from stream_consumers.kafka.errors import RETRY_SECONDS, explain, until_found
 from stream_consumers.kafka.producer import MessageHeaders, produce
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_count
-from stream_consumers.producer_base import check_target, check_timestamp
+from stream_consumers.producer import check_target, check_timestamp
 from stream_consumers.urls import StreamUrl
 
 ANSWER_SECONDS = 30.0
@@ -40,7 +40,7 @@ _FENCED = {
 
 
 class KafkaTransactions(ClosesOnExit):
-    """Sends messages in transactions; a :class:`stream_consumers.committer.PositionCommitter`, too.
+    """Sends messages in transactions; a :class:`stream_consumers.consumer.PositionCommitter`, too.
 
     As the committer of a tracked consumer, every commit ends a transaction and begins the next one: what was sent since
     the last one counts together with the positions. Send what comes of a message before its ``ack``, and commit between
@@ -79,7 +79,7 @@ class KafkaTransactions(ClosesOnExit):
     ) -> None:
         url = StreamUrl.parse(url)
         if not transactional_id:
-            raise InvalidOptionError("transactional_id='' names nobody", remedy="Give each instance one of its own.")
+            raise InvalidOptionError("transactional_id must not be empty", remedy="Give each instance one of its own.")
         check_producer_options(client or {})
         self._id, self._consumer, self._timeout = transactional_id, consumer, timeout_seconds
         self._stream = url.required_streams()[0]

@@ -5,17 +5,18 @@ from __future__ import annotations
 from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.consumer import Consumer
 from stream_consumers.epochs import Names
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import ConsumerMode, Modes, RedisGroupOptions
+from stream_consumers.producer import Producer
 from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.redis.client import check_redis_options
-from stream_consumers.redis.committers import RedisCommitter
 from stream_consumers.redis.consumer import RedisConsumer
+from stream_consumers.redis.entries import EntrySequence
+from stream_consumers.redis.group import RedisCommitter
 from stream_consumers.redis.group_consumer import MEMBER_MODES, RedisGroupConsumer
-from stream_consumers.redis.ids import EntrySequence
 from stream_consumers.redis.producer import RedisProducer
 from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl

@@ -9,43 +9,86 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
+    Known,
     LastMessage,
     MessageRow,
+    Places,
     Range,
     Resume,
     dead_letter_row,
     fair_shares,
+    known_places,
     message_checksum,
     message_row,
     plain_batch,
     readable_gaps,
     record_batches,
     total_counts,
+    with_places,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError
-from stream_consumers.hints import Known, Places, known_places, with_places
-from stream_consumers.messages import Message, Shard
+from stream_consumers.messages import MAX_SEQUENCE, Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
-from stream_consumers.redis.entries import Entry, plain_entries, read_entry
+from stream_consumers.redis.entries import (
+    MAX_MS,
+    MAX_SUB,
+    SUB_BITS,
+    behind,
+    read_entry,
+    to_id,
+    to_sequence,
+    to_timestamp_ms,
+)
 from stream_consumers.redis.group import RedisGroup
-from stream_consumers.redis.ids import behind, to_id, to_sequence, to_timestamp_ms
 from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
-from stream_consumers.wording import counted
 
 WALK_ENTRIES = 4096
 PAGE_BYTES = 4 * 1024 * 1024
 MAX_PAGE = 5000
+StoredEntry: TypeAlias = tuple[bytes, list[bytes]]
+"""An entry of a stream: its id, and names and values in turn."""
+
+
+def plain_entries(
+    page: Sequence[StoredEntry], message_field: bytes
+) -> tuple[pa.Array[Any], pa.Array[Any], pa.Array[Any]] | None:
+    """Sequences, timestamps and payloads of entries that have nothing but the message field; ``None`` if others do.
+
+    What they are is what :func:`read_entry` makes of each of them.
+
+    Example:
+        >>> [column.to_pylist() for column in plain_entries([(b"1-2", [b"msg", b"{}"])], b"msg")]
+        [[65538], [1], [b'{}']]
+    """
+    fields = [entry[1] for entry in page]
+    if not page or any(len(pairs) != 2 or pairs[0] != message_field for pairs in fields):
+        return None
+    try:
+        ids = pa.array(b"-".join([entry[0] for entry in page]).split(b"-"), pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    if len(ids) != 2 * len(page):
+        return None
+    milliseconds, subs = ids[::2], ids[1::2]
+    if pc.max(milliseconds).as_py() > MAX_MS or pc.max(subs).as_py() > MAX_SUB:
+        return None
+    sequences = pc.bit_wise_or(pc.shift_left(milliseconds, SUB_BITS), subs)
+    if pc.max(sequences).as_py() > MAX_SEQUENCE:
+        return None
+    return sequences, milliseconds, pa.array([pairs[1] for pairs in fields], pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +166,7 @@ class RedisSplit:
                 read=count,
             )
 
-    def _pages(self, server: RedisConnection, piece: Slice) -> Iterator[list[Entry]]:
+    def _pages(self, server: RedisConnection, piece: Slice) -> Iterator[list[StoredEntry]]:
         if piece.sequences is not None:
             for begin in range(0, len(piece.sequences), self.page):
                 ids = map(to_id, piece.sequences[begin : begin + self.page])
@@ -141,12 +184,12 @@ class RedisSplit:
             start = f"({page[-1][0].decode()}"
 
 
-def _last_message(entry: Entry) -> LastMessage:
+def _last_message(entry: StoredEntry) -> LastMessage:
     sequence = to_sequence(entry[0])
     return LastMessage(sequence, to_timestamp_ms(sequence), message_checksum(None, b"\0".join(entry[1])))
 
 
-def _rows(page: Iterable[Entry], piece: Slice, message_field: bytes) -> Iterator[MessageRow]:
+def _rows(page: Iterable[StoredEntry], piece: Slice, message_field: bytes) -> Iterator[MessageRow]:
     for entry_id, fields in page:
         found = read_entry(piece.shard, entry_id, fields, message_field)
         if not isinstance(found, Message):
@@ -460,7 +503,7 @@ class RedisBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
         counted = {}
         for shard, gap in gaps.items():
-            # Who only wants to know the lag need not ask for the extents first.
+            # A caller that only wants the lag has not asked for the extents before.
             facts = self._facts.get(shard) if self._extents else self.server.facts(shard)
             if facts is None or gap.start >= gap.end:
                 counted[shard] = 0

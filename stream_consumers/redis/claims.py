@@ -6,10 +6,11 @@ Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.cl
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
@@ -19,10 +20,9 @@ from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, Str
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.batches import Slice, split_slices
-from stream_consumers.redis.claim_name import Backlog, ClaimName, Trimmed
+from stream_consumers.redis.client import claim_policy
+from stream_consumers.redis.entries import before, behind, readable, to_id, to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
-from stream_consumers.redis.ids import before, behind, to_id, to_sequence
-from stream_consumers.redis.keys import readable
 from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TIME, TOUCH
 from stream_consumers.redis.server import PAGE, RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
@@ -30,7 +30,72 @@ from stream_consumers.urls import StreamUrl
 CLAIM_PAGE = 4096
 # A released entry is this idle (three years), so that any member takes it over at once.
 RELEASED_MS = 100_000_000_000
+_NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class ClaimName:
+    """The consumer name that holds the entries of one batch attempt; the ledger knows whether the batch was written.
+
+    Args:
+        member: the member that claimed them.
+        number: of the batch in the member's transaction sequence.
+        bid: the batch id.
+
+    Example:
+        >>> name = ClaimName("main", 7, "0" * 32)
+        >>> ClaimName.parse(str(name).encode()) == name, ClaimName.parse(b"worker-1")
+        (True, None)
+    """
+
+    member: str
+    number: int
+    bid: str
+
+    def __str__(self) -> str:
+        return f"{self.member}/{self.number}/{self.bid}"
+
+    @classmethod
+    def parse(cls, raw: bytes) -> ClaimName | None:
+        """Parse a consumer name; ``None`` if it is the name of another kind of client, which may be any bytes."""
+        match = _NAME.match(raw.decode("utf-8", "replace"))
+        return cls(match[1], int(match[2]), match[3]) if match else None
+
+
+class Backlog(NamedTuple):
+    """How many entries of a shard a group has not finished.
+
+    Args:
+        unread: entries that were not delivered yet; an upper bound if single entries were deleted.
+        pending: entries that were delivered and not acknowledged.
+    """
+
+    unread: int
+    pending: int
+
+    @property
+    def total(self) -> int:
+        """Unread and pending entries."""
+        return self.unread + self.pending
+
+
+class Trimmed(NamedTuple):
+    """Entries that were removed from a stream before they were delivered to the group.
+
+    Args:
+        start: the lost entries are at or after it.
+        end: the lost entries are before it.
+        entries: how many.
+        read: how many entries the group counts as read; together with ``start`` it identifies the loss.
+        position: the sequence after the last one that was delivered.
+    """
+
+    start: int
+    end: int
+    entries: int
+    read: int
+    position: int
 
 
 @dataclass
@@ -72,7 +137,7 @@ class RedisClaims(ClosesOnExit):
         url: ``redis://host:6379/orders``.
         group: the consumer group's name; other clients may be in it, too.
         client: as for :class:`stream_consumers.redis.batches.RedisBatchSource`, and the fields of
-            :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
+            :class:`stream_consumers.redis.client.ClaimPolicy`.
         names: for each stream the name of its epoch, see :mod:`stream_consumers.epochs`; by default the first.
     """
 
@@ -83,7 +148,7 @@ class RedisClaims(ClosesOnExit):
         self.url = url
         self.server = EpochServer(url, client, names=names or {})
         self.group = RedisGroup(self.server, group)
-        self.policy = self.server.claim_policy
+        self.policy = claim_policy(self.server.client_options)
         self.shards = self.server.shards()
         self.ends = {shard: facts.end for shard, facts in self._facts().items()}
         self._delivered: Mapping[Shard, str] = {}
@@ -224,7 +289,7 @@ class RedisClaims(ClosesOnExit):
         asked = list(shards)
         words = [("XPENDING", self.server.key(shard), self.group.name) for shard in asked]
         replies = self.server.replies(words, f"asking what is pending in {self.url}")
-        return {shard: behind(told["max"]) if told["pending"] else 0 for shard, told in zip(asked, replies)}
+        return {shard: behind(reply["max"]) if reply["pending"] else 0 for shard, reply in zip(asked, replies)}
 
     def has_others(self, shard: Shard) -> bool:
         """Whether clients of another kind are in the group, or were and were not removed."""
@@ -363,7 +428,7 @@ class RedisClaims(ClosesOnExit):
         Args:
             held: gets the entries.
             shard: of the entries.
-            name: who holds them.
+            name: the name that holds them.
             entries: which.
             since: only if they were idle since this :meth:`now`; of other clients also for the policy's time.
             error: they become dead letters with this text.

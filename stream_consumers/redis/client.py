@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -23,8 +24,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.options import check_timeout
-from stream_consumers.redis.claim_name import ClaimPolicy
+from stream_consumers.options import check_count, check_range, check_timeout
 from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 6379
@@ -58,6 +58,52 @@ _DENIED = (
     "AUTH ",
     "AuthenticationError",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPolicy:
+    """When entries of another member are taken over, and how often one is tried.
+
+    Args:
+        min_idle_seconds: entries that were idle for this time are taken over; a member that is writing sends
+            a heartbeat three times as often.
+        max_deliveries: an entry that was in this number of batches whose process crashed becomes a dead letter; it is
+            alone in the last of them. At least 2.
+
+    Raises:
+        InvalidOptionError: a value is out of range.
+
+    Example:
+        >>> [ClaimPolicy(max_deliveries=4).most(1000, deliveries=n) for n in (0, 1, 2, 3)]
+        [1000, 1000, 32, 1]
+    """
+
+    min_idle_seconds: float = 30.0
+    max_deliveries: int = 5
+
+    def __post_init__(self) -> None:
+        # A shorter idle time would take entries away from members that are at work.
+        check_range("min_idle_seconds", self.min_idle_seconds, at_least=0.1)
+        # Fewer deliveries would make dead letters of entries whose process was just killed.
+        check_count("max_deliveries", self.max_deliveries, at_least=2)
+
+    @property
+    def min_idle_ms(self) -> int:
+        """``min_idle_seconds`` in milliseconds."""
+        return round(self.min_idle_seconds * 1000)
+
+    def most(self, records: int, *, deliveries: int) -> int:
+        """The most entries of one batch that were delivered this number of times: fewer each time, to find the bad one.
+
+        Args:
+            records: the most in any batch.
+            deliveries: how often they were delivered.
+        """
+        left = self.max_deliveries - 1 - deliveries
+        # Entries that were tried often enough are not decoded any more, so that they can do no harm.
+        if left < 0:
+            return records
+        return max(1, round(records ** min(1.0, left / max(1, self.max_deliveries - 2)))) if left else 1
 
 
 def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: float, is_cluster: bool) -> Any:

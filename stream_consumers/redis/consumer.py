@@ -7,16 +7,21 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
 
-from stream_consumers.capabilities import ShardEnd
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
-from stream_consumers.consumer_base import LockedConsumer, end_of, no_message, positions_to_go_to
+from stream_consumers.consumer import (
+    DeadLetterObserver,
+    Edge,
+    LockedConsumer,
+    ShardEnd,
+    end_of,
+    no_message,
+    positions_to_go_to,
+    rewind_place,
+)
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choose_reset
-from stream_consumers.redis.entries import read_entry
-from stream_consumers.redis.ids import SUB_BITS, before
-from stream_consumers.redis.removal import RemovalWatch
-from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection
+from stream_consumers.redis.entries import SUB_BITS, before, read_entry
+from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalWatch
 from stream_consumers.urls import StreamUrl
 
 PAGE = 100
@@ -78,7 +83,7 @@ class RedisConsumer(LockedConsumer):
         return frozenset(self._next)
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
-        """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`."""
+        """See :meth:`stream_consumers.consumer.MeasurableConsumer.ends`."""
         self._check_open()
         return {shard: ShardEnd(end, end) for shard, end in self._ends(frozenset(self._next)).items()}
 
@@ -99,13 +104,13 @@ class RedisConsumer(LockedConsumer):
             self._go_to(places, places)
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
-        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
+        """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._lock.moving():
             self._check_open()
             places = positions_to_go_to(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
             self._buffer = deque(item for item in self._buffer if item.shard not in places)
             self._next |= places
-            # Whoever names a position has it from this stream: it must have got there.
+            # A caller has a position from this stream, so that the stream must have reached it.
             self._saw(places)
 
     def close(self) -> None:

@@ -1,21 +1,254 @@
-"""Entries of Redis Streams as messages: SeaStreamer's field ``msg`` is the payload, every other field a header."""
+"""Entry ids as sequences, keys as shards, entries as messages: how this project reads Redis (SeaStreamer's rules)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import re
+from collections.abc import Collection, Iterable
+from typing import TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from stream_consumers.display import counted
+from stream_consumers.errors import FormatError, InvalidOptionError
+from stream_consumers.messages import MAX_SEQUENCE, MAX_SHARD, DeadLetter, Message, Shard, decode_key, encode_key
+from stream_consumers.options import check_several
 
-from stream_consumers.errors import FormatError
-from stream_consumers.messages import MAX_SEQUENCE, DeadLetter, Message, Shard
-from stream_consumers.redis.ids import MAX_MS, MAX_SUB, SUB_BITS, to_sequence, to_timestamp_ms
-from stream_consumers.wording import counted
+_ENTRY_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?\Z")
+SUB_BITS = 16
+MAX_SUB = (1 << SUB_BITS) - 1
+MAX_MS = (1 << 47) - 1
+"""The last millisecond whose sequences are signed 64-bit numbers; in the year 6429."""
+_PATTERN_CHARACTERS = re.compile(rb"[*?\[\]\\]")
+RawEntry: TypeAlias = tuple[bytes, "list[bytes] | None"]
+"""An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
 
-Entry: TypeAlias = tuple[bytes, list[bytes]]
-"""The id of an entry, and its names and values in turn."""
+
+def to_sequence(entry_id: bytes | str) -> int:
+    """The sequence of an entry id.
+
+    Raises:
+        FormatError: it is no id, or one that has no sequence (more than 65536 entries in a millisecond, or
+            above :data:`GREATEST`).
+
+    Example:
+        >>> to_sequence("1795219782548-1")
+        117651523669065729
+    """
+    text = entry_id.decode("ascii", "replace") if isinstance(entry_id, bytes) else entry_id
+    parts = text.split("-")
+    is_number = len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts)
+    if not is_number:
+        raise FormatError(f"{text!r} is not a Redis entry id", remedy="Ids are written as milliseconds-number.")
+    milliseconds, sub = int(parts[0]), int(parts[1])
+    sequence = milliseconds << SUB_BITS | sub
+    if sub > MAX_SUB or sequence > MAX_SEQUENCE:
+        raise FormatError(
+            f"the entry id {text} has no sequence: its second number goes up to {MAX_SUB}, and it to {GREATEST}",
+            remedy="Let Redis make the ids (XADD key * …), or spread the producer over shards.",
+        )
+    return sequence
+
+
+def to_id(sequence: int) -> str:
+    """The entry id of a sequence.
+
+    Example:
+        >>> to_id(117651523669065729)
+        '1795219782548-1'
+    """
+    return f"{sequence >> SUB_BITS}-{sequence & MAX_SUB}"
+
+
+GREATEST = to_id(MAX_SEQUENCE)
+"""The greatest entry id that has a sequence."""
+
+
+class EntrySequence(int):
+    """A sequence that is printed as the id of its entry.
+
+    Example:
+        >>> f"{EntrySequence(117651523669065729)}"
+        '1795219782548-1'
+    """
+
+    def __str__(self) -> str:
+        return to_id(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def parse_sequence(text: str) -> int | None:
+    """The sequence that a user wrote: a number, or the id of a Redis entry; ``None`` if it is neither.
+
+    Example:
+        >>> parse_sequence("7"), parse_sequence("1795219782548-1"), parse_sequence("2026-11-01")
+        (7, 117651523669065729, None)
+    """
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    return to_sequence(text) if _ENTRY_ID.match(text) else None
+
+
+def check_entry_id(entry_id: str, special: Collection[str] = ()) -> str:
+    """Return ``entry_id`` if it is the id of an entry, or one of ``special``.
+
+    Raises:
+        InvalidOptionError: it is neither.
+
+    Example:
+        >>> check_entry_id("1700000000000-0"), check_entry_id("$", special=["$"])
+        ('1700000000000-0', '$')
+    """
+    if not isinstance(entry_id, str) or (entry_id not in special and not _ENTRY_ID.match(entry_id)):
+        listed = "".join(f", or {word!r}" for word in special)
+        raise InvalidOptionError(
+            f"{entry_id!r} is not an identifier of an entry", remedy=f"Write an id like 1700000000000-0{listed}."
+        )
+    return entry_id
+
+
+def check_entry_ids(entry_ids: Iterable[str]) -> None:
+    """Refuse what is not a collection of entry ids.
+
+    Raises:
+        InvalidOptionError: it is text, or one of them is no id.
+
+    Example:
+        >>> check_entry_ids(["1-0", "2-0"])
+    """
+    check_several("entry_ids", entry_ids)
+    for entry_id in entry_ids:
+        check_entry_id(entry_id)
+
+
+def behind(entry_id: bytes | str) -> int:
+    """The sequence behind an entry; 0 for ``0-0``, which is never one.
+
+    Example:
+        >>> behind("0-0"), behind("0-5")
+        (0, 6)
+    """
+    sequence = to_sequence(entry_id)
+    return sequence + 1 if sequence else 0
+
+
+def before(sequence: int) -> str:
+    """The id that one reads behind to get ``sequence`` first.
+
+    Example:
+        >>> before(0), before(6)
+        ('0-0', '0-5')
+    """
+    return to_id(max(0, sequence - 1))
+
+
+def id_order(entry_id: str) -> tuple[int, ...]:
+    """Sorts entry ids, those too that have no sequence.
+
+    Example:
+        >>> sorted(["10-0", "9-70000", "9-2"], key=id_order)
+        ['9-2', '9-70000', '10-0']
+    """
+    return tuple(map(int, entry_id.split("-")))
+
+
+def to_timestamp_ms(sequence: int) -> int:
+    """When the entry was added, unix milliseconds."""
+    return sequence >> SUB_BITS
+
+
+def is_shard_id(text: str) -> bool:
+    """Whether this is how a key ends that is a shard: a number up to 2^63-1, written without zeros before it.
+
+    Example:
+        >>> [is_shard_id(text) for text in ("0", "12", "012", "x", "")]
+        [True, True, False, False, False]
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_SHARD))
+    return is_number and int(text) <= MAX_SHARD and str(int(text)) == text
+
+
+def shard_of(key: bytes) -> Shard:
+    """The shard that a key is (SeaStreamer's rule).
+
+    Example:
+        >>> shard_of(b"orders:3"), shard_of(b"user:events")
+        (Shard(stream='orders', id=3), Shard(stream='user:events', id=0))
+    """
+    stream, _, tail = key.rpartition(b":")
+    number = tail.decode("latin-1")
+    return Shard(encode_key(stream), int(number)) if stream and is_shard_id(number) else Shard(encode_key(key))
+
+
+def numbered_key(shard: Shard) -> bytes:
+    """The key of a shard of a stream with several.
+
+    Example:
+        >>> numbered_key(Shard("orders", 3)), numbered_key(Shard("user%3A42", 0))
+        (b'orders:3', b'user:42:0')
+    """
+    return b"%s:%d" % (decode_key(shard.stream), shard.id)
+
+
+def is_numbered(key: bytes, shard: Shard) -> bool:
+    """Whether the key of a shard has its number, or is the one key of its stream.
+
+    Example:
+        >>> is_numbered(b"orders:0", Shard("orders")), is_numbered(b"orders", Shard("orders"))
+        (True, False)
+    """
+    return key != decode_key(shard.stream)
+
+
+def pattern_of_shards(stream: str) -> bytes:
+    r"""What SCAN matches with the numbered keys of a stream, and with some others.
+
+    Example:
+        >>> pattern_of_shards("orders"), pattern_of_shards("[a]")
+        (b'orders:*', b'\\[a\\]:*')
+    """
+    return _PATTERN_CHARACTERS.sub(rb"\\\g<0>", decode_key(stream)) + b":*"
+
+
+def key_of(name: str) -> bytes:
+    r"""The key that :func:`name_of` is the text of.
+
+    Raises:
+        InvalidOptionError: it is no text, or has a surrogate that stands for no byte.
+
+    Example:
+        >>> key_of("user:42")
+        b'user:42'
+        >>> key_of("\ud800")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: stream='\ud800' cannot be used. Use the text of a key, or its bytes.
+    """
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidOptionError(
+            f"stream={name!r} cannot be used", remedy="Use the text of a key, or its bytes."
+        ) from error
+
+
+def name_of(key: bytes) -> str:
+    r"""A key as text, for those to whom a stream is a key and nothing else.
+
+    Example:
+        >>> key_of(name_of(b"any bytes: \xff"))
+        b'any bytes: \xff'
+    """
+    return key.decode("utf-8", "surrogateescape")
+
+
+def readable(key: bytes) -> str:
+    """A key for people.
+
+    Example:
+        >>> readable(b"orders:0")
+        'orders:0'
+    """
+    return key.decode("utf-8", "backslashreplace")
 
 
 def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field: bytes) -> Message | DeadLetter:
@@ -44,35 +277,6 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
         else f"the field {field!r} occurs {counted(len(payloads), 'time')}"
     )
     return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original_bytes(fields), error)
-
-
-def plain_entries(
-    page: Sequence[Entry], message_field: bytes
-) -> tuple[pa.Array[Any], pa.Array[Any], pa.Array[Any]] | None:
-    """Sequences, timestamps and payloads of entries that have nothing but the message field; ``None`` if others do.
-
-    What they are is what :func:`read_entry` makes of each of them.
-
-    Example:
-        >>> [column.to_pylist() for column in plain_entries([(b"1-2", [b"msg", b"{}"])], b"msg")]
-        [[65538], [1], [b'{}']]
-    """
-    fields = [entry[1] for entry in page]
-    if not page or any(len(pairs) != 2 or pairs[0] != message_field for pairs in fields):
-        return None
-    try:
-        ids = pa.array(b"-".join([entry[0] for entry in page]).split(b"-"), pa.string()).cast(pa.int64())
-    except pa.ArrowInvalid:
-        return None
-    if len(ids) != 2 * len(page):
-        return None
-    milliseconds, subs = ids[::2], ids[1::2]
-    if pc.max(milliseconds).as_py() > MAX_MS or pc.max(subs).as_py() > MAX_SUB:
-        return None
-    sequences = pc.bit_wise_or(pc.shift_left(milliseconds, SUB_BITS), subs)
-    if pc.max(sequences).as_py() > MAX_SEQUENCE:
-        return None
-    return sequences, milliseconds, pa.array([pairs[1] for pairs in fields], pa.binary())
 
 
 def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:

@@ -1,4 +1,4 @@
-"""Consumers of the entries of many Redis streams, with and without a group (coredis' two kinds).
+"""Consumers of the entries of many Redis streams, with and without a group, blocking and for asyncio (coredis' kinds).
 
 They give entries as they are, stream by stream in turn, and never wait longer than asked. Where a consumer is to be
 like those of the other backends, use :func:`stream_consumers.create.create_consumer`.
@@ -6,15 +6,16 @@ like those of the other backends, use :func:`stream_consumers.create.create_cons
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeVar, overload
 
+from stream_consumers.async_consumer import AsyncReader
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
-from stream_consumers.consumer_base import PollingReader
+from stream_consumers.consumer import DeadLetterObserver, PollingLock, PollingReader, log_dead_letter
 from stream_consumers.errors import (
     GroupNotFoundError,
     InvalidOptionError,
@@ -23,17 +24,14 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
 from stream_consumers.options import check_count, check_name, check_several, check_switch, check_timeout
-from stream_consumers.polling_lock import PollingLock
-from stream_consumers.redis.entries import read_reply
+from stream_consumers.redis.entries import RawEntry, check_entry_id, key_of, name_of, read_reply, shard_of
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
-from stream_consumers.redis.ids import check_entry_id
-from stream_consumers.redis.keys import key_of, name_of, shard_of
-from stream_consumers.redis.removal import RemovalWatch
-from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisConnection
+from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalWatch
 from stream_consumers.urls import StreamUrl
 
 Self = TypeVar("Self", bound="EntryReader")
+AsyncSelf = TypeVar("AsyncSelf", bound="AsyncEntryConsumer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +461,7 @@ class GroupEntryConsumer(EntryReader):
         return self._options.consumer
 
     def acknowledge(self, stream: str, *entries: Entry | str) -> int:
-        """Tell the server that entries are done.
+        """Acknowledge entries.
 
         Args:
             stream: of which stream.
@@ -585,3 +583,70 @@ def create_entry_consumer(
         options.pop("consumer", None)
         return EntryConsumer(parsed, **options)
     return GroupEntryConsumer(parsed, group=group, **options)
+
+
+class AsyncEntryConsumer(AsyncReader[EntryReader, tuple[str, Entry]]):
+    """An entry consumer whose :meth:`get_entry` is awaited; an asynchronous iterator and context manager.
+
+    Several tasks may wait at once: they get their entries in the order in which they asked. Cancelling a task loses no
+    entry: the next call returns the one that was meant for it. Entering the context again starts again, as that of the
+    consumer does.
+
+    Args:
+        consumer: with a group or without one; it is closed with this one.
+
+    Example::
+
+        streams = create_entry_consumer("redis://localhost:6379/", streams=["one", "user:42"], timeout_seconds=30)
+        async with AsyncEntryConsumer(streams) as consumer:
+            async for stream, entry in consumer:
+                print(stream, entry.identifier, entry.field_values[b"msg"])
+    """
+
+    async def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
+        """The next entry and its stream.
+
+        Args:
+            timeout_seconds: how long to wait for one, ``math.inf`` until there is one; the consumer's by default.
+
+        Returns:
+            ``None`` if there was none in time (coredis returns a pair of ``None``).
+
+        Raises:
+            StreamEndedError: the context was left.
+            StreamAssetsError: as the consumer says; the task that asked first gets it.
+        """
+        return await self._next(
+            max(0.0, self._consumer.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        )
+
+    async def add_stream(self, name: str, identifier: str | None = None) -> bool:
+        """See :meth:`stream_consumers.redis.entry_consumer.EntryReader.add_stream`."""
+        return await self._in_thread(lambda: self._consumer.add_stream(name, identifier))
+
+    async def acknowledge(self, stream: str, *entries: Entry | str) -> int:
+        """See :meth:`stream_consumers.redis.entry_consumer.GroupEntryConsumer.acknowledge`.
+
+        Raises:
+            InvalidOptionError: the consumer has no group.
+        """
+        if not isinstance(self._consumer, GroupEntryConsumer):
+            raise InvalidOptionError(
+                "entries are acknowledged to a group, and this consumer has none", remedy="Give it group and consumer."
+            )
+        # Not in the reading thread, which may be busy.
+        return await asyncio.to_thread(self._consumer.acknowledge, stream, *entries)
+
+    async def __aenter__(self: AsyncSelf) -> AsyncSelf:
+        if self._is_closed:
+            self._start_reading()
+        await self._in_thread(self._consumer.__enter__)
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, Entry]]:
+        """Entries until there is none in time, as in coredis; iterate again to go on."""
+        while (found := await self.get_entry()) is not None:
+            yield found
+
+    def _read_item(self, seconds: float) -> tuple[str, Entry] | None:
+        return self._consumer.get_entry(seconds)

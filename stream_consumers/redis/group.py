@@ -1,4 +1,4 @@
-"""A consumer group of Redis Streams: every command on it, once."""
+"""A consumer group of Redis Streams: every command on it, once, and the committer of one that is read by position."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import redis
 
-from stream_consumers.errors import BrokerError, GroupRemovedError, StreamNotFoundError
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import Positions, check_positions
+from stream_consumers.display import counted
+from stream_consumers.errors import BrokerError, GroupActiveError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
-from stream_consumers.redis.ids import before, behind, to_id
-from stream_consumers.redis.keys import is_numbered, readable
+from stream_consumers.redis.entries import RawEntry, before, behind, is_numbered, readable, to_id
 from stream_consumers.redis.scripts import CREATE_GROUP, RECLAIM, SET_POSITION
-from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RawEntry, RedisConnection
-from stream_consumers.wording import counted
+from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RedisConnection
+from stream_consumers.urls import StreamUrl
 
 START = "0-0"
 BEGIN = "-"
@@ -384,3 +386,47 @@ class RedisGroup:
             streams_there=there,
             received_before=self._received,
         )
+
+
+class RedisCommitter:
+    """Keeps positions in a group of Redis Streams that is read by position, as this project's ingestion does.
+
+    Args:
+        url: ``redis://host:6379/orders``.
+        group: its name; the group is created at the first commit.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+
+    Example::
+
+        url = "redis://localhost:6379/orders"
+        committer = RedisCommitter(url, "billing")
+        with TrackedConsumer(create_consumer(url), committer) as consumer:
+            consumer.seek_to_committed()
+    """
+
+    is_transactional = False
+
+    def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        url = StreamUrl.parse(url)
+        self._group = RedisGroup(RedisConnection(url, client), group)
+
+    def commit(self, positions: Positions) -> None:
+        """See :meth:`stream_consumers.consumer.PositionCommitter.commit`.
+
+        Raises:
+            GroupActiveError: the group is in claim mode, so that it has no position.
+            StreamNotFoundError: there is no such stream.
+            BrokerUnavailableError, AccessDeniedError: as the server says.
+        """
+        check_positions(positions)
+        for shard, position in sorted(positions.items()):
+            if not self._group.set_position(shard, position, entries_read=None):
+                raise GroupActiveError(
+                    f"group {self._group.name!r} of {shard} is in claim mode: its entries are shared entry by entry",
+                    remedy="Acknowledge its entries, or commit for a group of its own.",
+                )
+
+    def committed(self) -> Positions:
+        """See :meth:`stream_consumers.consumer.PositionCommitter.committed`."""
+        facts = self._group.facts_of(self._group.server.shards())
+        return {shard: found.position for shard, found in facts.items() if found is not None}

@@ -8,11 +8,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.committer import Entries
-from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
-from stream_consumers.consumer_base import LeavingMember, end_of
+from stream_consumers.consumer import (
+    DeadLetterObserver,
+    Entries,
+    LeavingMember,
+    PollingLock,
+    Positions,
+    end_of,
+    log_dead_letter,
+)
+from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import (
@@ -24,14 +30,11 @@ from stream_consumers.options import (
     choice,
     new_consumer_name,
 )
-from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.consumer import RedisConsumer
-from stream_consumers.redis.entries import read_reply
+from stream_consumers.redis.entries import RawEntry, id_order, read_reply, to_id
 from stream_consumers.redis.group import BEGIN, NEW, NOW, START, RedisGroup
-from stream_consumers.redis.ids import id_order, to_id
-from stream_consumers.redis.server import RawEntry, RedisConnection
+from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl
-from stream_consumers.wording import counted
 
 BATCH = 100
 SHARED_BATCH = 10
@@ -48,7 +51,7 @@ MEMBER_MODES = Modes(
 
 
 class Acknowledgements:
-    """Tells which entries are to be acknowledged, and which are to be committed; these are two steps. Thread-safe.
+    """Records which entries were acknowledged, and which may be committed; these are two steps. Thread-safe.
 
     Args:
         options: what decides when an entry may be committed.
@@ -212,7 +215,7 @@ class GroupReader:
     def read(self, seconds: float) -> Iterator[Page]:
         """Read until there is something, waiting at most this long for new entries; entries need not be usable.
 
-        After an error, also of who works on a page, call :meth:`read_again`.
+        Call :meth:`read_again` after an error, also after one of the code that works on a page.
 
         Raises:
             StreamAssetsError: as the server says.
@@ -335,7 +338,7 @@ class RedisGroupConsumer(LeavingMember):
     again to the next consumer of the same name, or to a peer that claims it. Two live members must not have the same
     name: each would get the other's pending messages, too, when it starts.
 
-    With ``auto_commit`` ``disabled`` a member is the :class:`stream_consumers.committer.EntryCommitter` of a tracked
+    With ``auto_commit`` ``disabled`` a member is the :class:`stream_consumers.consumer.EntryCommitter` of a tracked
     consumer that reads it.
 
     A :meth:`seek` or :meth:`rewind` leaves the group: from then on, every message of the assigned shards is read by
@@ -355,7 +358,9 @@ class RedisGroupConsumer(LeavingMember):
 
     Raises:
         InvalidOptionError: mode ``real_time``, or an empty group name.
-        BrokerUnavailableError, AccessDeniedError: as the server says.
+        BrokerUnavailableError, AccessDeniedError: as the server says; no message is lost, so call :meth:`next` again.
+        StreamNotFoundError: from :meth:`next`: there is no stream to create the group for.
+        GroupRemovedError: from :meth:`next`: the group or the stream was removed.
 
     Example::
 
@@ -387,7 +392,8 @@ class RedisGroupConsumer(LeavingMember):
         self._options = options or RedisGroupOptions()
         mode, reset = MEMBER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         name = MEMBER_MODES.group(mode, group) or ""
-        consumer = self._options.consumer or _member_name(mode, name)
+        # SeaStreamer's rule for a member that was given no name.
+        consumer = self._options.consumer or (name if mode is ConsumerMode.RESUMABLE else new_consumer_name())
         self._url, self._mode, self._live = url, mode, live
         self._on_dead_letter = on_dead_letter
         self._streams = url.required_streams()
@@ -426,17 +432,6 @@ class RedisGroupConsumer(LeavingMember):
         """When it acknowledges messages."""
         return self._options.auto_commit
 
-    def next(self, timeout_seconds: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`.
-
-        Raises:
-            StreamEndedError: the consumer was closed, or everything was delivered and ``live`` is off.
-            StreamNotFoundError: there is no stream to create the group for.
-            GroupRemovedError: the group or the stream was removed.
-            BrokerUnavailableError: no message is lost; call it again.
-        """
-        return super().next(timeout_seconds)
-
     def _poll(self, seconds: float) -> Message | None:
         self._commit_what_is_due()
         if self._alone is not None and self._is_detached:
@@ -472,7 +467,7 @@ class RedisGroupConsumer(LeavingMember):
         self._acknowledgements.acknowledge(location)
 
     def commit(self, positions: Positions | None = None) -> int:
-        """Tell the server which messages were acknowledged; returns how many entries are no longer pending.
+        """Send the acknowledgements to the server; returns how many entries are no longer pending.
 
         It is no error if these are fewer than were acknowledged: a peer may have taken some over.
 
@@ -490,7 +485,7 @@ class RedisGroupConsumer(LeavingMember):
             return self._send(self._acknowledgements.acknowledged())
 
     def commit_entries(self, entries: Entries) -> None:
-        """See :meth:`stream_consumers.committer.EntryCommitter.commit_entries`.
+        """See :meth:`stream_consumers.consumer.EntryCommitter.commit_entries`.
 
         The server gets an XACK when a message was acknowledged *and* a commit runs. Until then the message is pending,
         and is delivered again to the next consumer of the same name, or to a peer that takes it over.
@@ -625,21 +620,11 @@ class RedisGroupConsumer(LeavingMember):
                 item = read_reply(shard, entry_id, fields, self._message_field)
                 if most is not None and counts.get(entry_id, 1) > most and isinstance(item, Message):
                     item = _too_often(item, counts[entry_id], most)
-                self._put((shard, entry_id), item)
-
-    def _put(self, location: EntryLocation, item: Message | DeadLetter) -> None:
-        with self._lock:
-            if self._is_detached:
-                self._acknowledgements.forget([location])
-            else:
-                self._buffer.append((location, item))
-
-
-def _member_name(mode: ConsumerMode, group: str) -> str:
-    """The name of a member that was given none (SeaStreamer's rule)."""
-    if mode is ConsumerMode.RESUMABLE:
-        return group
-    return new_consumer_name()
+                with self._lock:
+                    if self._is_detached:
+                        self._acknowledgements.forget([(shard, entry_id)])
+                    else:
+                        self._buffer.append(((shard, entry_id), item))
 
 
 def _too_often(message: Message, count: int, most: int) -> DeadLetter:

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.display import counted
 from stream_consumers.errors import (
     BrokerError,
     FormatError,
@@ -21,12 +22,10 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Receipt, Shard, decode_key
 from stream_consumers.options import check_count
-from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
-from stream_consumers.redis.ids import MAX_MS, MAX_SUB, to_sequence
-from stream_consumers.redis.keys import is_numbered, numbered_key, readable
+from stream_consumers.producer import Producer, check_headers, check_payload, undelivered
+from stream_consumers.redis.entries import MAX_MS, MAX_SUB, is_numbered, numbered_key, readable, to_sequence
 from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl
-from stream_consumers.wording import counted
 
 # How much may wait to be sent: then it is sent, and what is more is refused as long as that fails.
 PIPELINE = 512
@@ -57,8 +56,8 @@ return found
 """
 
 
-class RedisProducer(ProducerBase):
-    """A producer of Redis Streams; see :class:`stream_consumers.consumer.Producer`.
+class RedisProducer(Producer):
+    """A producer of Redis Streams; see :class:`stream_consumers.producer.Producer`.
 
     Messages are sent many in a round trip, at the latest at :meth:`flush` or when a receipt is asked for its sequence.
     What the server has not acknowledged stays queued, in the order of each shard, and is sent again by the next flush:
@@ -105,7 +104,7 @@ class RedisProducer(ProducerBase):
         timestamp_ms: int | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
     ) -> Receipt:
-        """See :meth:`stream_consumers.consumer.Producer.send`.
+        """See :meth:`stream_consumers.producer.Producer.send`.
 
         Raises:
             InvalidOptionError: a header with the name of the message field, or a shard with a number where the
@@ -185,8 +184,8 @@ class RedisProducer(ProducerBase):
         has_numbers = self._is_numbered[stream]
         if not has_numbers and (shard.id or self._wants_numbers):
             raise InvalidOptionError(
-                f"{shard} would be the key {readable(numbered_key(shard))} at {self._url}, and with such keys nobody "
-                f"reads the messages in the key {readable(decode_key(stream))}",
+                f"{shard} would be the key {readable(numbered_key(shard))} at {self._url}, and with such keys no "
+                f"consumer reads the messages in the key {readable(decode_key(stream))}",
                 remedy="Send to another stream, or to shard 0 only; a new one is made with shards=2 or more.",
             )
         return numbered_key(shard) if has_numbers else decode_key(stream)

@@ -173,7 +173,8 @@ end
 return '(' .. page[#page][1]
 """
 
-# Anybody may take over at once the entries that the name ARGV[2] holds, from ARGV[3] on; this delivery does not count.
+# Let any member take over at once the entries that the name ARGV[2] holds, from ARGV[3] on; this delivery does not
+# count.
 RELEASE = """
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end

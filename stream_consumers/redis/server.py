@@ -1,4 +1,4 @@
-"""A Redis server or cluster: its shards, facts of its streams, and reading them."""
+"""A Redis server or cluster: its shards, facts of its streams, reading them, and noticing that one was deleted."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ from typing import Any, NamedTuple
 import redis
 
 from stream_consumers.client_config import ClientConfig, resolve
+from stream_consumers.display import counted
 from stream_consumers.errors import (
     AccessDeniedError,
     InvalidUrlError,
     StreamAssetsError,
     StreamNotFoundError,
+    StreamRemovedError,
     UnsupportedError,
 )
 from stream_consumers.messages import WILDCARD, Shard, decode_key
-from stream_consumers.redis.claim_name import ClaimPolicy
-from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
-from stream_consumers.redis.ids import behind, id_order, to_id, to_sequence
-from stream_consumers.redis.keys import is_numbered, numbered_key, pattern_of_shards, readable, shard_of
+from stream_consumers.redis.client import check_redis_options, explain, new_client
+from stream_consumers.redis.entries import (
+    RawEntry,
+    behind,
+    id_order,
+    is_numbered,
+    numbered_key,
+    pattern_of_shards,
+    readable,
+    shard_of,
+    to_id,
+    to_sequence,
+)
 from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
-from stream_consumers.wording import counted
 
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
@@ -36,8 +46,10 @@ FACTS_PAGE = 100
 COUNT_PAGE = 5000
 COUNT_PAGES = 400
 CLUSTER_WAIT_SECONDS = 0.01
-RawEntry = tuple[bytes, "list[bytes] | None"]
-"""An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
+LOOK_SECONDS = 5.0
+# The most streams that one look is at; with more of them, it takes several.
+LOOK_STREAMS = 1000
+_NOTHING = "0-0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ class RedisConnection:
         client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and our own:
             ``message_field`` (``msg``), ``cluster`` (false), ``sentinel_service`` (with ``sentinel_username`` and
             ``sentinel_password``: the URL names Sentinels), and the fields of
-            :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
+            :class:`stream_consumers.redis.client.ClaimPolicy`.
 
     Raises:
         InvalidUrlError: credentials in the URL, or several nodes without ``cluster``.
@@ -196,7 +208,7 @@ class RedisConnection:
         numbered = [readable(key) for shard, key in self._keys.items() if shard.stream == stream and key != plain]
         if not numbered:
             return
-        # Who has no right to the plain key is not refused.
+        # A client without a right to the plain key is not refused.
         length = 0
         with suppress(AccessDeniedError), self.explained(f"looking at {readable(plain)}"):
             length = self.connection.xlen(plain) if self.connection.type(plain) == b"stream" else 0
@@ -345,11 +357,6 @@ class RedisConnection:
         """Redis has no fingerprint of a stream: a recreated one is detected by an end below the position."""
         return {stream: "redis" for stream in sorted(self.url.required_streams())}
 
-    @property
-    def claim_policy(self) -> ClaimPolicy:
-        """When entries of other members are taken over; from the client options."""
-        return claim_policy(self.client_options)
-
     def close(self) -> None:
         """Close the connection."""
         if "connection" in self.__dict__:
@@ -380,3 +387,68 @@ def _named(raw: Any) -> dict[str, Any]:
     """A reply of names and values, which the client may have made a mapping already."""
     pairs = raw.items() if isinstance(raw, Mapping) else zip(raw[::2], raw[1::2])
     return {_text(name): value for name, value in pairs}
+
+
+class RemovalWatch:
+    """What is known of the streams that a reader goes through by position. Not thread-safe.
+
+    Args:
+        server: where they are.
+    """
+
+    def __init__(self, server: RedisConnection) -> None:
+        self._server = server
+        self._seen: dict[Shard, Growth] = {}
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._looked = 0
+        self._found: StreamRemovedError | None = None
+
+    def saw(self, shard: Shard, last: str) -> None:
+        """A stream has got to an id, at least."""
+        seen = self._seen.get(shard, Growth(last, None))
+        self._seen[shard] = seen._replace(last=max(seen.last, last, key=id_order))
+
+    def forget(self, shards: Iterable[Shard] | None = None) -> None:
+        """Whatever these streams are now is right; all of them by default."""
+        for shard in list(self._seen) if shards is None else shards:
+            self._seen.pop(shard, None)
+        self._found = None
+
+    def look(self, keys: Mapping[Shard, bytes], *, now: bool = False) -> None:
+        """Look at streams, unless the last look was a moment ago.
+
+        Args:
+            keys: their keys.
+            now: look in any case, at all of them.
+
+        Raises:
+            StreamRemovedError: one was deleted since it was seen; from then on at each call.
+        """
+        if self._found is None and (now or time.monotonic() >= self._look_at):
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._look(keys if now else self._in_turn(keys))
+        if self._found is not None:
+            raise self._found
+
+    def _in_turn(self, keys: Mapping[Shard, bytes]) -> Mapping[Shard, bytes]:
+        shards = list(keys)
+        begin = self._looked % max(1, len(shards))
+        chosen = (shards[begin:] + shards[:begin])[:LOOK_STREAMS]
+        self._looked = begin + len(chosen)
+        return {shard: keys[shard] for shard in chosen}
+
+    def _look(self, keys: Mapping[Shard, bytes]) -> None:
+        for (shard, key), there in zip(keys.items(), self._server.growth(list(keys.values()))):
+            seen = self._seen.get(shard)
+            if there is not None and (seen is None or not there.has_lost(seen)):
+                self._seen[shard] = there
+            elif seen is not None and seen.last != _NOTHING:
+                what = "was deleted and made again" if there else "was deleted"
+                self._found = StreamRemovedError(
+                    f"the stream {readable(key)} at {self._server.url} {what} while it was read",
+                    remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read "
+                    "what there is now.",
+                    last_id=seen.last,
+                    last_id_now=there.last if there else None,
+                )
+                return

@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from stream_consumers.display import as_text
 from stream_consumers.errors import FormatError, InvalidOptionError
 from stream_consumers.messages import (
     INTERNAL_KEY,
@@ -93,7 +94,7 @@ def format_line(message: Message) -> bytes:
     an empty one.
 
     Raises:
-        InvalidStreamKeyError: its stream is no stream key.
+        InvalidStreamKeyError: its stream is not a stream key.
         InvalidOptionError: its time is not in the years 1 to 9999, or a number is too great.
 
     Example:
@@ -183,7 +184,7 @@ def _timestamp(milliseconds: int) -> str:
 
 def _escaped(payload: bytes) -> bytes:
     is_plain = payload == payload.strip() and b"\n" not in payload and not payload.startswith(ESCAPE)
-    return payload if is_plain and _is_text(payload) else ESCAPE + base64.b64encode(payload)
+    return payload if is_plain and as_text(payload) is not None else ESCAPE + base64.b64encode(payload)
 
 
 def _unescaped(payload: bytes) -> bytes:
@@ -196,11 +197,3 @@ def _unescaped(payload: bytes) -> bytes:
         return payload
     # Only text that format_line could have written is decoded; other text stays as it is.
     return decoded if ESCAPE + base64.b64encode(decoded) == payload and _escaped(decoded) == payload else payload
-
-
-def _is_text(payload: bytes) -> bool:
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

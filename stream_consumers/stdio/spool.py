@@ -1,4 +1,4 @@
-"""Copies stdin into a stream file, since a pipe cannot be read twice and a file can."""
+"""Copies stdin into a stream file, because a pipe cannot be read twice and a file can."""
 
 from __future__ import annotations
 

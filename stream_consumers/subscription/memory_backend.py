@@ -10,10 +10,19 @@ from stream_consumers.errors import GroupRemovedError
 from stream_consumers.memory import HeldEntry, MemoryBroker, MemoryGroup, memory_broker
 from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
 from stream_consumers.options import check_count, check_name, check_timeout
-from stream_consumers.redis.ids import check_entry_id, check_entry_ids
-from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
-from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
+from stream_consumers.redis.entries import check_entry_id, check_entry_ids
+from stream_consumers.subscription.backend import (
+    MAX_PAYLOAD_BYTES,
+    Delivery,
+    Envelope,
+    EventCodec,
+    EventMessage,
+    FetchedEntry,
+    GroupPosition,
+    JsonCodec,
+    StreamBackend,
+    removed_entry,
+)
 from stream_consumers.urls import StreamUrl
 
 
@@ -29,7 +38,7 @@ class MemoryBackend(StreamBackend):
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
     Example:
-        >>> from stream_consumers.subscription.messages import EventMessage
+        >>> from stream_consumers.subscription.backend import EventMessage
         >>> backend = MemoryBackend()
         >>> backend.publish("orders", EventMessage(b"{}"))
         '1-0'

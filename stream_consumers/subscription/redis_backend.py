@@ -12,20 +12,28 @@ from typing import Any
 import redis
 
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.display import counted
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.options import check_count, check_name, check_several, check_timeout
-from stream_consumers.redis.entries import original_bytes
+from stream_consumers.redis.entries import check_entry_id, check_entry_ids, key_of, original_bytes
 from stream_consumers.redis.group import ACK_CHUNK, BEGIN, NEW, NOW, RedisGroup
-from stream_consumers.redis.ids import check_entry_id, check_entry_ids
-from stream_consumers.redis.keys import key_of
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
 from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection
-from stream_consumers.subscription.backend import Published, StreamBackend
-from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
-from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
+from stream_consumers.subscription.backend import (
+    MAX_PAYLOAD_BYTES,
+    Delivery,
+    Envelope,
+    EventCodec,
+    EventMessage,
+    FetchedEntry,
+    GroupPosition,
+    JsonCodec,
+    Published,
+    StreamBackend,
+    removed_entry,
+)
 from stream_consumers.urls import StreamUrl
-from stream_consumers.wording import counted
 
 PIPELINE = 512
 # Below the time that a client waits for an answer.

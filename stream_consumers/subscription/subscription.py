@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import enum
+import logging
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from stream_consumers.display import counted
 from stream_consumers.errors import (
+    DeliverySettledError,
     FormatError,
     InvalidOptionError,
     ShutdownTimeoutError,
@@ -17,29 +23,286 @@ from stream_consumers.errors import (
     StreamEndedError,
     Terminal,
 )
-from stream_consumers.options import new_consumer_name
-from stream_consumers.subscription.ack_flusher import AckFlusher
-from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.config import AckMode, RetryPolicy, SubscriptionConfig
-from stream_consumers.subscription.dead_letter import dead_letter
-from stream_consumers.subscription.error_observer import (
-    ErrorObserver,
-    ErrorReport,
-    ErrorScope,
-    ObserverThread,
-    log_error,
+from stream_consumers.options import choose_fields, new_consumer_name
+from stream_consumers.subscription.backend import (
+    DecodedEntry,
+    Delivery,
+    EventMessage,
+    FetchedEntry,
+    GroupPosition,
+    MalformedEntry,
+    StreamBackend,
 )
-from stream_consumers.subscription.messages import DecodedEntry, FetchedEntry, GroupPosition, MalformedEntry
-from stream_consumers.subscription.received_message import ReceivedMessage
-from stream_consumers.wording import counted
+from stream_consumers.subscription.config import AckMode, RetryPolicy, SubscriptionConfig
 
+_log = logging.getLogger(__name__)
+MALFORMED_KIND = "stream-assets.malformed"
+REASON, STREAM, GROUP = "dead-letter-reason", "dead-letter-stream", "dead-letter-group"
+ID, ATTEMPT, SIZE = "dead-letter-id", "dead-letter-attempt", "dead-letter-size"
+MAX_REASON = 2000
 CLOSE_SECONDS = 30.0
 # The wait for something that must end soon, where the caller has set no time.
 SHORT_WAIT_SECONDS = 2.0
 TOUCHES_PER_IDLE = 3
 _LOOP_BACKOFF = RetryPolicy(backoff_seconds=0.1)
 Self = TypeVar("Self", bound="Subscription")
-MessageHandler = Callable[[ReceivedMessage], object]
+MessageHandler = Callable[["ReceivedMessage"], object]
+
+
+class ReceivedMessage:
+    """A message that a handler works on. The handler may settle it once: acknowledge it, reject it, or ask for a retry.
+
+    Args:
+        entry: the entry that was delivered.
+        max_attempts: the most times that it is delivered.
+        acknowledge: called to acknowledge it.
+        reject: called with a reason to make it a dead letter.
+        is_settled: whether it was acknowledged before the handler got it.
+
+    Example:
+        >>> from stream_consumers.subscription.memory_backend import MemoryBackend
+        >>> from stream_consumers.subscription.subscription import Subscription
+        >>> from stream_consumers.subscription.config import AckMode, SubscriptionConfig
+        >>> def handle(received: ReceivedMessage) -> None:
+        ...     received.nack("it is not for us")
+        ...     done.set()
+        >>> backend, done = MemoryBackend(), threading.Event()
+        >>> config = SubscriptionConfig(
+        ...     stream="orders", group="billing", dead_letter_stream="orders.dead", ack_mode=AckMode.MANUAL
+        ... )
+        >>> _ = backend.publish("orders", EventMessage(b"{}"))
+        >>> with Subscription(backend, config, handle):
+        ...     done.wait(5)
+        True
+        >>> len(backend.entries("orders.dead")), backend.pending("orders", "billing")
+        (1, {})
+    """
+
+    def __init__(
+        self,
+        entry: DecodedEntry,
+        *,
+        max_attempts: int,
+        acknowledge: Callable[[], None],
+        reject: Callable[[str], None],
+        is_settled: bool = False,
+    ) -> None:
+        self.id: str = entry.id
+        self.message: EventMessage = entry.message
+        self.delivery: Delivery = entry.delivery
+        self.max_attempts = max_attempts
+        self._acknowledge, self._reject = acknowledge, reject
+        self._lock = threading.Lock()
+        self._is_settled, self._is_over = is_settled, False
+        self._retry_reason: str | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was acknowledged or rejected, or a retry was asked for."""
+        return self._is_settled
+
+    @property
+    def retry_reason(self) -> str | None:
+        """The reason why the handler asked for a retry; ``None`` if it did not."""
+        return self._retry_reason
+
+    def ack(self) -> None:
+        """Acknowledge the message; returns when the server has confirmed it.
+
+        Raises:
+            DeliverySettledError: it was settled before.
+            StreamAssetsError: the server has not confirmed it; the message stays pending, and is delivered again.
+        """
+        self._settle()
+        self._acknowledge()
+
+    def nack(self, reason: str) -> None:
+        """Reject the message, since it can never be handled: publish a dead letter, then acknowledge it.
+
+        Args:
+            reason: the reason, for the dead letter.
+
+        Raises:
+            DeliverySettledError: it was settled before.
+            StreamAssetsError: the dead letter was not published, or the message was not acknowledged; it stays pending.
+        """
+        self._settle()
+        self._reject(reason)
+
+    def retry(self, reason: str) -> None:
+        """Deliver the message again when the handler has returned and the back-off is over, if it has attempts left.
+
+        It keeps its place in the stream, so that other groups see no copy.
+
+        Args:
+            reason: the reason, for the dead letter that it becomes if no attempt is left.
+
+        Raises:
+            DeliverySettledError: it was settled before, or the handler has returned.
+        """
+        self._settle(only_within=True)
+        self._retry_reason = reason
+
+    def end(self) -> None:
+        """The handler has returned; it may not ask for a retry any more."""
+        with self._lock:
+            self._is_over = True
+
+    def _settle(self, *, only_within: bool = False) -> None:
+        with self._lock:
+            if self._is_settled or (only_within and self._is_over):
+                what = "was settled already" if self._is_settled else "cannot be retried after its handler returned"
+                raise DeliverySettledError(
+                    f"entry {self.id} {what}",
+                    remedy="Call one of ack, nack and retry, once; none with ack_mode on_receive.",
+                    attempt=self.delivery.attempt,
+                )
+            self._is_settled = True
+
+
+class ErrorScope(str, enum.Enum):
+    """The operation that failed (eventbus's scopes).
+
+    ``read``: reading entries, or a malformed entry. ``reclaim``: taking entries over, keeping them by a heartbeat, or
+    delivering them again. ``ack``: acknowledging. ``dead_letter``: publishing a dead letter. ``handler``: the handler
+    raised. ``drop``: the subscription was garbage-collected without being closed.
+
+    Example:
+        >>> ErrorScope("handler") is ErrorScope.HANDLER
+        True
+    """
+
+    READ = "read"
+    RECLAIM = "reclaim"
+    ACK = "ack"
+    DEAD_LETTER = "dead_letter"
+    HANDLER = "handler"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """One error, and the subscription and entry that it belongs to.
+
+    Args:
+        scope: the operation that failed.
+        error: the exception.
+        stream: the stream of the subscription.
+        group: the group of the subscription.
+        consumer: the name of the group's member.
+        entry_id: the entry that was worked on; ``None`` if the error does not belong to one.
+        attempt: the number of the entry's delivery, from 1.
+
+    Example:
+        >>> report = ErrorReport(ErrorScope.HANDLER, ValueError("no"), "orders", "billing", "me", "7-0", 2)
+        >>> report.scope.value, report.attempt
+        ('handler', 2)
+    """
+
+    scope: ErrorScope
+    error: BaseException
+    stream: str
+    group: str
+    consumer: str
+    entry_id: str | None = None
+    attempt: int | None = None
+
+    def __post_init__(self) -> None:
+        choose_fields(self, scope=ErrorScope)
+
+
+ErrorObserver = Callable[[ErrorReport], None]
+
+
+def log_error(report: ErrorReport) -> None:
+    """The default observer: a warning in the log.
+
+    Example:
+        >>> observe: ErrorObserver = log_error
+        >>> observe(ErrorReport(ErrorScope.READ, ValueError("no"), "orders", "billing", "me"))
+    """
+    place = f" entry {report.entry_id} (attempt {report.attempt})" if report.entry_id else ""
+    _log.warning("%s of %r as %r:%s %s", report.scope.value, report.stream, report.group, place, report.error)
+
+
+class ObserverThread:
+    """Calls an observer on a thread of its own.
+
+    What it raises is logged once; reports that it is too slow for are dropped.
+
+    Args:
+        observer: gets the reports in order.
+        capacity: the most reports that may wait for it.
+    """
+
+    def __init__(self, observer: ErrorObserver, *, capacity: int = 1000) -> None:
+        self.dropped = 0
+        self._observer, self._capacity = observer, capacity
+        # A SimpleQueue may be put to from anywhere, also while garbage is collected.
+        self._reports: queue.SimpleQueue[ErrorReport | None] = queue.SimpleQueue()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="error-observer", daemon=True)
+        self._thread.start()
+
+    def report(self, report: ErrorReport) -> None:
+        """Pass a report on to the observer; never waits, never raises."""
+        if self._reports.qsize() >= self._capacity:
+            if not self.dropped:
+                _log.warning("the error observer is too slow: reports are dropped (capacity=%d)", self._capacity)
+            self.dropped += 1
+        else:
+            self._reports.put(report)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Wait at most ``timeout_seconds`` until the observer has got every report."""
+        self._reports.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(max(0.0, timeout_seconds))
+
+    def _run(self) -> None:
+        while (report := self._reports.get()) is not None:
+            try:
+                self._observer(report)
+            except BaseException as error:  # noqa: BLE001 - an observer must not end what it observes
+                if not self._has_failed:
+                    _log.warning("the error observer raised %r; later errors of it are not logged", error)
+                self._has_failed = True
+
+
+def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, only_place: bool = False) -> EventMessage:
+    """The dead letter of an entry: its message or undecodable bytes, with the place and the reason in the headers.
+
+    Args:
+        entry: the entry that failed.
+        stream: the stream that it was read from.
+        group: the group that gave it up.
+        reason: the reason; cut after 2000 characters.
+        only_place: leave the message itself out.
+
+    Example:
+        >>> from datetime import datetime, timezone
+        >>> from stream_consumers.subscription.backend import Delivery, MalformedEntry
+        >>> now = datetime.now(timezone.utc)
+        >>> entry = MalformedEntry("7-0", "no JSON", b"{", Delivery(1, now, now), 1)
+        >>> letter = dead_letter(entry, stream="orders", group="billing", reason=entry.error)
+        >>> letter.payload, letter.headers["dead-letter-id"]
+        (b'{', '7-0')
+    """
+    place = {
+        REASON: reason[:MAX_REASON].encode("utf-8", "replace").decode(),
+        STREAM: stream,
+        GROUP: group,
+        ID: entry.id,
+        ATTEMPT: str(entry.delivery.attempt),
+    }
+    if isinstance(entry, DecodedEntry):
+        was = entry.message
+        if only_place:
+            return EventMessage(b"", was.uid[:MAX_REASON], kind=was.kind[:MAX_REASON], headers=place)
+        headers = {**was.headers, **place}
+        return EventMessage(was.payload, was.uid, was.key, was.kind, was.idempotency_key, headers)
+    headers = {**place, SIZE: str(entry.size)}
+    return EventMessage(entry.original, f"malformed-{entry.id}", entry.id, MALFORMED_KIND, headers=headers)
 
 
 class Subscription:
@@ -53,8 +316,8 @@ class Subscription:
     Args:
         backend: the streaming server; it stays open. The group is created if it does not exist.
         config: see :class:`stream_consumers.subscription.config.SubscriptionConfig`.
-        handler: called with every message, a :class:`stream_consumers.subscription.received_message.ReceivedMessage`.
-        on_error: called with every :class:`stream_consumers.subscription.error_observer.ErrorReport`, on a thread
+        handler: called with every message, a :class:`stream_consumers.subscription.subscription.ReceivedMessage`.
+        on_error: called with every :class:`stream_consumers.subscription.subscription.ErrorReport`, on a thread
             of its own.
 
     Raises:
@@ -62,7 +325,7 @@ class Subscription:
 
     Example:
         >>> import threading
-        >>> from stream_consumers.subscription.messages import EventMessage
+        >>> from stream_consumers.subscription.backend import EventMessage
         >>> from stream_consumers.subscription.memory_backend import MemoryBackend
         >>> backend, seen = MemoryBackend(), threading.Event()
         >>> config = SubscriptionConfig(stream="orders", group="billing", dead_letter_stream="orders.dead")
@@ -455,3 +718,102 @@ class _Runtime:
             self._reject(entry, reason)
         except Exception:  # noqa: BLE001 - reported where it happened; the entry stays pending
             return
+
+
+@dataclass(eq=False)
+class _Batch:
+    """The ids of a batch, and what became of it."""
+
+    ids: list[str] = field(default_factory=list)
+    answer: Future[None] = field(default_factory=Future)
+
+
+class AckFlusher:
+    """Collects acknowledgements for a moment and sends them in one batch (eventbus's ack flusher).
+
+    The first thread that acknowledges opens a batch, and sends it when it is full or when its time is over. If sending
+    fails, each thread of the batch gets the error, ``on_error`` is called once, and the entries stay pending.
+
+    Args:
+        send: called with the ids of a batch; it acknowledges them.
+        on_error: called with the error and the number of ids when a batch could not be sent.
+        batch_size: the number of acknowledgements that fill a batch.
+        interval_seconds: seconds that a batch waits for more acknowledgements.
+
+    Example:
+        >>> sent = []
+        >>> flusher = AckFlusher(sent.append, on_error=print, batch_size=1)
+        >>> flusher.acknowledge("1-0")
+        >>> sent, flusher.close(1.0)
+        ([['1-0']], True)
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[str]], object],
+        *,
+        on_error: Callable[[Exception, int], None],
+        batch_size: int = 64,
+        interval_seconds: float = 0.002,
+    ) -> None:
+        self._send, self._on_error = send, on_error
+        self._batch_size, self._interval = batch_size, interval_seconds
+        self._changed = threading.Condition()
+        self._open: _Batch | None = None
+        self._unsent = 0
+        self._is_closing = self._is_aborted = False
+
+    def acknowledge(self, entry_id: str) -> None:
+        """Acknowledge an entry; returns when the server has confirmed it.
+
+        Raises:
+            StreamEndedError: the flusher was closed; the entry stays pending.
+        """
+        with self._changed:
+            if self._is_closing:
+                raise _closed()
+            batch = self._open or _Batch()
+            batch.ids.append(entry_id)
+            is_first, is_full = self._open is None, len(batch.ids) >= self._batch_size
+            self._open = None if is_full else batch
+            self._unsent += is_first
+            if is_full:
+                self._changed.notify_all()
+            elif is_first:
+                self._changed.wait_for(lambda: self._open is not batch or self._is_closing, self._interval)
+                self._open = None if self._open is batch else self._open
+        if is_first:
+            self._send_batch(batch)
+        batch.answer.result()
+
+    def _send_batch(self, batch: _Batch) -> None:
+        try:
+            if self._is_aborted:
+                batch.answer.set_exception(_closed())
+                return
+            self._send(batch.ids)
+            batch.answer.set_result(None)
+        except Exception as error:  # noqa: BLE001 - each thread that waits gets the error
+            self._on_error(error, len(batch.ids))
+            batch.answer.set_exception(error)
+        finally:
+            with self._changed:
+                self._unsent -= 1
+                self._changed.notify_all()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Send what waits; returns whether all of it was sent, or failed, within ``timeout_seconds``."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._unsent, max(0.0, timeout_seconds))
+
+    def abort(self) -> None:
+        """Send nothing more; every thread that waits gets an error."""
+        with self._changed:
+            self._is_closing = self._is_aborted = True
+            self._changed.notify_all()
+
+
+def _closed() -> StreamEndedError:
+    return StreamEndedError("the subscription was closed", remedy="The entry stays pending, and is delivered again.")

@@ -19,7 +19,7 @@ The backends of this package run the same tests. They need pytest, as the extra 
 
 import pytest
 
-# Before they are imported: so that a failed assertion tells what it compared.
+# Before they are imported, so that a failed assertion shows what it compared.
 pytest.register_assert_rewrite(
     "stream_consumers.testing.batch_source_contract",
     "stream_consumers.testing.consumer_contract",

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.capabilities import PositionedConsumer
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Consumer, Edge, PositionedConsumer
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
     InvalidOptionError,

@@ -9,26 +9,34 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from stream_consumers.capabilities import (
+from stream_consumers.consumer import (
+    Consumer,
+    Edge,
     EndedConsumer,
+    EntryCommitter,
     MeasurableConsumer,
     ObservableConsumer,
     PausableConsumer,
+    PollingLock,
+    PositionCommitter,
     Positions,
     ShardEnd,
     positioned,
+    rewind_place,
 )
-from stream_consumers.committer import EntryCommitter, PositionCommitter
-from stream_consumers.consumer import Consumer, Edge, rewind_place
-from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, check_shard
 from stream_consumers.options import check_count, check_several, check_timeout
-from stream_consumers.polling_lock import PollingLock
-from stream_consumers.tracking.background_commit import BackgroundCommit
-from stream_consumers.tracking.committers import CommitResult, check_committer
+from stream_consumers.tracking.commits import BackgroundCommit, CommitResult, check_committer
 from stream_consumers.tracking.livelock import Livelock, LivelockWatch, ShardProgress
-from stream_consumers.tracking.options import Activities, Activity, Shards, TrackingCallbacks, TrackingOptions
+from stream_consumers.tracking.options import (
+    READ_AHEAD,
+    Activities,
+    Activity,
+    Shards,
+    TrackingCallbacks,
+    TrackingOptions,
+)
 from stream_consumers.tracking.shards import TrackedShards
 
 _log = logging.getLogger(__name__)
@@ -36,7 +44,7 @@ _log = logging.getLogger(__name__)
 MAX_MESSAGES = 500
 
 
-class TrackedConsumer(PollingConsumer):
+class TrackedConsumer(Consumer):
     """Wraps any consumer; see :class:`stream_consumers.consumer.Consumer`.
 
     Every message that is handed out counts as unfinished until :meth:`ack`. What is committed is behind the longest
@@ -146,7 +154,7 @@ class TrackedConsumer(PollingConsumer):
 
     def _obtain(self, seconds: float) -> Message | None:
         message = self._hand_out()
-        # Whoever fetches already may get it for this thread, too.
+        # A thread that fetches already may get it for this one, too.
         if message is not None or not self._fetching.acquire(seconds):
             return message
         try:
@@ -154,7 +162,9 @@ class TrackedConsumer(PollingConsumer):
             # What came may be of a closed shard: that is no reason to say that there is nothing.
             while message is None and has_more and self._may_fetch(seconds):
                 with self._activities.doing(Activity.FETCHING):
-                    has_more = self._fetch(seconds) and self._fetch_ahead()
+                    has_more = self._fetch(seconds)
+                    if has_more and self._options.scheduler is not None:
+                        self._fetch_ahead()
                 message = self._hand_out()
             return message
         finally:
@@ -189,7 +199,7 @@ class TrackedConsumer(PollingConsumer):
             with self._changed:
                 if not self._shards.is_holding:
                     raise
-                # The stream has ended, but not for those who wait for a paused shard.
+                # The stream has ended, but messages of paused shards are held.
                 self._changed.wait(seconds)
         finally:
             ends = self._consumer.reached_ends() if isinstance(self._consumer, EndedConsumer) else {}
@@ -200,11 +210,11 @@ class TrackedConsumer(PollingConsumer):
                 self._shards.reach(ends)
         return message is not None
 
-    def _fetch_ahead(self) -> bool:
-        for _ in range(self._shards.read_ahead - 1):
+    def _fetch_ahead(self) -> None:
+        """Fetch what is there, so that the scheduler has messages to choose from."""
+        for _ in range(READ_AHEAD - 1):
             if not self._may_fetch(0.0) or not self._fetch(0.0):
-                break
-        return True
+                return
 
     def _pause_natively(self) -> None:
         if isinstance(self._consumer, PausableConsumer):
@@ -593,11 +603,9 @@ class TrackedConsumer(PollingConsumer):
             raise error
 
 
-def _check_choice(streams_or_shards: object) -> None:
-    if streams_or_shards is None:
-        return
-    check_several("streams_or_shards", streams_or_shards)
-    assert isinstance(streams_or_shards, Iterable)
-    for chosen in streams_or_shards:
-        if not isinstance(chosen, str):
-            check_shard(chosen)
+def _check_choice(streams_or_shards: Collection[str | Shard] | None) -> None:
+    if streams_or_shards is not None:
+        check_several("streams_or_shards", streams_or_shards)
+        for chosen in streams_or_shards:
+            if not isinstance(chosen, str):
+                check_shard(chosen)

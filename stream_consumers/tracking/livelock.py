@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stream_consumers.capabilities import ShardEnd
 from stream_consumers.closing import ClosesOnExit
+from stream_consumers.consumer import ShardEnd
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_range, choose_fields
@@ -274,7 +274,7 @@ class LivelockWatch(ClosesOnExit):
 
 _FAILING = "Commits fail, or commit is never called: see commit_error, and commit_interval_seconds of TrackingOptions."
 _HANGING = "A message is not finished: its handler hangs, or never calls ack; see unacked."
-_FETCH = "Nobody calls next: a handler hangs, or the flow is stopped (resume_flow). Too short for slow handlers: \
+_FETCH = "No thread calls next: a handler hangs, or the flow is stopped (resume_flow). Too short for slow handlers: \
 fetch_timeout_seconds."
 _ARRIVAL = "The broker has messages that it does not give: check it, and buffer_size of TrackingOptions (a full shard \
 waits for acks). Too short for slow handlers: arrival_timeout_seconds."

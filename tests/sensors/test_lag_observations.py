@@ -8,8 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.lag import Measurement
-from sensors.lag_observations import LagObserver
+from sensors.lag import LagObserver, Measurement
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState

@@ -14,8 +14,7 @@ import dagster as dg
 import pytest
 import redis
 
-from sensors.cursors import read_cursor, write_cursor
-from sensors.lag_sensor import LagCursor, LagPolicy
+from sensors.lag_sensor import LagCursor, LagPolicy, read_cursor, write_cursor
 from stream_assets import RunLimits, StreamAsset
 from stream_consumers.errors import BrokerUnavailableError
 from tests.support.dagster_runs import declare, skip_message, tick

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs import executors, jars
+from spark_jobs import jars, session
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 
 COORDINATE = ("org.example", "parts", "1.0")
@@ -201,10 +201,10 @@ class TestRights:
             jars.resolved(COORDINATE)
 
     def test_the_packages_for_executors_are_kept_as_safely(self, repository: Path) -> None:
-        executors.archive()
+        session.archive()
         (repository / "cache" / "packages").chmod(0o777)
         with pytest.raises(UntrustedFileError):
-            executors.archive()
+            session.archive()
 
 
 def test_a_mirror_with_a_password_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

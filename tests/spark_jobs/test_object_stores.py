@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs import object_stores
+from spark_jobs import session
 from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
-from spark_jobs.object_stores import object_store_config
-from spark_jobs.session import LOCAL_LOG_STORE, SparkOptions, delta_spark_config
+from spark_jobs.session import LOCAL_LOG_STORE, SparkOptions, delta_spark_config, object_store_config
 from stream_consumers.errors import InvalidOptionError
 
 
 @pytest.fixture(autouse=True)
 def no_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_stores, "s3_jars", lambda: [Path("/jars/s3a.jar")])
+    monkeypatch.setattr(session, "s3_jars", lambda: [Path("/jars/s3a.jar")])
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
 

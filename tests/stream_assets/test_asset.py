@@ -14,8 +14,7 @@ import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import SparkSession
 
-from sensors.cursors import read_cursor
-from sensors.lag_sensor import LagCursor, LagPolicy
+from sensors.lag_sensor import LagCursor, LagPolicy, read_cursor
 from spark_jobs.session import delta_spark_config
 from stream_assets import Json, OpOptions, RunLimits, SparkSessionResource, stream_definitions
 from stream_consumers.create import create_producer

@@ -79,7 +79,7 @@ def test_a_table_is_where_unity_catalog_says(unity: Unity, tmp_path: Path, monke
     [
         (401, AccessDeniedError, r"does not let us look at main\.sales\.orders \(HTTP 401\)\. Correct the token"),
         (403, AccessDeniedError, "or grant it the table"),
-        (302, InvalidOptionError, r"tells nothing of main\.sales\.orders \(HTTP 302\)"),
+        (302, InvalidOptionError, r"refuses the request for main\.sales\.orders \(HTTP 302\)"),
         (429, CatalogUnavailableError, "answers with HTTP 429"),
         (503, CatalogUnavailableError, "answers with HTTP 503"),
     ],

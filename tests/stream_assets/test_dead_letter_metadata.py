@@ -11,8 +11,8 @@ import pytest
 
 from spark_jobs.batches.ingestion import Ingestion
 from stream_assets import NO_DEAD_LETTERS, ErrorPolicy, StreamCheckContext
-from stream_assets.dead_letter_metadata import letter_reasons
 from stream_assets.materializations import IngestMaterializations, RunScope
+from stream_assets.metadata import dead_letter_reasons
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
 from tests.support.batch_reports import report
@@ -41,24 +41,24 @@ def text(value: dg.MetadataValue | None) -> str:
 
 
 def test_kinds_are_a_table_without_payloads_unless_they_are_wanted(tables: Tables) -> None:
-    plain = text(letter_reasons(ingestion(tables)))
+    plain = text(dead_letter_reasons(ingestion(tables)))
     assert plain.splitlines() == [
         "| dead letters | reason | the first |",
         "|---:|---|---|",
         "| 2 | field '…' is '…' | orders/0=2 |",
         "| 1 | not a JSON object | clicks/0=5 |",
     ]
-    whole = text(letter_reasons(ingestion(tables), payloads=True))
+    whole = text(dead_letter_reasons(ingestion(tables), payloads=True))
     assert '| orders/0=2 | \\{"mail": "anna@example.com\\|\\<b\\>"\\} |' in whole
     assert "(5000000 bytes)" in whole
     assert len(whole) < 1000
-    assert letter_reasons(ingestion(tables), batches=["another"]) is None
+    assert dead_letter_reasons(ingestion(tables), batches=["another"]) is None
 
 
 def test_what_cannot_be_read_is_told_and_fails_nothing(tables: Tables) -> None:
     for file in Path(tables.table.path).glob("*.parquet"):
         file.unlink()
-    found = letter_reasons(ingestion(tables))
+    found = dead_letter_reasons(ingestion(tables))
     assert isinstance(found, dg.TextMetadataValue)
     assert str(found.value).startswith("the dead letters cannot be read: ")
 
@@ -73,7 +73,7 @@ def test_a_materialization_tells_of_the_batches_of_its_run(tables: Tables) -> No
         declared: Any = SimpleNamespace(partitions=None, errors=ErrorPolicy(dead_letter_payloads=payloads))
         source = StreamSource("memory://letters/orders")
         run = RunScope(context, dg.AssetKey("orders"), declared, source, ingestion(tables), spark)
-        told = IngestMaterializations(run).tell(iter([report(1)]))
+        told = IngestMaterializations(run).report(iter([report(1)]))
         assert told is not None
         reasons = text(told.metadata["ingest/dead_letter_reasons"])
         assert reasons.splitlines()[2].startswith("| 1 | of this run | orders/0=120 |")

@@ -118,7 +118,7 @@ def test_a_schema_without_columns_would_keep_nothing(schema: Any) -> None:
 
 @pytest.mark.parametrize("source", [None, 5, b"memory://declared/orders"], ids=repr)
 def test_a_source_is_text(source: object) -> None:
-    with pytest.raises(InvalidUrlError, match=r"is no text.*file://"):
+    with pytest.raises(InvalidUrlError, match=r"is not text.*file://"):
         plain_asset(source=source)
 
 

@@ -81,7 +81,7 @@ def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
         spark: Any = None
         run = RunScope.of(context, stream.key, stream.declared, spark)
         told = ReplayMaterialization(run, replay_id="id", what={}) if is_replay else IngestMaterializations(run)
-        made = told.tell(batches())
+        made = told.report(batches())
         if made is not None:
             yield as_result(made)
 
@@ -118,7 +118,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
         declared: Any = SimpleNamespace(partitions=DAYS, errors=ErrorPolicy())
         run = RunScope(context, stream.key, declared, stream.declared.stream, stream.declared.ingestion, spark)
         if is_of_partitions(context):
-            made = PartitionMaterialization(run, context, DAYS, "id").tell(replayed())
+            made = PartitionMaterialization(run, context, DAYS, "id").report(replayed())
             assert made is not None
             yield as_result(made)
             return
@@ -126,7 +126,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
         for rows in batches:
             write_batch(tmp_path / "t", rows)
             assert automation.asks_for("revenue") == set(), "the run goes on"
-        whole = told.tell(())
+        whole = told.report(())
         if whole is not None:
             yield as_result(whole)
 

@@ -185,7 +185,7 @@ def test_no_value_of_a_message_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if reader == "executors":
-        monkeypatch.setattr(job, "read_small", lambda *splits, **options: None)
+        monkeypatch.setattr(job, "read_on_driver", lambda *splits, **options: None)
     said = run(CASES[name], instance, folder, spark)
     assert CASES[name].event in said
     captured = capfd.readouterr()

@@ -19,7 +19,7 @@ from stream_assets import (
     stream_asset,
     stream_definitions,
 )
-from stream_assets.config import BadRows, WriterConfig
+from stream_assets.options import BadRows, WriterConfig
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits, OnBadRows
 

@@ -15,8 +15,8 @@ from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.ledger.delta_log import DeltaLog
 from stream_assets import RunLimits
 from stream_assets import materializations as module
-from stream_assets.config import PlaceConfig, StreamConfig
 from stream_assets.materializations import IngestMaterializations, ReplayMaterialization, RunScope
+from stream_assets.options import PlaceConfig, StreamConfig
 from stream_assets.stream_run import staying
 from stream_consumers.batches import Range
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
@@ -53,7 +53,7 @@ class Run:
 
     def go(self, reports: Iterator[BatchReport], *, is_replay: bool = False) -> list[dict[str, Any]]:
         """The metadata of all that it materializes, its result at last."""
-        made = (self.replayed if is_replay else self.ingested).tell(reports)
+        made = (self.replayed if is_replay else self.ingested).report(reports)
         if made is not None:
             self._remember(made)
         return self.told
@@ -64,7 +64,7 @@ def test_a_run_is_one_materialization_and_each_of_its_batches_an_observation(tmp
 
     def reports() -> Iterator[BatchReport]:
         for number in (1, 2, 3):
-            run.ingested.tell_if_due()
+            run.ingested.materialize_if_due()
             yield report(number)
 
     (made,) = run.go(reports())
@@ -110,7 +110,7 @@ def test_a_replay_that_is_not_whole_is_not_materialized(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailableError):
         run.go(reports(), is_replay=True)
     assert run.told == []
-    assert run.warnings[0].startswith("the replay is not whole: 99 messages are left")
+    assert run.warnings[0].startswith("the replay is not complete: 99 messages are left")
     assert Run(tmp_path).go(iter(()), is_replay=True) == [], "nothing was replaced"
 
 
@@ -132,11 +132,11 @@ def test_a_run_that_stays_tells_at_most_so_often_and_sums_what_it_wrote(tmp_path
 
     def reports() -> Iterator[BatchReport]:
         for number in range(1, 8):
-            run.ingested.tell_if_due()
+            run.ingested.materialize_if_due()
             yield report(number)
             run.now += 4.0
         for _ in range(20):
-            run.ingested.tell_if_due()
+            run.ingested.materialize_if_due()
             run.now += 0.25
 
     found = run.go(reports())
@@ -188,7 +188,7 @@ def test_what_was_written_is_told_when_the_run_fails_or_is_cancelled(
 
     def reports() -> Iterator[BatchReport]:
         for number in (1, 2, 3):
-            run.ingested.tell_if_due()
+            run.ingested.materialize_if_due()
             yield report(number, replaced=None if number == 2 else 4)
         monkeypatch.setattr(module, "read_table", pytest.fail)
         raise error
@@ -208,7 +208,7 @@ def test_what_dagster_could_not_be_told_of_is_told_at_the_end(tmp_path: Path, mo
             yield report(number)
         with monkeypatch.context() as patched:
             patched.setattr(run.context, "log_event", fail)
-            run.ingested.tell_if_due()
+            run.ingested.materialize_if_due()
 
     def fail(made: object) -> None:
         raise ConnectionError("Dagster's storage is gone")

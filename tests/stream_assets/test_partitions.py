@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 
 from spark_jobs.batches.ingestion import Ingestion
 from stream_assets import ErrorPolicy
-from stream_assets.config import PlaceConfig, StreamConfig
 from stream_assets.materializations import IngestMaterializations, PartitionMaterialization, RunScope
+from stream_assets.options import PlaceConfig, StreamConfig
 from stream_assets.partitions import (
     Touched,
     count_by_partition,
@@ -250,7 +250,7 @@ def test_a_retry_tells_what_the_run_has_replaced_that_was_killed_before_it_could
     rows = {1: "2026-11-17", 2: "2026-11-16", 3: "2026-11-17"}
     write_batch(tmp_path / "t", rows, kind="replay", ranges=rows, replay="killed")
     replayed = ReplayedDay(tmp_path, instance)
-    made = replayed.told.tell(())
+    made = replayed.reporter.report(())
     assert made is not None
     assert replayed.counts["2026-11-17"]["dagster/partition_row_count"].value == 2
     assert [one.partition for one in replayed.made] == ["2026-11-16"]
@@ -263,8 +263,8 @@ def test_rows_that_the_stream_does_not_hold_any_more_did_not_come_late(
     write_batch(tmp_path / "t", {0: "2026-11-17", 1: "2026-11-17", 2: "2026-11-17", 3: "2026-11-18", 4: "2026-11-17"})
     write_batch(tmp_path / "t", {2: "2026-11-17"}, kind="replay", ranges=[2], replay="killed")
     replayed = ReplayedDay(tmp_path, instance)
-    replayed.told.leave({Shard("orders", 0): Range(0, 2)})
-    replayed.told.tell(())
+    replayed.reporter.keep_last_copies({Shard("orders", 0): Range(0, 2)})
+    replayed.reporter.report(())
     gone, late = replayed.warned
     assert gone.startswith("the stream does not hold the messages of orders/0 [0, 2) any more")
     assert late.startswith("1 rows of these partitions are as they were: their messages lie in the stream among")
@@ -282,7 +282,7 @@ class ReplayedDay:
         context.partition_time_window = dg.TimeWindow(WINDOW.start, WINDOW.start + timedelta(days=1))
         context.add_asset_metadata = lambda metadata, **of: self.counts.update({of["partition_key"]: metadata})
         context.log_event, context.log.warning = self.made.append, self.warned.append
-        self.told = PartitionMaterialization(scope(context, folder), context, DAYS, "killed")
+        self.reporter = PartitionMaterialization(scope(context, folder), context, DAYS, "killed")
 
 
 WINDOW = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 20, tzinfo=timezone.utc))

@@ -14,7 +14,7 @@ from stream_assets import LagPolicy, stream_asset, stream_definitions
 from stream_assets.translator import stream_asset_key
 from stream_consumers.messages import encode_key
 from stream_consumers.options import ConsumerMode
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from tests.support.command_line import run
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, source_with, tick
 from tests.support.redis_tables import QUICK, Stream

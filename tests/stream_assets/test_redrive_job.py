@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_assets import Json, RunLimits, StreamAsset, build_redrive_job, stream_definitions
-from stream_assets.config import RedriveConfig
+from stream_assets.options import RedriveConfig
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute, plain_asset
 from tests.support.streams import sequences_in_table, write_stream

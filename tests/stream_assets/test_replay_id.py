@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets.config import PlaceConfig, StreamConfig
+from stream_assets.options import PlaceConfig, StreamConfig
 from stream_assets.stream_run import of_run, replay_id
 
 pytestmark = pytest.mark.dagster

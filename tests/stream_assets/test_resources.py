@@ -23,9 +23,8 @@ from stream_assets import (
     UnityCatalog,
     stream_definitions,
 )
-from stream_assets.component_attributes import attributes_of
-from stream_assets.delta_lake import LakeTable
-from stream_assets.resources import run_session
+from stream_assets.component import attributes_of
+from stream_assets.resources import LakeTable, run_session
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from tests.support.dagster_runs import plain_asset, tick

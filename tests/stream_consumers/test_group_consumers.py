@@ -16,9 +16,9 @@ from stream_consumers.errors import InvalidOptionError, NotSubscribedError, Stre
 from stream_consumers.memory import MemoryCommitter, forget_memory_broker
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import RedisGroupOptions
+from stream_consumers.stdio.backend import StdioConsumer
 from stream_consumers.stdio.broker import StdioBroker
-from stream_consumers.stdio.consumer import StdioConsumer
-from stream_consumers.tracking.committers import CommitResult
+from stream_consumers.tracking.commits import CommitResult
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import TrackingOptions
 from tests.support.redis_streams import Place

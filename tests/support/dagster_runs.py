@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from stream_assets import Json, KafkaCluster, RedisServer, RunLimits, StreamAsset, stream_asset, stream_definitions
-from stream_assets.connections import StreamConnection, StreamLocation
+from stream_assets.resources import StreamConnection, StreamLocation
 from stream_consumers.urls import StreamUrl
 
 

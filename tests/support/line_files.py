@@ -29,10 +29,10 @@ from stream_consumers import (
 from stream_consumers.backend import ConsumerOptions
 from stream_consumers.batches import BatchPlan, Extent, Membership, Range, Resume, message_row, record_batches
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
+from stream_consumers.consumer import Assignment, Consumer, end_of, no_message
 from stream_consumers.messages import to_milliseconds
 from stream_consumers.options import Limits, Modes
-from stream_consumers.producer_base import ProducerBase
+from stream_consumers.producer import Producer
 
 POLL_SECONDS = 0.01
 
@@ -68,7 +68,7 @@ class Folder:
         return self._read.get(shard, (0, []))[1]
 
 
-class LineConsumer(PollingConsumer):
+class LineConsumer(Consumer):
     def __init__(self, url: StreamUrl, *, reset: AutoStreamReset, live: bool) -> None:
         super().__init__()
         self._url, self._live, self._folder = url, live, Folder(url)
@@ -134,7 +134,7 @@ class LineConsumer(PollingConsumer):
         self._closed.set()
 
 
-class LineProducer(ProducerBase):
+class LineProducer(Producer):
     def __init__(self, url: StreamUrl) -> None:
         super().__init__(url)
         self._folder = Folder(url)

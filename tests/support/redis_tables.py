@@ -15,7 +15,7 @@ from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignor
 from spark_jobs.run_ingestion import drain
 from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ORDERS
 from tests.support.streams import sequences_in_table

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from spark_jobs.decoding import schema_registry as registries
-from spark_jobs.decoding.protobuf_files import compiled
+from spark_jobs.decoding.protobuf_schema import compiled
 from tests.support.avro_schemas import encoded
 
 SCHEMA_MISSING, SUBJECT_MISSING, VERSION_MISSING = 40403, 40401, 40402

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header
-from stream_consumers.file.frames import Damage, Frame
-from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.file.writer import FrameWriter
+from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, FrameWriter, Header
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import INTERNAL_KEY, Shard
 
 CREATED_MS = 1_700_000_000_123

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from stream_consumers.stdio.backend import StdioConsumer
 from stream_consumers.stdio.broker import StdioBroker
-from stream_consumers.stdio.consumer import StdioConsumer
 from stream_consumers.urls import StreamUrl
 
 

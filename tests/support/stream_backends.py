@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from stream_consumers.subscription.codec import EventCodec, JsonCodec
+from stream_consumers.subscription.backend import EventCodec, JsonCodec
 from stream_consumers.subscription.memory_backend import MemoryBackend
 from stream_consumers.subscription.redis_backend import RedisBackend
 from stream_consumers.urls import StreamUrl

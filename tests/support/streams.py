@@ -10,8 +10,7 @@ from deltalake import DeltaTable
 
 from stream_consumers.consumer import Consumer
 from stream_consumers.create import create_producer
-from stream_consumers.file.frames import Frame
-from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.messages import Shard
 
 PATIENCE = 60.0

@@ -16,7 +16,7 @@ from spark_jobs.decoding.decoders import Raw
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from stream_consumers.redis.batches import RedisBatchSource
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from tests.support.written_log import made_entry
 
 

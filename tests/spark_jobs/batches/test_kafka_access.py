@@ -21,7 +21,7 @@ from spark_jobs.decoding.decoders import Raw
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.source import SourceColumns, SplitPartition, read_splits
 from stream_assets import RunLimits, StreamAsset, stream_asset, stream_definitions
-from stream_assets.connections import StreamLocation
+from stream_assets.resources import StreamLocation
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError

@@ -20,7 +20,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ErrorPolicy
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_topics import Once
 from tests.support.killed_runs import kill_in_turn

@@ -16,7 +16,7 @@ from spark_jobs.batches.job import batch_events, drain_batches
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.writing.failures import raised_on_executor
 from stream_assets import RunLimits
-from stream_assets.config import StreamConfig
+from stream_assets.options import StreamConfig
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,

@@ -20,7 +20,7 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_assets import StreamAsset, stream_asset, stream_definitions
-from stream_assets.jobs import build_replay_job
+from stream_assets.definitions_builder import build_replay_job
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.options import ConsumerMode, Limits

@@ -15,7 +15,7 @@ from spark_jobs.batches.ingestion import Ingestion, Step
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.decoding.isolation import MOST_CRASHES
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.reading import small
+from spark_jobs.reading import source
 from stream_consumers.create import create_producer
 from stream_consumers.errors import DecoderCrashedError, SourceRecreatedError
 from tests.support.ingesting import ORDERS, drain, ingestion
@@ -82,7 +82,7 @@ def test_what_is_too_large_is_left_to_executors(
     what, told = in_driver(folder)
     drain(spark, url, replace(what, driver_records=99))
     assert not told.was_driver(), "by the number of its messages"
-    monkeypatch.setattr(small, "MOST_BYTES", 5000)
+    monkeypatch.setattr(source, "MOST_DRIVER_BYTES", 5000)
     write_stream(folder / "orders.ss", 100)
     drain(spark, url, what)
     # The driver has begun with it, and so it has decoded something.

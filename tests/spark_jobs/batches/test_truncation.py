@@ -24,7 +24,7 @@ from stream_consumers.kafka import batches as kafka_batches
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, DataLoss, ErrorPolicy
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import entries, ingestion
 from tests.support.kafka_topics import Broker, Once, assert_each_once, orders, pipeline

@@ -20,8 +20,7 @@ from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.claims.claim_state import claim_state
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
-from spark_jobs.metrics.recorders import Recorders
+from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
@@ -37,10 +36,9 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, ErrorPolicy, Limits
-from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claims import RELEASED_MS, ClaimedEntries, Heartbeat, RedisClaims
+from stream_consumers.redis.claims import RELEASED_MS, ClaimedEntries, ClaimName, Heartbeat, RedisClaims
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
-from stream_consumers.redis.ids import to_sequence
 from stream_consumers.redis.scripts import CLAIM_NEW
 from stream_consumers.urls import StreamUrl
 from tests.support.bad_rows import bad_rows, is_bad

@@ -18,8 +18,8 @@ from spark_jobs.mode_switch import switch_sharing
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError, SourceRecreatedError
 from stream_consumers.options import ConsumerMode, ErrorPolicy
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
-from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import run_batch
 from tests.support.kafka_topics import CrashError, Once, crash

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.avro import Avro
-from spark_jobs.decoding.avro_blocks import block_reader, is_common
+from spark_jobs.decoding.avro import Avro, block_reader, is_common
 from spark_jobs.decoding.avro_resolution import AvroReader
-from spark_jobs.decoding.avro_types import columns_ddl, parse_avro
-from spark_jobs.decoding.rows import decode_rows
+from spark_jobs.decoding.avro_schema import columns_ddl, parse_avro
+from spark_jobs.decoding.decoders import decode_rows
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.arrow_columns import arrow_columns

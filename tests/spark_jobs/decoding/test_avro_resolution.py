@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.avro_resolution import AvroReader
-from spark_jobs.decoding.avro_types import columns_ddl, is_record, parse_avro
-from spark_jobs.decoding.rows import decode_rows
+from spark_jobs.decoding.avro_schema import columns_ddl, is_record, parse_avro
+from spark_jobs.decoding.decoders import decode_rows
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.arrow_columns import arrow_columns

@@ -8,8 +8,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from spark_jobs.decoding.json_decode import parse_block
 from spark_jobs.decoding.json_decoder import Json, JsonMode
+from spark_jobs.decoding.json_documents import parse_block
 from tests.support.settings import ROOT
 
 MONEY = pa.decimal128(10, 2)
@@ -203,7 +203,7 @@ PLACES = [
 DECODE_ALL = """
 import pyarrow as pa
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_rescue import rescued
+from spark_jobs.decoding.json_decoder import rescued
 from tests.spark_jobs.decoding.test_exact_values import PLACES, POISON
 for kind, place in PLACES:
     schema = pa.schema([("id", pa.int64()), ("v", kind)])

@@ -9,16 +9,15 @@ import tracemalloc
 
 import pytest
 
-from spark_jobs.decoding import avro_types, protobuf_files, schema_cache
+from spark_jobs.decoding import avro_schema, protobuf_schema, schema_limits
 from spark_jobs.decoding import schema_registry as registries
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.avro_resolution import default_of
-from spark_jobs.decoding.avro_types import parse_avro
+from spark_jobs.decoding.avro_schema import parse_avro
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_schema import JsonSchema
-from spark_jobs.decoding.limits import cpu_limit
+from spark_jobs.decoding.json_schema import JsonSchema, cpu_limit
 from spark_jobs.decoding.protobuf import Protobuf
-from spark_jobs.decoding.protobuf_files import compiled, files_of_stored
+from spark_jobs.decoding.protobuf_schema import compiled, files_of_stored
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema
 from stream_consumers.errors import (
     InvalidOptionError,
@@ -243,7 +242,7 @@ def test_enums_of_many_fields_share_their_names():
 )
 def test_a_schema_that_was_refused_is_not_tried_again(registry, kind, text, monkeypatch):
     tried = []
-    for module, name in ((protobuf_files, "compiled"), (avro_types, "_document")):
+    for module, name in ((protobuf_schema, "compiled"), (avro_schema, "_document")):
         tried_now = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *given, make=tried_now, **more: (tried.append(given), make(*given, **more))[1]
@@ -255,10 +254,10 @@ def test_a_schema_that_was_refused_is_not_tried_again(registry, kind, text, monk
 
 
 def test_what_is_made_of_schemas_is_kept_up_to_a_size(monkeypatch):
-    monkeypatch.setattr(schema_cache, "MOST_KEPT", 3 * schema_cache.ENTRY_CHARACTERS + 100)
+    monkeypatch.setattr(schema_limits, "MOST_KEPT", 3 * schema_limits.ENTRY_CHARACTERS + 100)
     made = []
 
-    @schema_cache.kept_by_size(len)
+    @schema_limits.kept_by_size(len)
     def spelled(stored):
         made.append(stored.text)
         return stored.text
@@ -335,14 +334,14 @@ def test_the_compiler_imports_nothing_that_others_may_write(tmp_path, monkeypatc
 
 
 def test_the_compiler_has_limits(monkeypatch):
-    program = protobuf_files._COMPILER
+    program = protobuf_schema._COMPILER
     # More than its memory, which no machine has to give as long as it is not written to.
-    monkeypatch.setattr(protobuf_files, "_COMPILER", program.replace("from", "much = bytearray(4 << 30)\nfrom"))
+    monkeypatch.setattr(protobuf_schema, "_COMPILER", program.replace("from", "much = bytearray(4 << 30)\nfrom"))
     with pytest.raises(SchemaMismatchError) as raised:
         compiled({"own.proto": PROTO}, "own.proto")
     assert raised.value.facts["exit_code"] == 1
-    monkeypatch.setattr(protobuf_files, "_COMPILER", "while True: pass")
-    monkeypatch.setattr(protobuf_files, "_COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr(protobuf_schema, "_COMPILER", "while True: pass")
+    monkeypatch.setattr(protobuf_schema, "_COMPILE_SECONDS", 0.2)
     with pytest.raises(SchemaMismatchError) as raised:
         compiled({"own.proto": PROTO}, "own.proto")
     assert raised.value.facts == {"seconds": 0.2}

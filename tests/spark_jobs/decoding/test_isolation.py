@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_jobs.decoding import isolation, limits
+from spark_jobs.decoding import isolated_process, isolation
+from spark_jobs.decoding.decoders import Texts, decode_rows
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
 from spark_jobs.decoding.protobuf import Protobuf
-from spark_jobs.decoding.rows import Texts, decode_rows
-from spark_jobs.decoding.schema_decoder import schema_use
+from spark_jobs.decoding.schema_limits import schema_use
 from stream_consumers.errors import DecoderCrashedError, SchemaNotFoundError
 from tests.support.arrow_columns import arrow_columns
 from tests.support.crashing_numbers import (
@@ -54,7 +54,7 @@ def test_messages_that_crash_the_decoder_are_found_and_the_others_keep_their_ord
     block[3], block[20], block[21] = SEGFAULT, EXIT, HUNGRY
     found = decoded(block, [100], [SEGFAULT])
     reasons = {place: text for place, text in enumerate(found) if not text.lstrip("-").isdigit()}
-    needed = limits.allowance(8)
+    needed = isolated_process.allowance(8)
     assert reasons == {
         3: "-1: decoding this message ended the process with SIGSEGV",
         20: "-2: decoding this message ended the process with exit code 3",
@@ -103,12 +103,12 @@ def test_a_decoder_that_cannot_be_loaded_is_an_error_and_no_fault_of_a_message()
 
 
 def test_the_limit_counts_what_is_taken_within_it_and_is_gone_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_BYTES", 1 << 28)
+    monkeypatch.setattr(isolated_process, "MOST_BYTES", 1 << 28)
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(MemoryError), limits.limited_memory(0):
+    with pytest.raises(MemoryError), isolated_process.limited_memory(0):
         np.zeros(1 << 29, np.uint8)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with limits.limited_memory(1 << 24):
+    with isolated_process.limited_memory(1 << 24):
         np.zeros(1 << 29, np.uint8)
     np.zeros(1 << 29, np.uint8)
 
@@ -137,7 +137,7 @@ def test_a_want_of_memory_is_no_fault_of_a_message(payloads: list[bytes]) -> Non
 
 def test_a_library_that_has_no_memory_has_met_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protobuf raises the same error for both."""
-    monkeypatch.setattr(limits, "MOST_BYTES", 1 << 26)
+    monkeypatch.setattr(isolated_process, "MOST_BYTES", 1 << 26)
     text = (
         "message Item { int64 a = 1; string b = 2; string c = 3; string d = 4; } message Order { repeated Item i = 1; }"
     )
@@ -145,12 +145,12 @@ def test_a_library_that_has_no_memory_has_met_no_damage(monkeypatch: pytest.Monk
     schema = arrow_columns(decoder.ddl())
     heavy = pa.array([b"\x0a\x00" * 400_000, b"\x0a\x00", b"\xff"], pa.binary())
     # It has taken memory before, as for the rows that it has read of a block.
-    with limits.limited_memory(0):
+    with isolated_process.limited_memory(0):
         taken = np.zeros(1 << 25, np.uint8)
         with pytest.raises(MemoryError):
             decoder.decode(heavy, schema)
     del taken
-    with limits.limited_memory(0):
+    with isolated_process.limited_memory(0):
         errors = decoder.decode(heavy[1:], schema).errors.to_pylist()
     assert [error is None for error in errors] == [True, False]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding import json_decode, json_documents
+from spark_jobs.decoding import json_documents
 from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.profiles import examples
@@ -49,7 +49,7 @@ def is_refused(found):
 @pytest.mark.parametrize("rows", [1, 3, 5, 100_001])
 def test_blocks_join_in_order(monkeypatch, rows):
     if rows < 10:
-        monkeypatch.setattr(json_decode, "BLOCK_ROWS", 2)
+        monkeypatch.setattr(json_documents, "BLOCK_ROWS", 2)
     found, errors = decode([b'{"id":%d}' % i if i % 7 else b"x" for i in range(rows)], SCHEMA_OF_ID)
     assert [row["id"] for row in found] == [i if i % 7 else None for i in range(rows)]
     assert [error is None for error in errors] == [bool(i % 7) for i in range(rows)]
@@ -61,7 +61,7 @@ SCHEMA_OF_ID = pa.schema([pa.field("id", pa.int64())])
 def test_large_payloads_are_parsed_in_parts(monkeypatch):
     sizes = []
     parse = json_documents.parse_block
-    monkeypatch.setattr(json_decode, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(json_documents, "BLOCK_BYTES", 100)
     monkeypatch.setattr(json_documents, "parse_block", lambda *block: sizes.append(len(block[0])) or parse(*block))
     rows, errors = decode([b'{"id":%d,"text":"%s"}' % (i, b"x" * 60) for i in range(5)])
     assert [row["id"] for row in rows] == list(range(5))

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decoder import Json, Watching
-from spark_jobs.decoding.json_rescue import rescued
+from spark_jobs.decoding.json_decoder import Json, Watching, rescued
 from tests.support.profiles import examples
 
 SCHEMA = pa.schema(

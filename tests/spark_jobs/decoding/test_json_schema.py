@@ -191,7 +191,7 @@ def test_what_the_serializer_of_the_registry_has_written(registry):
     assert errors[0] is errors[1] is errors[2] is errors[7] is None
     assert errors[3:6] == [
         "the first byte is 123, and not the 0 before a schema id",
-        "a schema is AVRO, and not JSON",
+        "the schema is of format AVRO, not JSON",
         f"the schema registry {registry.url} has no schema id 99",
     ]
     assert errors[6] is not None

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decode import FAILURES, parse_block
 from spark_jobs.decoding.json_decoder import Json, JsonMode
-from spark_jobs.decoding.json_documents import decode_documents
-from spark_jobs.decoding.json_types import VARIANT
-from spark_jobs.decoding.json_values import MOST_NESTED, MOST_VARIANT_BYTES, variant_problem
-from spark_jobs.decoding.limits import cpu_limit
+from spark_jobs.decoding.json_documents import FAILURES, decode_documents, parse_block
+from spark_jobs.decoding.json_schema import cpu_limit
+from spark_jobs.decoding.json_values import MOST_NESTED, MOST_VARIANT_BYTES, VARIANT, variant_problem
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 from tests.support.payloads import NUMBERS, STRINGS
 from tests.support.profiles import examples

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.avro import Avro
-from spark_jobs.decoding.protobuf import Protobuf
-from spark_jobs.decoding.protobuf_fields import message_check
-from spark_jobs.decoding.protobuf_files import MessageSchema, compiled
+from spark_jobs.decoding.protobuf import Protobuf, message_check
+from spark_jobs.decoding.protobuf_schema import MessageSchema, compiled
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, SchemaMismatchError
 from tests.support.arrow_columns import decode
@@ -391,11 +390,11 @@ def test_without_a_compiler_only_text_is_refused(monkeypatch, order):
     ("arguments", "why"),
     [
         ({}, "no schema is given"),
-        ({"schema": 7}, "schema=7 is no schema of Protobuf"),
-        ({"schema": dict}, "is no schema of Protobuf"),
+        ({"schema": 7}, "schema=7 is not a Protobuf schema"),
+        ({"schema": dict}, "is not a Protobuf schema"),
         ({"schema": ORDER, "framed": 1}, "neither on nor off"),
         ({"schema": ORDER, "message": ""}, "message='' cannot be used"),
-        ({"subject": "orders-value"}, "is in no registry"),
+        ({"subject": "orders-value"}, "needs a registry"),
     ],
 )
 def test_arguments_that_do_not_go_together(arguments, why):
@@ -413,8 +412,8 @@ def test_framed_payloads_without_a_registry(order):
     )
     assert [row["id"] for row in rows] == [7, 7, None, None, None, None]
     assert errors[:2] == [None, None]
-    assert errors[2] == errors[3] == "the payload has no place of a message behind its schema id"
-    assert "is no depth of a message" in errors[4]
+    assert errors[2] == errors[3] == "the payload has no place of a message after its schema id"
+    assert "is not a depth of a message" in errors[4]
     assert "too short for a schema id" in errors[5]
 
 
@@ -511,9 +510,9 @@ def test_ids_that_are_unknown_or_of_something_else(registry):
     assert [row["id"] for row in rows] == [1, None, None]
     assert errors[1:] == [
         f"the schema registry {registry.url} has no schema id 99",
-        "a schema is AVRO, and not PROTOBUF",
+        "the schema is of format AVRO, not PROTOBUF",
     ]
-    with pytest.raises(SchemaMismatchError, match="is PROTOBUF, and not AVRO"):
+    with pytest.raises(SchemaMismatchError, match="of format PROTOBUF, not AVRO"):
         Avro(registry=topic.registry, subject=topic.subject).resolved()
 
 

@@ -304,7 +304,7 @@ def test_a_registry_over_tls(tmp_path):
     [
         ({"subject": "nothing-value"}, SchemaNotFoundError, "has no subject 'nothing-value'"),
         ({"version": 7}, SchemaNotFoundError, "has no version 7 of subject 'orders-value'"),
-        ({"subject": "json-value"}, SchemaMismatchError, "is JSON, and not AVRO"),
+        ({"subject": "json-value"}, SchemaMismatchError, "of format JSON, not AVRO"),
         ({"subject": "loop-value"}, SchemaMismatchError, "Node contains itself"),
     ],
 )
@@ -321,7 +321,7 @@ def test_a_subject_that_has_no_columns(registry, arguments, error, why):
     ("url", "options", "why"),
     [
         ("registry:8081", {}, "has no scheme"),
-        ("ftp://registry:8081", {}, "is no URL"),
+        ("ftp://registry:8081", {}, "is not a URL"),
         ("https://me:s3cret@registry:8081", {}, "has a user or a password"),
         ("https://me:x/s3cret@registry:8081", {}, "has a user or a password"),
         ("me:s3cret@registry:8081", {}, "has no scheme"),
@@ -333,7 +333,7 @@ def test_a_subject_that_has_no_columns(registry, arguments, error, why):
         ("http://localhost:1", {"ssl.ca.location": "/no/such/file"}, "refuses its options: .*No such file"),
         ("http://localhost:1", {"timeuot": 3}, "refuses its options: Unrecognized properties: timeuot"),
         ("http://localhost:1", {"timeout": "soon"}, "refuses its options: could not convert"),
-        ("http://localhost:1", [], "options is a list"),
+        ("http://localhost:1", [], "got a list"),
     ],
 )
 def test_a_registry_that_cannot_be_one(url, options, why):
@@ -382,7 +382,7 @@ def test_a_schema_of_another_record_is_a_dead_letter(registry):
     assert errors[0] is errors[4] is None
     assert errors[1] == "record Customer was written, and cannot be read as record Order"
     assert "cannot be used" in errors[2]
-    assert errors[3] == "a schema is JSON, and not AVRO"
+    assert errors[3] == "the schema is of format JSON, not AVRO"
 
 
 def test_the_key_may_have_a_schema_too(registry):

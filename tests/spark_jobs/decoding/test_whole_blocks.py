@@ -5,8 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decode import parse_block
-from spark_jobs.decoding.json_documents import decode_documents, decode_json
+from spark_jobs.decoding.json_documents import decode_documents, decode_json, parse_block
 from tests.support.payloads import BAD, GOOD, NUMBERS, STRINGS
 from tests.support.profiles import examples
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.wire_format import decode_frames
+from spark_jobs.decoding.schema_decoder import decode_frames
 from stream_consumers.errors import (
     AccessDeniedError,
     InvalidOptionError,

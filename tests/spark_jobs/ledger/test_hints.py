@@ -10,8 +10,7 @@ import pytest
 
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import Range
-from stream_consumers.hints import Known, known_places, with_places
+from stream_consumers.batches import Known, Range, known_places, with_places
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog
 

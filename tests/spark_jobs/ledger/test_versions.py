@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sensors.cursors import read_cursor, write_cursor
-from sensors.lag_sensor import LagCursor
+from sensors.lag_sensor import LagCursor, read_cursor, write_cursor
 from spark_jobs.dead_letters.table import FORMATS
 from spark_jobs.ledger.entries import FORMAT, Totals
 from spark_jobs.ledger.ledger import Ledger
-from stream_consumers.batches import Range
+from stream_consumers.batches import Range, known_places
 from stream_consumers.errors import UnsupportedVersionError
-from stream_consumers.hints import known_places
 from stream_consumers.messages import Shard
 from tests.support.command_line import SCHEMA, run
 from tests.support.letter_tables import ORDERS, Tables

@@ -23,10 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import BatchTelemetry
-from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
-from spark_jobs.metrics.recorders import Recorders, recorders
+from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, recorders
 from tests.support.batch_reports import ZERO, report
 from tests.support.settings import ROOT
 
@@ -40,7 +39,7 @@ WRITTEN = {
     "stream_assets_dead_letters_total": 1,
 }
 PROGRAM = """\
-from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers
 from spark_jobs.metrics.recorders import recorders
 recorders().batch(BatchLabels("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
 """

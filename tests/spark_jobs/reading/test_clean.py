@@ -13,7 +13,7 @@ from spark_jobs.batches.job import one_pass_counts
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.reading.clean import CleanRead, UncleanError
+from spark_jobs.reading.source import SplitCheck, SplitMismatchError
 from stream_consumers.batches import BatchPlan, Range, Split, clean_counts
 from stream_consumers.epochs import EpochSplit
 from stream_consumers.messages import Shard
@@ -57,12 +57,12 @@ def rows(*shards: int, error: str | None = None, stream: str = "orders") -> pa.R
 
 
 def read(*batches: pa.RecordBatch, split: Counted = SPLIT) -> int:
-    return sum(found.num_rows for found in CleanRead({ONE: 3, TWO: 1}, PLANNED).checked(batches, split))
+    return sum(found.num_rows for found in SplitCheck({ONE: 3, TWO: 1}, PLANNED).checked(batches, split))
 
 
 def test_what_was_planned_is_passed_on() -> None:
     assert read(rows(1, 2), rows(1), rows(1)) == 4
-    assert sum(found.num_rows for found in CleanRead({ONE: 0}, PLANNED).checked([], SPLIT)) == 0
+    assert sum(found.num_rows for found in SplitCheck({ONE: 0}, PLANNED).checked([], SPLIT)) == 0
 
 
 UNCLEAN = {
@@ -79,7 +79,7 @@ UNCLEAN = {
 @pytest.mark.parametrize("name", UNCLEAN)
 def test_what_was_not_planned_fails(name: str) -> None:
     batches, message = UNCLEAN[name]
-    with pytest.raises(UncleanError, match=message):
+    with pytest.raises(SplitMismatchError, match=message):
         read(*batches)
 
 
@@ -87,7 +87,7 @@ def test_what_was_not_planned_fails(name: str) -> None:
     "found", [{"orders": "id-2"}, {}, {"clicks": "id-9"}, {"orders": "id-1", "clicks": "id-8"}, {"orders#2": "id-1"}]
 )
 def test_another_stream_than_the_planned_one_fails_at_the_end(found: Mapping[str, str]) -> None:
-    with pytest.raises(UncleanError, match="recreated while it was read"):
+    with pytest.raises(SplitMismatchError, match="recreated while it was read"):
         read(rows(1, 1, 1, 2), split=Counted(None, found))
 
 

@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from spark_jobs.jars import S3_LOG_STORE_CLASS
-from spark_jobs.object_stores import object_store_config
+from spark_jobs.session import object_store_config
 from tests.support.log_stores import LogStore, log_store
 from tests.support.s3_server import ObjectStore, object_store
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
-from stream_assets.cli.main import doctor
+from stream_assets.cli.machine_commands import doctor
 from stream_consumers.errors import InvalidOptionError
 from tests.support.command_line import SCHEMA, failing, printed, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stream_assets.cli import dead_letters as module
-from stream_assets.cli.redrive import read_payloads
+from stream_assets.cli import dead_letter_commands as module
+from stream_assets.cli.dead_letter_commands import read_payloads
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import bytes_from_json
 from tests.support.command_line import failing, run

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from stream_consumers.file.frames import Frame
-from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.scanner import Frame, FrameScanner
 from tests.support.polling import until
 from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, sequences_in_table

@@ -12,7 +12,7 @@ import redis
 from pyspark.sql import SparkSession
 
 from stream_consumers.errors import DataLossError
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from tests.support.command_line import SCHEMA, printed, run
 from tests.support.redis_tables import Stream
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from stream_assets.cli import relay as cli_relay
+from stream_assets.cli import stream_commands as cli_relay
 from stream_assets.cli.main import main
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerError, SizeLimitError

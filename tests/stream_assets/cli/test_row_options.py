@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from stream_assets import Avro, ErrorPolicy, Json, JsonSchema, Protobuf, SchemaRegistry, StreamRun, stream_asset
-from stream_assets.cli.row_options import make_rows
+from stream_assets.cli.options import make_rows
 from stream_consumers.errors import InvalidOptionError
 
 

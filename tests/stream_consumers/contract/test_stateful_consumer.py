@@ -11,15 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from stream_consumers.capabilities import Positions
-from stream_consumers.committer import PositionCommitter
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Consumer, Edge, PositionCommitter, Positions
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.testing.harness import SHARDS, STREAMS, Stream
-from stream_consumers.tracking.committers import CommitResult, create_committer
+from stream_consumers.tracking.commits import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.urls import StreamUrl

@@ -7,7 +7,7 @@ import pytest
 from stream_consumers.consumer import Consumer
 from stream_consumers.errors import OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import from_milliseconds
-from stream_consumers.streamer.streamer import connect, rewind_after, seek_after
+from stream_consumers.streamer import connect, rewind_after, seek_after
 from stream_consumers.testing.consumer_contract import take
 from stream_consumers.testing.harness import Stream
 

@@ -21,7 +21,7 @@ from stream_consumers.messages import WILDCARD, Message, Shard, from_millisecond
 from stream_consumers.options import ConsumerMode
 from stream_consumers.redis import consumer as redis_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
-from stream_consumers.streamer.streamer import connect
+from stream_consumers.streamer import connect
 from stream_consumers.testing.consumer_contract import places, replay, take
 from stream_consumers.testing.harness import STREAMS, Stream, in_turn
 from stream_consumers.urls import StreamUrl

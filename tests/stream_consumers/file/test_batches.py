@@ -19,13 +19,11 @@ from stream_consumers.batches import BatchPlan, LastMessage, Range, Resume
 from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
 from stream_consumers.file import batches as file_batches
 from stream_consumers.file import scanner as file_scanner
-from stream_consumers.file import stretches
+from stream_consumers.file import segments
 from stream_consumers.file.batches import FileBatchSource, FileSplit
-from stream_consumers.file.format import HEADER_SIZE, Header
-from stream_consumers.file.frames import Damage, Frame
+from stream_consumers.file.format import HEADER_SIZE, FrameWriter, Header
 from stream_consumers.file.producer import FileProducer
-from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.file.writer import FrameWriter
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Shard
 from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.urls import StreamUrl
@@ -52,8 +50,8 @@ Row = tuple[str, int, int | None, int | None]
 
 @pytest.fixture(autouse=True)
 def _many_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "CHECKPOINT_FRAMES", 3)
-    monkeypatch.setattr(stretches, "MOST_STRETCHES", 100)
+    monkeypatch.setattr(segments, "CHECKPOINT_FRAMES", 3)
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 100)
     monkeypatch.setattr(file_scanner, "LARGEST_PORTION", 3)
 
 
@@ -230,7 +228,7 @@ def test_a_file_that_names_the_stream_of_control_messages(tmp_path: Path) -> Non
 def test_long_files_are_planned_by_walking_each_message_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stretches, "MOST_STRETCHES", 8)
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 8)
     path = write_file(tmp_path / "orders.ss", numbered(2000, shards=SHARDS))
     walked: list[object] = []
 
@@ -242,10 +240,10 @@ def test_long_files_are_planned_by_walking_each_message_about_once(
 
     with FileBatchSource(url_of(path)) as source:
         gaps = {shard: Range(extent.start, extent.end) for shard, extent in source.extents().items()}
-        found = source._stretches
+        found = source._segments
         monkeypatch.setattr(file_batches, "FrameScanner", Counted)
         records = [plan.records for plan in plans(source, gaps, Limits(max_records=40))]
-    sizes = [sum(stretch.counts.values()) for stretch in found]
+    sizes = [sum(segment.counts.values()) for segment in found]
     assert len(found) <= 9
     assert sorted(sizes)[-1] <= 2.5 * sorted(sizes)[len(sizes) // 2], "they are of about one size"
     assert records == [40] * 50
@@ -502,7 +500,7 @@ def test_a_replaced_file(tmp_path: Path) -> None:
 
 
 def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "CHECKPOINT_FRAMES", 4096)
+    monkeypatch.setattr(segments, "CHECKPOINT_FRAMES", 4096)
     path = tmp_path / "orders.ss"
     writer = FrameWriter(beacon_interval=1024 * 1024, offset=HEADER_SIZE)
     payload = random.Random(1).randbytes(60_000)

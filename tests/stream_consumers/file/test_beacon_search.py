@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.file.beacon_search import BeaconSearch, survey
+from stream_consumers.file.stream_file import BeaconSearch, survey
 from stream_consumers.messages import Shard
 from tests.support.ss_files import ORDERS, flip, items, numbered, write_file
 

@@ -14,6 +14,7 @@ from stream_consumers.file.format import (
     EOS_PAYLOAD,
     Beacon,
     BeaconError,
+    FrameWriter,
     Header,
     Marker,
     checksum,
@@ -22,7 +23,6 @@ from stream_consumers.file.format import (
     marker_capacity,
     running_checksum,
 )
-from stream_consumers.file.writer import FrameWriter
 from stream_consumers.messages import INTERNAL_KEY, Shard
 from tests.support.raising import raises_with
 from tests.support.ss_files import Sent, items, sent

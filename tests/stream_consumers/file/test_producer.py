@@ -22,8 +22,7 @@ from stream_consumers.errors import (
     StreamNotFoundError,
 )
 from stream_consumers.file.format import Header, decode_beacon
-from stream_consumers.file.frames import Frame
-from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.messages import Shard
 from stream_consumers.options import FileCreation, FileProducerOptions
 from tests.support.raising import raises_with

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_consumers.create import create_consumer
-from stream_consumers.file.format import HEADER_SIZE, Header, decode_beacon
-from stream_consumers.file.writer import FrameWriter
+from stream_consumers.file.format import HEADER_SIZE, FrameWriter, Header, decode_beacon
 from tests.support.ss_files import damages, items, sent
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -15,12 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
-from stream_consumers.file import frames
 from stream_consumers.file import scanner as file_scanner
-from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
-from stream_consumers.file.frames import Damage, Frame, Run
-from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.file.writer import FrameWriter
+from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, FrameWriter, Header, checksum, decode_beacon
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.messages import MAX_SEQUENCE, MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
     CREATED_MS,
@@ -498,14 +495,14 @@ def test_sequences_that_begin_again_are_not_looked_at_again_and_again(
     messages = [Sent(ORDERS, 10**6, START_MS, b""), *numbered(2000)]
     path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
     looked: list[int] = []
-    chain = frames._chain
+    chain = file_scanner._chain
 
     def counted(*words: Any, **options: Any) -> Any:
         found = chain(*words, **options)
         looked.append(len(found[0]))
         return found
 
-    monkeypatch.setattr(frames, "_chain", counted)
+    monkeypatch.setattr(file_scanner, "_chain", counted)
     with FrameScanner(path) as scanner:
         assert len(list(items_of(scanner.blocks()))) == 2001
     assert sum(looked) < 1000

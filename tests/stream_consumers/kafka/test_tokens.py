@@ -15,8 +15,8 @@ import pytest
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError, StreamAssetsError, TokenProviderError
+from stream_consumers.kafka.client import TokenProvider
 from stream_consumers.kafka.cluster import KafkaBrokers
-from stream_consumers.kafka.tokens import TokenProvider
 from stream_consumers.options import Limits
 from tests.support import tokens
 from tests.support.kafka_broker import Listeners

@@ -17,9 +17,9 @@ from stream_consumers.create import create_consumer, create_producer, open_batch
 from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.messages import MAX_SHARD, Message, Shard, check_encoded_key, decode_key, encode_key
 from stream_consumers.options import AutoCommit, ConsumerMode, Limits, RedisGroupOptions
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.entry_consumer import create_entry_consumer
-from stream_consumers.redis.ids import to_sequence
-from stream_consumers.streamer.streamer import connect
+from stream_consumers.streamer import connect
 from stream_consumers.testing.batch_source_contract import read
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import run

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError
-from stream_consumers.redis.async_entry_consumer import AsyncEntryConsumer
-from stream_consumers.redis.entry_consumer import EntryReader, create_entry_consumer
+from stream_consumers.redis.entry_consumer import AsyncEntryConsumer, EntryReader, create_entry_consumer
 from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream
 from tests.support.redis_streams import unique_name
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 import pytest
 import redis
 
-from stream_consumers.batches import BatchPlan, Range, Resume
+from stream_consumers.batches import BatchPlan, Known, Range, Resume, known_places
 from stream_consumers.errors import DataLossError
-from stream_consumers.hints import Known, known_places
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.redis.batches import RedisBatchSource
-from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 
 

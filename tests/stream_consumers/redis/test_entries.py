@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.redis.entries import plain_entries, read_entry
-from stream_consumers.redis.ids import MAX_MS, MAX_SUB
+from stream_consumers.redis.batches import plain_entries
+from stream_consumers.redis.entries import MAX_MS, MAX_SUB, read_entry
 
 NUMBERS = st.sampled_from([0, 1, MAX_SUB, MAX_SUB + 1, MAX_MS, MAX_MS + 1, 2**63, 2**64 - 1]) | st.integers(0, 2**48)
 IDS = st.builds(lambda ms, sub: b"%d-%d" % (ms, sub), NUMBERS, NUMBERS) | st.sampled_from([b"", b"7", b"1-2-3", b"x-1"])

@@ -10,11 +10,10 @@ from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis.claims import RedisClaims
-from stream_consumers.redis.committers import RedisCommitter
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.entry_consumer import GroupEntryConsumer
-from stream_consumers.redis.group import GroupFacts, RedisGroup
+from stream_consumers.redis.group import GroupFacts, RedisCommitter, RedisGroup
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
-from stream_consumers.redis.ids import to_sequence
 from stream_consumers.redis.server import RedisConnection
 from stream_consumers.subscription.redis_backend import RedisBackend
 from stream_consumers.urls import StreamUrl

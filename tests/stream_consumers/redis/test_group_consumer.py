@@ -23,9 +23,9 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, from_milliseconds
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
+from stream_consumers.redis.entries import to_id, to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
-from stream_consumers.redis.ids import to_id, to_sequence
 from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until

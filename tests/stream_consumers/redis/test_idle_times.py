@@ -10,8 +10,7 @@ import pytest
 from stream_consumers.create import StreamSource
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, RedisGroupOptions
-from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
+from stream_consumers.redis.claims import ClaimedEntries, ClaimName, RedisClaims
 from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.urls import StreamUrl

@@ -11,7 +11,7 @@ from stream_consumers.create import create_consumer
 from stream_consumers.errors import GroupRemovedError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
-from stream_consumers.redis import removal
+from stream_consumers.redis import server
 from stream_consumers.redis.entry_consumer import create_entry_consumer
 from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, take, take_until_silent
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
 
 
 def make_again(place: Place, *, entries: int = 3) -> None:
@@ -173,7 +173,7 @@ def test_in_a_cluster(nodes: list[str]) -> None:
 
 
 def test_many_streams_are_looked_at_in_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "LOOK_STREAMS", 2)
+    monkeypatch.setattr(server, "LOOK_STREAMS", 2)
     place.send(range(7), shards=7, is_sharded=True)
     with create_consumer(place.url) as consumer:
         take(consumer, 7)

@@ -10,7 +10,7 @@ import redis
 
 from stream_consumers.batches import Range
 from stream_consumers.client_config import EnvironmentVariable, Scalar
-from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.consumer import Consumer
 from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -21,11 +21,11 @@ from stream_consumers.errors import (
     StreamAssetsError,
 )
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
-from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claims import ClaimedEntries
+from stream_consumers.producer import Producer
+from stream_consumers.redis.claims import ClaimedEntries, ClaimName
 from stream_consumers.redis.client import new_client
 from stream_consumers.redis.server import RedisConnection
-from stream_consumers.streamer.streamer import connect
+from stream_consumers.streamer import connect
 from stream_consumers.urls import StreamUrl
 from tests.support.kept_errors import kept
 from tests.support.polling import until

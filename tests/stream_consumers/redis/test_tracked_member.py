@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.committer import EntryCommitter, PositionCommitter, ProcessCommitter
-from stream_consumers.consumer import Edge
+from stream_consumers.consumer import Edge, EntryCommitter, PositionCommitter, ProcessCommitter
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from stream_consumers.memory import MemoryCommitter
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoCommit, ConsumerMode, RedisGroupOptions
-from stream_consumers.redis.committers import RedisCommitter
-from stream_consumers.redis.group import RedisGroup
+from stream_consumers.redis.entries import to_id
+from stream_consumers.redis.group import RedisCommitter, RedisGroup
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
-from stream_consumers.redis.ids import to_id
-from stream_consumers.tracking.committers import CommitResult, create_committer
+from stream_consumers.tracking.commits import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.urls import StreamUrl

@@ -14,8 +14,8 @@ from stream_consumers.create import create_consumer
 from stream_consumers.errors import FormatError, StreamNotFoundError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
+from stream_consumers.redis.entries import MAX_MS, to_id, to_sequence
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
-from stream_consumers.redis.ids import MAX_MS, to_id, to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, poll, take, take_until_silent, unique_name

@@ -28,9 +28,8 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
-from stream_consumers.stdio.broker import StdioBroker
-from stream_consumers.stdio.consumer import StdioConsumer
-from stream_consumers.stdio.pipes import read_lines
+from stream_consumers.stdio.backend import StdioConsumer
+from stream_consumers.stdio.broker import StdioBroker, read_lines
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.raising import raises_with
@@ -287,7 +286,7 @@ def test_a_pipe_has_no_places(move: Callable[[StdioConsumer], None]) -> None:
         ({"mode": ConsumerMode.RESUMABLE, "group": "g"}, "'resumable' is not available for consumers of stdio"),
         ({"group": "g"}, "or use mode 'load_balanced'"),
         ({"mode": ConsumerMode.LOAD_BALANCED}, "needs a group"),
-        ({"mode": ConsumerMode.LOAD_BALANCED, "group": ""}, "names no group"),
+        ({"mode": ConsumerMode.LOAD_BALANCED, "group": ""}, "cannot be used"),
         ({"reset": AutoStreamReset.LATEST}, "no latest message"),
         ({"client": {"a": "b"}}, "no client to configure"),
     ],

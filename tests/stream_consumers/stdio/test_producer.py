@@ -20,9 +20,8 @@ from stream_consumers.errors import (
     ProducerEndedError,
     StreamEndedError,
 )
+from stream_consumers.stdio.backend import StdioConsumer, StdioProducer, StdioProducerOptions
 from stream_consumers.stdio.broker import StdioBroker
-from stream_consumers.stdio.consumer import StdioConsumer
-from stream_consumers.stdio.producer import StdioProducer, StdioProducerOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.raising import raises_with

@@ -24,8 +24,7 @@ from stream_consumers.errors import (
     StreamNotFoundError,
     UntrustedFileError,
 )
-from stream_consumers.file.frames import Frame
-from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.options import FileProducerOptions
 from stream_consumers.stdio.spool import Spooled, default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl

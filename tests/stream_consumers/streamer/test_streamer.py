@@ -32,9 +32,8 @@ from stream_consumers.options import (
     FileProducerOptions,
     RedisGroupOptions,
 )
-from stream_consumers.stdio.producer import StdioProducerOptions
-from stream_consumers.streamer.sharders import PseudoRandom, RoundRobin
-from stream_consumers.streamer.streamer import Streamer, connect
+from stream_consumers.stdio.backend import StdioProducerOptions
+from stream_consumers.streamer import PseudoRandom, RoundRobin, Streamer, connect
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_streams import unique_name
 from tests.support.ss_files import END_OF_STREAM, items, sent
@@ -319,9 +318,7 @@ def test_sharders_use_every_shard() -> None:
 def test_settings_of_its_consumers_are_no_producer_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Kafka producer refuses them; a streamer has one configuration for both."""
     given: list[object] = []
-    monkeypatch.setattr(
-        "stream_consumers.streamer.streamer.create_producer", lambda url, **options: given.append(options)
-    )
+    monkeypatch.setattr("stream_consumers.streamer.create_producer", lambda url, **options: given.append(options))
     client = {"session.timeout.ms": 6000, "linger.ms": 5}
     Streamer(StreamUrl.parse("kafka://nobody:1/pets"), client=client).create_producer()
     assert given == [{"client": {"linger.ms": 5}, "producer_options": None, "shards": None}]

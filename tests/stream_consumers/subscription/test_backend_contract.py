@@ -12,10 +12,15 @@ from redis.crc import key_slot
 
 from stream_consumers.errors import FormatError, GroupRemovedError, SizeLimitError
 from stream_consumers.memory import MemoryConsumer, forget_memory_broker
-from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.codec import JsonCodec
+from stream_consumers.subscription.backend import (
+    DecodedEntry,
+    EventMessage,
+    FetchedEntry,
+    JsonCodec,
+    MalformedEntry,
+    StreamBackend,
+)
 from stream_consumers.subscription.memory_backend import MemoryBackend
-from stream_consumers.subscription.messages import DecodedEntry, EventMessage, FetchedEntry, MalformedEntry
 from stream_consumers.subscription.redis_backend import RedisBackend, _times
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until

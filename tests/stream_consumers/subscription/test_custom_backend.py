@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stream_consumers.errors import BrokerUnavailableError
-from stream_consumers.subscription.backend import StreamBackend
+from stream_consumers.subscription.backend import EventMessage, FetchedEntry, GroupPosition, StreamBackend
 from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
-from stream_consumers.subscription.error_observer import ErrorReport
 from stream_consumers.subscription.memory_backend import MemoryBackend
-from stream_consumers.subscription.messages import EventMessage, FetchedEntry, GroupPosition
-from stream_consumers.subscription.received_message import ReceivedMessage
-from stream_consumers.subscription.subscription import Subscription
+from stream_consumers.subscription.subscription import ErrorReport, ReceivedMessage, Subscription
 from tests.support.polling import until
 
 STREAM, DEAD, GROUP = "orders", "orders.dead", "billing"

@@ -22,14 +22,22 @@ from stream_consumers.errors import (
     ShutdownTimeoutError,
     StreamEndedError,
 )
-from stream_consumers.subscription.codec import JsonCodec
+from stream_consumers.subscription.backend import EventMessage, JsonCodec
 from stream_consumers.subscription.config import AckMode, RetryPolicy, SubscriptionConfig
-from stream_consumers.subscription.dead_letter import ATTEMPT, ID, MALFORMED_KIND, REASON, SIZE, STREAM
-from stream_consumers.subscription.error_observer import ErrorReport, ErrorScope, ObserverThread
-from stream_consumers.subscription.messages import EventMessage
-from stream_consumers.subscription.received_message import ReceivedMessage
 from stream_consumers.subscription.redis_backend import RedisBackend
-from stream_consumers.subscription.subscription import Subscription
+from stream_consumers.subscription.subscription import (
+    ATTEMPT,
+    ID,
+    MALFORMED_KIND,
+    REASON,
+    SIZE,
+    STREAM,
+    ErrorReport,
+    ErrorScope,
+    ObserverThread,
+    ReceivedMessage,
+    Subscription,
+)
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.raising import raises_with

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stream_consumers.tracking.ack_window import AckWindow
+from stream_consumers.tracking.shards import AckWindow
 from tests.support.profiles import examples
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.capabilities import Positions
-from stream_consumers.committer import ProcessCommitter
-from stream_consumers.consumer import Edge
+from stream_consumers.consumer import Edge, Positions, ProcessCommitter
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
     BrokerUnavailableError,
@@ -27,9 +25,9 @@ from stream_consumers.errors import (
 )
 from stream_consumers.memory import MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Message, Shard, from_milliseconds
-from stream_consumers.redis.committers import RedisCommitter
+from stream_consumers.redis.group import RedisCommitter
 from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
-from stream_consumers.tracking.committers import CommitResult, create_committer
+from stream_consumers.tracking.commits import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import Activity, TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from stream_consumers.capabilities import ShardEnd
-from stream_consumers.consumer import Edge
+from stream_consumers.consumer import Edge, ShardEnd
 from stream_consumers.errors import (
     GroupActiveError,
     InvalidOptionError,
@@ -22,7 +21,7 @@ from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.transactions import KafkaTransactions
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode
-from stream_consumers.tracking.committers import CommitResult
+from stream_consumers.tracking.commits import CommitResult
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.livelock import LivelockOptions, LivelockWatch
 from stream_consumers.tracking.options import Shards, TrackingCallbacks, TrackingOptions

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.capabilities import ShardEnd
-from stream_consumers.committer import ProcessCommitter
+from stream_consumers.consumer import ProcessCommitter, ShardEnd
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from stream_consumers.memory import MemoryCommitter, MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.tracking.committers import CommitResult
+from stream_consumers.tracking.commits import CommitResult
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.livelock import (
     Livelock,

@@ -1,0 +1,342 @@
+"""Parses Avro schemas into trees of types, and makes Spark columns of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.decoders import UNNAMED, imported
+from spark_jobs.decoding.schema_limits import (
+    TYPE_WEIGHT,
+    check_weight,
+    kept_by_size,
+    parts_of_document,
+    schema_document,
+    schema_use,
+)
+from spark_jobs.decoding.schema_registry import StoredSchema
+from stream_consumers.errors import SchemaMismatchError
+
+MOST_DIGITS = 38
+LARGEST_FIXED = 1 << 20
+UUID_BYTES = 16
+DURATION_BYTES = 12
+DURATION_DDL = "STRUCT<months: BIGINT, days: BIGINT, milliseconds: BIGINT>"
+_PRIMITIVES = {
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "bytes": "BINARY",
+    "string": "STRING",
+}
+_DEFINING = ("record", "error", "enum", "fixed", "array", "map", *_PRIMITIVES)
+_TIMES = {"timestamp": "TIMESTAMP", "local-timestamp": "TIMESTAMP_NTZ"}
+_UNITS = ("millis", "micros", "nanos")
+# The types that each logical type may annotate; Avro ignores it on other types.
+_STORED_AS = {
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    **{f"{kind}-{unit}": ("long",) for kind in _TIMES for unit in _UNITS},
+    "uuid": ("string", "fixed"),
+    "decimal": ("bytes", "fixed"),
+    "duration": ("fixed",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AvroField:
+    """A field of a record.
+
+    Args:
+        name: its name.
+        type: its type.
+        aliases: names that a writer may use for it.
+        default: its default as JSON text, if any.
+    """
+
+    name: str
+    type: AvroType
+    aliases: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AvroType:
+    """A type with all its parts. A named type that is referred to several times is one object.
+
+    Args:
+        kind: the name of the type in Avro.
+        name: the full name of a record, an enum or a fixed.
+        logical: the logical type, if it is known and fits the type.
+        precision: the digits of a decimal.
+        scale: the digits of a decimal after the point.
+        size: the size of a fixed in bytes.
+        symbols: the symbols of an enum.
+        default: the symbol of an enum that stands for unknown ones.
+        fields: the fields of a record.
+        parts: the branches of a union, the items of an array, or the values of a map.
+        aliases: full names that a writer may use.
+        weight: see :func:`spark_jobs.decoding.schema_limits.check_weight`.
+        depth: the number of nested types, including this one.
+        has_column: whether the type has any value to keep, which null and records without fields have not.
+    """
+
+    kind: str
+    name: str = ""
+    logical: str = ""
+    precision: int = 0
+    scale: int = 0
+    size: int = 0
+    symbols: tuple[str, ...] = ()
+    default: str | None = None
+    fields: tuple[AvroField, ...] = ()
+    parts: tuple[AvroType, ...] = ()
+    aliases: tuple[str, ...] = ()
+    weight: int = field(init=False, repr=False)
+    depth: int = field(init=False, repr=False)
+    has_column: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        within = (*self.parts, *(one.type for one in self.fields))
+        written = _length((self.name, *self.symbols, *self.aliases))
+        written += sum(_length((one.name, *one.aliases, one.default or "")) for one in self.fields)
+        is_group = self.kind in ("record", "union")
+        has_column = any(one.has_column for one in within) if is_group else self.kind != "null"
+        object.__setattr__(self, "weight", TYPE_WEIGHT + written + sum(one.weight for one in within))
+        object.__setattr__(self, "depth", 1 + max((one.depth for one in within), default=0))
+        object.__setattr__(self, "has_column", has_column)
+
+    @property
+    def short_name(self) -> str:
+        """The name without its namespace, or the kind of a type without a name."""
+        return self.name.rpartition(".")[2] or self.kind
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether a value may be null."""
+        return self.kind == "null" or (self.kind == "union" and any(part.kind == "null" for part in self.parts))
+
+    @property
+    def branches(self) -> tuple[AvroType, ...]:
+        """The types that a value may have besides null."""
+        parts = self.parts if self.kind == "union" else (self,)
+        return tuple(part for part in parts if part.kind != "null")
+
+    @property
+    def unit(self) -> str:
+        """The unit of a timestamp, millis, micros or nanos; empty for other types."""
+        head, _, unit = self.logical.rpartition("-")
+        return unit if head in _TIMES else ""
+
+    def __str__(self) -> str:
+        shown = self.logical or self.kind
+        if self.logical == "decimal":
+            shown = f"decimal({self.precision}, {self.scale})"
+        return f"{shown} {self.name}" if self.name else shown
+
+
+def _length(texts: Iterable[str]) -> int:
+    return sum(len(text) + 1 for text in texts)
+
+
+@kept_by_size(lambda tree: 0)
+def parse_avro(stored: StoredSchema) -> AvroType:
+    """Parse a schema.
+
+    Raises:
+        SchemaMismatchError: it is not an Avro schema, contains itself, or is too large.
+    """
+    stored.check_kind("AVRO")
+    fastavro = imported("fastavro", extra="avro")
+    named: dict[str, Any] = {}
+    with schema_use("Avro"):
+        for name, reference in stored.references:
+            if name not in named:
+                fastavro.parse_schema(_document(reference.text), named)
+        return _Tree(named).node(fastavro.parse_schema(_document(stored.text), named), ())
+
+
+def _document(text: str) -> Any:
+    """Parse the JSON of a schema. Long names are refused, because a namespace is repeated in each type within it."""
+    document = schema_document(text)
+    level = [document]
+    while level:
+        for one in level:
+            names = (one.get("name"), one.get("namespace")) if isinstance(one, dict) else ()
+            if any(isinstance(name, str) and len(name) > LONGEST_COLUMN_NAME for name in names):
+                raise ValueError(f"a name is longer than {LONGEST_COLUMN_NAME} characters")
+        level = parts_of_document(level)
+    return document
+
+
+class _Tree:
+    """Makes the tree of a parsed schema, and replaces each name by its type."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._made: dict[str, AvroType] = {}
+
+    def node(self, schema: Any, above: tuple[str, ...]) -> AvroType:
+        if isinstance(schema, str):
+            if schema not in self._made:
+                named = self._named.get(schema)
+                self._made[schema] = AvroType(schema) if named is None else self.node(named, above)
+            found = self._made[schema]
+        elif isinstance(schema, dict) and schema["type"] not in _DEFINING:
+            found = self.node(schema["type"], above)
+        else:
+            found = self._defined(schema, above)
+            if found.name:
+                self._made[found.name] = found
+        check_weight("Avro", found.weight, found.depth)
+        return found
+
+    def _defined(self, schema: Any, above: tuple[str, ...]) -> AvroType:
+        if isinstance(schema, list):
+            parts = tuple(self.node(part, above) for part in schema)
+            if any(part.kind == "union" for part in parts):
+                raise SchemaMismatchError("a union of the Avro schema is in another one", remedy="Make it one union.")
+            return AvroType("union", parts=parts)
+        kind = "record" if schema["type"] == "error" else schema["type"]
+        if kind in ("array", "map"):
+            return AvroType(kind, parts=(self.node(schema["items" if kind == "array" else "values"], above),))
+        name = schema.get("name", "")
+        aliases = tuple(schema.get("aliases", ()))
+        if kind == "record":
+            if name in above:
+                raise SchemaMismatchError(
+                    f"the Avro record {name} contains itself, and columns cannot",
+                    remedy="Give a reader's schema without that field; or keep the bytes with Raw().",
+                )
+            fields = tuple(self._field(field, (*above, name)) for field in schema["fields"])
+            return AvroType(kind, name, fields=fields, aliases=aliases)
+        if kind == "enum":
+            symbols = tuple(schema["symbols"])
+            return AvroType(kind, name, symbols=symbols, default=schema.get("default"), aliases=aliases)
+        size = schema.get("size", 0) if kind == "fixed" else 0
+        if not 0 <= size <= LARGEST_FIXED:
+            raise SchemaMismatchError(
+                f"the Avro type {name} is fixed at {size} bytes",
+                remedy=f"Sizes from 0 to {LARGEST_FIXED} are read; take bytes for more.",
+            )
+        return _with_logical(schema, AvroType(kind, name if kind == "fixed" else "", size=size, aliases=aliases))
+
+    def _field(self, field: Mapping[str, Any], above: tuple[str, ...]) -> AvroField:
+        default = json.dumps(field["default"]) if "default" in field else None
+        return AvroField(field["name"], self.node(field["type"], above), tuple(field.get("aliases", ())), default)
+
+
+def _with_logical(schema: Mapping[str, Any], plain: AvroType) -> AvroType:
+    """Add the logical type, unless Avro ignores it on this type."""
+    logical = schema.get("logicalType")
+    if not isinstance(logical, str) or plain.kind not in _STORED_AS.get(logical, ()):
+        return plain
+    needed = {"uuid": UUID_BYTES, "duration": DURATION_BYTES}.get(logical, plain.size)
+    if plain.kind == "fixed" and plain.size != needed:
+        return plain
+    return AvroType(
+        plain.kind,
+        plain.name,
+        logical,
+        precision=schema.get("precision", 0),
+        scale=schema.get("scale", 0),
+        size=plain.size,
+        aliases=plain.aliases,
+    )
+
+
+def columns_ddl(schema: AvroType, column: str | None) -> str:
+    """The columns of a schema, as Spark DDL.
+
+    Args:
+        schema: the reader's schema.
+        column: one column for the whole value; ``None`` for a column for each field.
+
+    Raises:
+        SchemaMismatchError: the schema has no columns.
+    """
+    branches = schema.branches
+    if not schema.has_column:
+        raise SchemaMismatchError("the Avro schema has no columns", remedy="Give one with fields.")
+    if column is None and len(branches) == 1 and branches[0].kind == "record":
+        return ", ".join(column_ddl(name, spark_type(kind, name)) for name, kind in members(branches[0], ""))
+    return column_ddl(column or UNNAMED, spark_type(schema, column or UNNAMED))
+
+
+def is_record(schema: AvroType) -> bool:
+    """Whether a schema is a record, or a record or null."""
+    return [branch.kind for branch in schema.branches] == ["record"]
+
+
+def members(schema: AvroType, path: str) -> Sequence[tuple[str, AvroType]]:
+    """The names and types of the fields of the STRUCT for a record, or for a union of several types.
+
+    Args:
+        schema: the record or the union.
+        path: the path of the value, for errors.
+
+    Raises:
+        SchemaMismatchError: Spark cannot tell their names apart.
+    """
+    if schema.kind == "record":
+        found = [(field.name, field.type) for field in schema.fields if field.type.has_column]
+    else:
+        branches = [branch for branch in schema.branches if branch.has_column]
+        names = [branch.short_name for branch in branches]
+        if len({name.lower() for name in names}) < len(names):
+            names = [branch.name.replace(".", "_") or branch.kind for branch in branches]
+        found = list(zip(names, branches))
+    check_distinct([name for name, _ in found], path or schema.name)
+    return found
+
+
+def spark_type(schema: AvroType, path: str) -> str:
+    """The Spark type of a schema, as DDL.
+
+    Args:
+        schema: the type.
+        path: the path of the value, for errors.
+
+    Raises:
+        SchemaMismatchError: Spark has no such type.
+    """
+    branches = schema.branches
+    if len(branches) > 1 or (schema.kind == "union" and not branches):
+        return struct_ddl([(name, spark_type(kind, f"{path}.{name}")) for name, kind in members(schema, path)])
+    if not schema.has_column:
+        raise SchemaMismatchError(
+            f"{path} is nothing but null in the Avro schema", remedy="Give a reader's schema without it."
+        )
+    (only,) = branches
+    if only.kind == "record":
+        return struct_ddl([(name, spark_type(kind, f"{path}.{name}")) for name, kind in members(only, path)])
+    if only.kind == "array":
+        return f"ARRAY<{spark_type(only.parts[0], f'{path}[]')}>"
+    if only.kind == "map":
+        return f"MAP<STRING, {spark_type(only.parts[0], f'{path}{{}}')}>"
+    return _scalar_type(only, path)
+
+
+def _scalar_type(schema: AvroType, path: str) -> str:
+    if schema.logical == "decimal":
+        if schema.precision > MOST_DIGITS:
+            raise SchemaMismatchError(
+                f"{path} is a decimal of {schema.precision} digits, and DECIMAL has {MOST_DIGITS} at most",
+                remedy="Give a reader's schema with bytes there, without the logical type.",
+            )
+        return f"DECIMAL({schema.precision},{schema.scale})"
+    if schema.logical == "date":
+        return "DATE"
+    if schema.unit:
+        return _TIMES[schema.logical.rpartition("-")[0]]
+    if schema.logical == "duration":
+        return DURATION_DDL
+    if schema.logical == "uuid" or schema.kind == "enum":
+        return "STRING"
+    return "BINARY" if schema.kind == "fixed" else _PRIMITIVES[schema.kind]

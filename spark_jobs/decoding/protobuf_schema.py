@@ -1,0 +1,451 @@
+"""The schema of a Protobuf message, from text, a descriptor set, a generated class or a registry."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
+from spark_jobs.decoding.decoders import imported, shortened
+from spark_jobs.decoding.schema_limits import TYPE_WEIGHT, WeightBudget, kept_by_size, schema_use
+from spark_jobs.decoding.schema_registry import StoredSchema
+from stream_consumers.errors import SchemaMismatchError
+
+OWN_FILE = "stream_assets/schema.proto"
+OF_PROTOBUF = "google/protobuf/"
+LONGEST_NAME = 255
+_COMPILE_SECONDS = 60.0
+_COMPILE_CPU_SECONDS = 2
+# Each part begins with a letter, a digit or an underscore, so that no part is "." or ".." and no name is an option.
+_FILE_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.proto")
+# The packages with the descriptors of files that every schema may import.
+_KNOWN = {
+    "google/protobuf": "google.protobuf",
+    "google/type": "google.type",
+    "confluent": "confluent_kafka.schema_registry.confluent",
+}
+_KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/((?:[a-z0-9_]+/)*[a-z0-9_]+)\.proto")
+# Schemas are hostile input for the compiler. It imports nothing from other folders, and ends before it exhausts the
+# memory or the disk of the machine. Not every system has every limit.
+_COMPILER = """
+import resource, sys
+seconds = int(sys.argv.pop(1))
+for name, most in ("RLIMIT_CPU", seconds), ("RLIMIT_AS", 2 << 30), ("RLIMIT_FSIZE", 64 << 20), ("RLIMIT_CORE", 0):
+    try:
+        resource.setrlimit(getattr(resource, name), (most, most))
+    except (AttributeError, OSError, ValueError):
+        pass
+sys.path.append(sys.argv.pop(1))
+from grpc_tools import protoc
+sys.exit(protoc.main(sys.argv))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSchema:
+    """A message and all files that it needs; picklable.
+
+    Args:
+        name: the full name of the message.
+        files: a serialized ``FileDescriptorSet``, each file after those that it imports.
+    """
+
+    name: str
+    files: bytes = field(repr=False)
+
+    @property
+    def characters(self) -> int:
+        """The size, for :func:`spark_jobs.decoding.schema_limits.kept_by_size`."""
+        return len(self.files)
+
+    def message_class(self) -> type[Message]:
+        """Make a class for the message."""
+        return _message_class(self)
+
+    def reading_class(self) -> type[Message]:
+        """Make a class to read it with. Its fields of closed enums are INT32, which keeps numbers without a name."""
+        return _reading_class(self)
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """The descriptor of the message."""
+        found: Any = self.message_class().DESCRIPTOR
+        assert isinstance(found, Descriptor)
+        return found
+
+
+@kept_by_size(lambda message: 0)
+def _message_class(schema: MessageSchema) -> type[Message]:
+    return _class_in(descriptor_pb2.FileDescriptorSet.FromString(schema.files).file, schema.name)
+
+
+def _class_in(files: Iterable[Any], name: str) -> type[Message]:
+    # Each class has its own pool, because a pool cannot have two versions of a file.
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    found: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    return found
+
+
+@kept_by_size(lambda message: 0)
+def _reading_class(schema: MessageSchema) -> type[Message]:
+    pool = schema.descriptor.file.pool
+    files = descriptor_pb2.FileDescriptorSet.FromString(schema.files).file
+    closed = [
+        enum
+        for file in files
+        for message in file.message_type
+        for enum in _closed_fields(message, pool.FindFileByName(file.name).message_types_by_name[message.name])
+    ]
+    if not closed:
+        return schema.message_class()
+    for enum in closed:
+        enum.type = enum.TYPE_INT32
+        enum.ClearField("type_name")
+        enum.ClearField("default_value")
+    return _class_in(files, schema.name)
+
+
+def _closed_fields(message: Any, descriptor: Descriptor) -> Iterator[Any]:
+    """The fields of closed enums in a message and in the messages nested in it.
+
+    Args:
+        message: the ``DescriptorProto`` of the message, whose fields are returned.
+        descriptor: the descriptor of the message.
+    """
+    for own in message.field:
+        kind = descriptor.fields_by_number[own.number].enum_type
+        if kind is not None and kind.is_closed:
+            yield own
+    for nested in message.nested_type:
+        yield from _closed_fields(nested, descriptor.nested_types_by_name[nested.name])
+
+
+def schema_of_class(message: type[Message]) -> MessageSchema:
+    """The schema of a generated class."""
+    files: dict[str, Any] = {}
+
+    def add(file: FileDescriptor) -> None:
+        for needed in file.dependencies:
+            add(needed)
+        if file.name not in files:
+            files[file.name] = _copied(file)
+
+    descriptor: Any = message.DESCRIPTOR
+    add(descriptor.file)
+    return MessageSchema(descriptor.full_name, _serialized(files.values()))
+
+
+def schema_of_text(text: str, message: str | None) -> MessageSchema:
+    """Compile the text of a ``.proto`` file.
+
+    Args:
+        text: the text; it may import only Protobuf's own files.
+        message: the full name of the message; the first message by default.
+
+    Raises:
+        SchemaMismatchError: it cannot be compiled, or has no such message.
+        MissingDependencyError: the compiler is not installed.
+    """
+    files = compiled({OWN_FILE: text}, OWN_FILE).file
+    return MessageSchema(_chosen(message, message_names(files[-1]).values()), _serialized(files))
+
+
+def schema_of_set(content: bytes, message: str | None) -> MessageSchema:
+    """Read a ``FileDescriptorSet``, which ``protoc --include_imports --descriptor_set_out`` writes.
+
+    Args:
+        content: the content of the file.
+        message: the full name of the message; the first message of the last file by default.
+
+    Raises:
+        SchemaMismatchError: the content is not such a set, or has no such message.
+    """
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(content).file
+        ordered = _ordered({file.name: file for file in files})
+    except DecodeError as error:
+        raise SchemaMismatchError(
+            "the descriptor set cannot be read", remedy="Write it with: protoc --include_imports --descriptor_set_out."
+        ) from error
+    if not files:
+        raise SchemaMismatchError("the descriptor set has no files", remedy="Give one with a message.")
+    names = [name for file in (files[-1], *files[:-1]) for name in message_names(file).values()]
+    return MessageSchema(_chosen(message, names), _serialized(ordered))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """The files of a schema from a registry.
+
+    Args:
+        names: the names of the messages, see :func:`message_names`.
+        files: a serialized ``FileDescriptorSet``, each file after those that it imports; the last one is the schema's.
+    """
+
+    names: Mapping[tuple[int, ...], str]
+    files: bytes = field(repr=False)
+
+    @property
+    def weight(self) -> int:
+        """The weight for :func:`spark_jobs.decoding.schema_limits.kept_by_size`."""
+        return len(self.files) + len(self.names) * TYPE_WEIGHT
+
+
+@kept_by_size(lambda found: found.weight)
+def files_of_stored(stored: StoredSchema) -> StoredFiles:
+    """Read the files of a schema from a registry.
+
+    Raises:
+        SchemaMismatchError: it is not a Protobuf schema, cannot be compiled, or is too large.
+        MissingDependencyError: the registry gives only text, and the compiler is not installed.
+    """
+    stored.check_kind("PROTOBUF")
+    files: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    with schema_use("Protobuf"):
+        for name, reference in stored.references:
+            check_file_name(name)
+            # Protobuf's own files are not taken from the registry: some of their messages are read as values.
+            if not name.startswith(OF_PROTOBUF):
+                _add_stored(name, reference.text, files, texts)
+        _add_stored(OWN_FILE, stored.text, files, texts)
+        if texts:
+            # The compiler accepts files of both kinds.
+            ordered = list(compiled(texts, OWN_FILE, known=files.values()).file)
+        else:
+            ordered = _ordered(files, last=OWN_FILE)
+        *_, names = map(message_names, ordered)
+        return StoredFiles(names, _serialized(ordered))
+
+
+def schema_of_stored(stored: StoredSchema, message: str | None) -> MessageSchema:
+    """The schema of a message from a registry.
+
+    Args:
+        stored: the schema.
+        message: the full name of the message; the first message by default.
+
+    Raises:
+        SchemaMismatchError, MissingDependencyError: see :func:`files_of_stored`; or there is no such message.
+    """
+    found = files_of_stored(stored)
+    return MessageSchema(_chosen(message, found.names.values()), found.files)
+
+
+def message_names(file: Any) -> dict[tuple[int, ...], str]:
+    """The full names of the messages of a file, by their places in the wire format.
+
+    Raises:
+        SchemaMismatchError: there are too many, or one is too long. A name is a part of the names of nested messages.
+    """
+    found: dict[tuple[int, ...], str] = {}
+    budget = WeightBudget("Protobuf")
+    for scope in (file.package, *(service.name for service in file.service)):
+        _check_length(scope)
+
+    def add(messages: Iterable[Any], prefix: str, above: tuple[int, ...]) -> None:
+        for place, message in enumerate(messages):
+            name = f"{prefix}{message.name}"
+            _check_length(name)
+            budget.spend(TYPE_WEIGHT + len(name))
+            if not message.options.map_entry:
+                place_of = (*above, place)
+                found[place_of] = name
+            add(message.nested_type, f"{name}.", (*above, place))
+
+    add(file.message_type, f"{file.package}." if file.package else "", ())
+    return found
+
+
+def _check_length(name: str) -> None:
+    if len(name) > LONGEST_COLUMN_NAME:
+        raise SchemaMismatchError(
+            f"the Protobuf schema has a name of {len(name)} characters",
+            remedy=f"Names of up to {LONGEST_COLUMN_NAME} are read.",
+        )
+
+
+def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) -> Any:
+    """Compile a file to a ``FileDescriptorSet`` of the files that it imports and, last, itself.
+
+    Args:
+        texts: the texts of files, by the names by which they are imported.
+        name: the name of the file to compile.
+        known: descriptors of more files that may be imported.
+
+    Raises:
+        SchemaMismatchError: the compiler refuses the file; gives the reason.
+        MissingDependencyError: the compiler is not installed.
+    """
+    package = imported("grpc_tools", extra="protobuf")
+    for file in texts:
+        check_file_name(file)
+    with tempfile.TemporaryDirectory(prefix="stream-assets-proto-") as folder:
+        root = Path(folder)
+        for file, text in texts.items():
+            path = root / "source" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (root / "known").write_bytes(_serialized([*known, *_known_imports(texts.values())]))
+        (root / "empty").mkdir()
+        try:
+            made = subprocess.run(  # noqa: S603 - the compiler that is installed with this Python
+                [
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    _COMPILER,
+                    str(_COMPILE_CPU_SECONDS),
+                    str(Path(package.__path__[0]).parent),
+                    f"--proto_path={root / 'source'}",
+                    f"--descriptor_set_in={root / 'known'}",
+                    "--include_imports",
+                    f"--descriptor_set_out={root / 'set'}",
+                    name,
+                ],
+                cwd=root / "empty",
+                # Some builds of Python find their libraries by it.
+                env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SchemaMismatchError(
+                "the Protobuf schema cannot be compiled in time",
+                remedy="Shorten it, or give a descriptor set.",
+                seconds=_COMPILE_SECONDS,
+            ) from error
+        if made.returncode:
+            said = next((line for line in made.stderr.splitlines() if "warning" not in line.lower()), "")
+            said = said.removeprefix(f"{root}/source/")
+            raise SchemaMismatchError(
+                f"the Protobuf schema cannot be compiled: {shortened(said) or 'it takes too long'}",
+                remedy="Correct it; protoc says the same.",
+                exit_code=made.returncode,
+            )
+        return descriptor_pb2.FileDescriptorSet.FromString((root / "set").read_bytes())
+
+
+def check_file_name(name: str) -> None:
+    """Refuse the name of a file unless it is a plain relative path.
+
+    Raises:
+        SchemaMismatchError: says what such a name must be.
+
+    Example:
+        >>> check_file_name("shop/order.proto")
+        >>> check_file_name("../order.proto")
+        Traceback (most recent call last):
+        stream_consumers.errors.SchemaMismatchError: the Protobuf schema refers to the file '../order.proto'. Call \
+it by a relative path that ends in .proto, of letters, digits and _ . + -, of at most 255 characters.
+    """
+    if len(name) > LONGEST_NAME or not _FILE_NAME.fullmatch(name):
+        raise SchemaMismatchError(
+            f"the Protobuf schema refers to the file {shortened(repr(name))}",
+            remedy="Call it by a relative path that ends in .proto, of letters, digits and _ . + -, of at most "
+            f"{LONGEST_NAME} characters.",
+        )
+
+
+def _known_imports(texts: Iterable[str]) -> list[Any]:
+    """The descriptors of files that these texts name and that every schema may import."""
+    words = {word for text in texts for word in text.replace("'", '"').split('"')}
+    found: dict[str, Any] = {}
+    for word in words:
+        _add_known(word, found)
+    return list(_ordered(found))
+
+
+def _add_known(name: str, files: dict[str, Any]) -> None:
+    """Add a file that every schema may import, with its own imports; other names are ignored."""
+    known = _KNOWN_NAME.fullmatch(name)
+    if known is None or name in files:
+        return
+    folder, stem = known.groups()
+    try:
+        descriptor = import_module(f"{_KNOWN[folder]}.{stem.replace('/', '.')}_pb2").DESCRIPTOR
+    except ImportError:
+        return
+    files[name] = _copied(descriptor)
+    # Its name may differ there.
+    files[name].name = name
+    for needed in files[name].dependency:
+        _add_known(needed, files)
+
+
+def _add_stored(name: str, text: str, files: dict[str, Any], texts: dict[str, str]) -> None:
+    """Add a file of a registry to the descriptors or to the texts."""
+    try:
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, DecodeError, ValueError):
+        texts[name] = text
+        return
+    file.name = name
+    files[name] = file
+
+
+def _ordered(files: Mapping[str, Any], last: str | None = None) -> list[Any]:
+    """Sort files so that each is after those that it imports; files that every schema may import are added.
+
+    Raises:
+        SchemaMismatchError: an imported file is missing.
+    """
+    given = dict(files)
+    done: dict[str, Any] = {}
+
+    def add(name: str, above: tuple[str, ...]) -> None:
+        if name in done:
+            return
+        if name not in given:
+            _add_known(name, given)
+        if name not in given or name in above:
+            raise SchemaMismatchError(
+                f"the Protobuf schema lacks the file {name}",
+                remedy="Give a descriptor set with all imports (protoc --include_imports); in a registry, a reference.",
+            )
+        for needed in given[name].dependency:
+            add(needed, (*above, name))
+        done[name] = given[name]
+
+    for name in sorted(given, key=lambda name: name == last):
+        add(name, ())
+    return list(done.values())
+
+
+def _copied(file: FileDescriptor) -> Any:
+    copy = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(copy)
+    return copy
+
+
+def _serialized(files: Iterable[Any]) -> bytes:
+    return descriptor_pb2.FileDescriptorSet(file=list(files)).SerializeToString(deterministic=True)
+
+
+def _chosen(message: str | None, names: Iterable[str]) -> str:
+    known = list(names)
+    if message is None and known:
+        return known[0]
+    if message not in known:
+        what = f"has no message {message!r}, but {', '.join(known)}" if known else "has no messages"
+        raise SchemaMismatchError(f"the Protobuf schema {what}", remedy="Give the full name of one of them.")
+    return message

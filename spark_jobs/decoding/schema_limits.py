@@ -1,0 +1,200 @@
+"""Limits for schemas, which are hostile input: a message chooses its schema by an id.
+
+A schema may weigh only so much, with each type as often as it is referred to. What was made of a schema, or that it was
+refused, is cached up to a size. Whatever a library raises for a schema becomes a :class:`SchemaMismatchError`, and so a
+dead letter instead of a failed run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+from spark_jobs.decoding.decoders import reason
+from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
+
+MOST_WEIGHT = 1 << 20
+"""The largest weight of a schema: its text in characters, with each type as often as it is referred to."""
+TYPE_WEIGHT = 100
+"""The weight of each type besides its text, in characters."""
+DEEPEST_TYPES = 100
+"""How many types of a schema may be nested."""
+DEEPEST_JSON = 256
+"""How many levels the JSON of a schema may have."""
+MOST_KEPT = 8 << 20
+"""The size of each cache in characters of schemas, each of which takes up to 30 bytes of memory."""
+ENTRY_CHARACTERS = 1000
+"""The weight of each cache entry besides the text of its schemas, in characters."""
+
+Made = TypeVar("Made")
+Error = TypeVar("Error", bound=StreamAssetsError)
+
+
+def kept_by_size(weigh: Callable[[Any], int]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Cache what a function makes of schemas, or that it refuses one, up to :data:`MOST_KEPT` characters.
+
+    A cache of a fixed number of entries would not do: messages may name any number of schemas, and one can be thousands
+    of times as large as another. The least recently used entry is dropped first.
+
+    Args:
+        weigh: the weight of a result besides the ``characters`` of the arguments, in characters of a schema.
+
+    Example:
+        >>> @kept_by_size(len)
+        ... def spelled(text):
+        ...     print("spelling")
+        ...     return text.split()
+        >>> spelled("a b") is spelled("a b")
+        spelling
+        True
+    """
+
+    def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
+        kept: dict[tuple[Hashable, ...], tuple[Made | SchemaMismatchError, int]] = {}
+        lock = threading.Lock()
+
+        @wraps(make)
+        def found(*schemas: Any) -> Made:
+            with lock:
+                entry = kept.pop(schemas, None)
+                if entry is not None:
+                    # The dictionary is in the order of last use.
+                    kept[schemas] = entry
+            if entry is None:
+                weight = ENTRY_CHARACTERS + sum(getattr(schema, "characters", 0) for schema in schemas)
+                try:
+                    made: Made | SchemaMismatchError = make(*schemas)
+                    weight += weigh(made)
+                except SchemaMismatchError as error:
+                    made = copied(error)
+                entry = made, weight
+                with lock:
+                    kept[schemas] = entry
+                    while len(kept) > 1 and sum(one for _, one in kept.values()) > MOST_KEPT:
+                        del kept[next(iter(kept))]
+            if isinstance(entry[0], SchemaMismatchError):
+                raise copied(entry[0])
+            return entry[0]
+
+        return found
+
+    return decorate
+
+
+def copied(error: Error) -> Error:
+    """Copy an error without its traceback, whose frames keep the block in memory that was being decoded."""
+    return copy.copy(error)
+
+
+def check_weight(form: str, weight: int, depth: int) -> None:
+    """Refuse a schema that is too large when all its references are followed, however short its text is.
+
+    Args:
+        form: the format of the schema, for errors.
+        weight: the weight of all its types, each as often as it is referred to; at most :data:`MOST_WEIGHT`.
+        depth: how many types are nested; at most :data:`DEEPEST_TYPES`.
+
+    Raises:
+        SchemaMismatchError: the schema is too large.
+    """
+    if weight > MOST_WEIGHT or depth > DEEPEST_TYPES:
+        raise SchemaMismatchError(
+            f"the {form} schema has more than {MOST_WEIGHT // TYPE_WEIGHT} types, more than {MOST_WEIGHT} characters "
+            f"with each type as often as it is referred to, or more than {DEEPEST_TYPES} types within each other",
+            remedy="Give a smaller one: the schema that payloads are read with need not have all fields.",
+        )
+
+
+class WeightBudget:
+    """Adds up the weight of a schema while it is read. Enter it for each type, around the types nested in it.
+
+    Args:
+        form: the format of the schema, for errors.
+
+    Raises:
+        SchemaMismatchError: on entry, see :func:`check_weight`.
+    """
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._weight = 0
+        self._depth = 0
+
+    def spend(self, weight: int) -> None:
+        """Add the weight of anything else that is read.
+
+        Raises:
+            SchemaMismatchError: see :func:`check_weight`.
+        """
+        self._weight += weight
+        check_weight(self._form, self._weight, self._depth)
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        self.spend(TYPE_WEIGHT)
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+
+
+@contextmanager
+def schema_use(form: str) -> Iterator[None]:
+    """Turn whatever our code or a library raises for a schema into a :class:`SchemaMismatchError`.
+
+    A message chooses its schema by an id, so that any other error would fail the run on each retry.
+
+    Args:
+        form: the format of the schema, for the error.
+
+    Raises:
+        SchemaMismatchError: gives the reason.
+        MemoryError: unchanged, because it depends on the rest of the block.
+
+    Example:
+        >>> with schema_use("Avro"):
+        ...     {}["name"]
+        Traceback (most recent call last):
+        stream_consumers.errors.SchemaMismatchError: the Avro schema cannot be used: KeyError: 'name'. Correct it, or \
+read with another one.
+    """
+    try:
+        yield
+    except (StreamAssetsError, MemoryError):
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise SchemaMismatchError(
+            f"the {form} schema cannot be used: {why}", remedy="Correct it, or read with another one."
+        ) from error
+
+
+def schema_document(text: str) -> Any:
+    """Parse a schema that is JSON.
+
+    Raises:
+        ValueError: it is not JSON, or is nested deeper than :data:`DEEPEST_JSON`.
+
+    Example:
+        >>> schema_document('{"type": "long"}')
+        {'type': 'long'}
+    """
+    document = json.loads(text)
+    level = [document]
+    for _ in range(DEEPEST_JSON):
+        level = parts_of_document(level)
+        if not level:
+            return document
+    raise ValueError(f"it is nested deeper than {DEEPEST_JSON} levels")
+
+
+def parts_of_document(level: list[Any]) -> list[Any]:
+    """Everything directly within some parts of a document."""
+    found: list[Any] = []
+    for one in level:
+        found += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return found

@@ -1,0 +1,429 @@
+"""The commands for dead letters: ``dead-letters list``, ``show``, ``redrive`` and ``dismiss``."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from stream_assets.cli.options import (
+    Place,
+    RowMaker,
+    SparkChoice,
+    gathered,
+    group_option,
+    json_option,
+    limit_options,
+    place_options,
+    retry_option,
+    row_options,
+    spark_options,
+    storage_option,
+)
+from stream_assets.cli.output import follow_batches, inform, out, print_rows, progress_bar
+from stream_consumers.display import as_text, counted, printable, shortened, shown_bytes
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError
+from stream_consumers.messages import Shard, bytes_from_json, bytes_to_json
+from stream_consumers.redis.entries import parse_sequence
+from stream_consumers.urls import StreamUrl
+
+if TYPE_CHECKING:
+    from spark_jobs.batches.dead_letter_jobs import Outcome
+    from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter, LetterKind
+    from spark_jobs.ledger.intervals import Intervals
+
+_BYTES = ("key", "payload", "correction")
+
+
+def make_letters(table: str, group: str, storage: Mapping[str, str]) -> DeadLetters:
+    """The dead letters of a table and a group.
+
+    Raises:
+        InvalidOptionError: there cannot be such a table, or such a group.
+    """
+    from spark_jobs.dead_letters.reader import DeadLetters
+
+    return DeadLetters(table, group=group, storage_options=storage)
+
+
+def make_filter(
+    source: str | None, start: str | None, stop: str | None, reason: str, is_all: bool, is_dismissed: bool
+) -> LetterFilter:
+    """Which of them are meant.
+
+    Raises:
+        InvalidUrlError: the source is no URL of streams.
+        InvalidOptionError: a bound is no place, or they leave nothing.
+    """
+    from spark_jobs.batches.bounds import Bound
+    from spark_jobs.batches.dead_letter_jobs import letter_span
+    from spark_jobs.dead_letters.reader import LetterFilter
+
+    streams = () if source is None else StreamUrl.parse(source).required_streams()
+    span = letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
+    return LetterFilter(streams, span, reason, is_all=is_all, is_dismissed=is_dismissed)
+
+
+letter_options = gathered(
+    "letters",
+    make_letters,
+    click.option("--table", required=True, help="The Delta table of the rows, a path or URI."),
+    group_option,
+    storage_option,
+)
+filter_options = gathered(
+    "wanted",
+    make_filter,
+    click.option("--source", help="The stream URL; by default every stream of the group. It is not opened."),
+    click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all."),
+    click.option("--until", "stop", help="Likewise; the first that is not meant."),
+    click.option("--reason", default="", metavar="TEXT", help="Those with this text in their reason."),
+    click.option(
+        "--all",
+        "is_all",
+        is_flag=True,
+        help="Also those that do not count: orphaned, redriven, replayed, dismissed ones.",
+    ),
+    click.option("--dismissed", "is_dismissed", is_flag=True, help="Only those that were dismissed."),
+)
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Look at the messages that could not become rows, and decode them again.
+
+    Only those count whose batch is in the table, and which were not redriven, replayed or dismissed since.
+
+    \b
+    Examples:
+      stream-assets dead-letters list --table lake/orders --group lakehouse
+      stream-assets dead-letters show --table lake/orders --group lakehouse orders/0=17
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --transform my_definitions:orders --dry-run
+    """
+
+
+@dead_letters.command("list")
+@letter_options
+@filter_options
+@click.option("--limit", type=click.IntRange(min=1), help="Show at most this many kinds, the most frequent ones.")
+@json_option
+def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as_json: bool) -> None:
+    """How many there are of each kind of reason, with an example each.
+
+    Reasons are of one kind if they differ only in numbers, times, ids and what stands in quotes. The times are those of
+    the messages; where these are not known, when the dead letters were recorded.
+
+    \b
+    Examples:
+      stream-assets dead-letters list --table lake/orders --group lakehouse
+      stream-assets dead-letters list --table lake/orders --group lakehouse --from 2026-11-17T00:00:00Z --json
+      stream-assets dead-letters list --table lake/orders --group lakehouse --reason "not a JSON object" --all
+    """
+    kinds = letters.kinds(wanted)
+    rows = [_kind_row(kind, is_all=wanted.is_all or wanted.is_dismissed) for kind in kinds[:limit]]
+    count = counted(sum(kind.count for kind in kinds), "dead letter")
+    title = f"{letters.table}, group {letters.group}: {count} of {counted(len(kinds), 'kind')}"
+    print_rows(rows, as_json=as_json, title=title, empty="there are no dead letters")
+
+
+def _kind_row(kind: LetterKind, *, is_all: bool) -> dict[str, Any]:
+    example = kind.example
+    return {
+        "dead letters": kind.count,
+        **({"replaced": kind.replaced, "orphaned": kind.orphaned, "dismissed": kind.dismissed} if is_all else {}),
+        "reason": kind.reason,
+        "first": _time(kind.first),
+        "last": _time(kind.last),
+        "shards": [str(shard) for shard in kind.shards],
+        "example": example and example.place,
+    }
+
+
+@dead_letters.command()
+@letter_options
+@filter_options
+@click.argument("places", nargs=-1, metavar="[SHARD=SEQUENCE]…")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Show at most this many.")
+@click.option("--full", is_flag=True, help="Payloads as they are, whole and with their lines.")
+@json_option
+def show(
+    letters: DeadLetters, wanted: LetterFilter, places: Sequence[str], limit: int, full: bool, as_json: bool
+) -> None:
+    """Single ones, in the order of their places in the stream: all that is known of them.
+
+    A place is SHARD=SEQUENCE, as list prints it, or SHARD:SEQUENCE. Payloads are text where they are, else hexadecimal
+    digits; with --json they are whole, and base64 under payload_base64 where they are no text.
+
+    \b
+    Examples:
+      stream-assets dead-letters show --table lake/orders --group lakehouse orders/0=17 orders/1:4
+      stream-assets dead-letters show --table lake/orders --group lakehouse --reason "is missing" --limit 3 --full
+    """
+    if places:
+        wanted = replace(wanted, places=_places(places))
+    found = (row for part in letters.tables(wanted, limit=limit + 1) for row in part.to_pylist())
+    rows = list(islice(found, limit))
+    if as_json:
+        click.echo(json.dumps({"rows": [letter_json(row) for row in rows]}))
+        return
+    for row in rows:
+        _print_letter(row, is_full=full)
+    if next(found, None) is not None:
+        inform(f"… and more: --limit {2 * limit} shows more of them")
+    if not rows:
+        inform("there is no such dead letter" if places else "there are no dead letters")
+        sys.exit(1 if places else 0)
+
+
+def _places(texts: Sequence[str]) -> Mapping[Shard, Intervals]:
+    from spark_jobs.ledger.intervals import Intervals
+
+    found: dict[Shard, Intervals] = {}
+    for text in texts:
+        at = max(text.rfind("="), text.rfind(":"))
+        name, sequence = text[: max(at, 0)], parse_sequence(text[at + 1 :])
+        try:
+            shard = Shard.parse(name)
+        except InvalidUrlError as error:
+            raise InvalidOptionError(f"{text!r} is no place of a message", remedy=_PLACE_REMEDY) from error
+        if sequence is None:
+            raise InvalidOptionError(f"{text!r} has no sequence", remedy=_PLACE_REMEDY)
+        found[shard] = found.get(shard, Intervals()) | Intervals.of((sequence, sequence + 1))
+    return found
+
+
+_PLACE_REMEDY = "Write it as SHARD=SEQUENCE with a shard like orders/0: orders/0=17."
+
+
+def letter_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A dead letter as JSON, with the names of the columns of its table; bytes that are no text are base64.
+
+    Example:
+        >>> letter_json({"_sequence": 7, "key": None, "payload": b"\\xff", "headers": [{"name": "a", "value": b"b"}]})
+        {'_sequence': 7, 'key': None, 'payload_base64': '/w==', 'headers': [{'name': 'a', 'value': 'b'}]}
+    """
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in _BYTES:
+            found |= bytes_to_json(name, value)
+        elif name == "headers" and value is not None:
+            found[name] = [{"name": pair["name"], **bytes_to_json("value", pair["value"])} for pair in value]
+        else:
+            found[name] = value.isoformat() if isinstance(value, datetime) else value
+    return found
+
+
+def _print_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
+    shard, sequence = Shard(row["_stream"], row["_shard"]), row["_sequence"]
+    place = printable(str(shard) if sequence is None else f"{shard}={sequence}")
+    status = row.get("status", "counts")
+    _print(f"{place}  {_time(row['_timestamp']) or '–'}{'' if status == 'counts' else f'  {status}'}", style="bold")
+    known = {
+        "reason": printable(row["error"] or "–"),
+        "key": shown_bytes(row["key"]),
+        "headers": ", ".join(f"{printable(h['name'])}={shown_bytes(h['value'])}" for h in row["headers"] or ()) or "–",
+        "batch": f"{printable(row['_batch'] or '–')}, recorded {_time(row['_recorded_at']) or '–'}",
+    }
+    for status_of, by in (("dismissed", row["dismissed_by"]), ("corrected", row["corrected_by"])):
+        if by is not None:
+            known[status_of] = f"by {printable(by)}: {printable(row['note'] or '–')}"
+    text = as_text(row["payload"])
+    if is_full:
+        known["payload"] = "\n    ".join(
+            ["", *map(printable, text.split("\n") if text else [shown_bytes(row["payload"])])]
+        )
+    else:
+        known["payload"] = shown_bytes(row["payload"], most=max(out.width, 200))
+    for name, value in known.items():
+        line = f"  {name:8} {value}"
+        _print(line if is_full or name == "reason" or not out.is_terminal else shortened(line, out.width))
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _print(line: str, *, style: str = "") -> None:
+    out.print(Text(line, style=style), soft_wrap=True)
+
+
+@dead_letters.command()
+@letter_options
+@filter_options
+@click.option("--note", required=True, help="Why; it is kept with each of them.")
+@click.option("--by", help="Who dismisses them; by default this user and machine.")
+@click.option("--limit", type=click.IntRange(min=1), help="Dismiss at most this many.")
+@retry_option
+@spark_options
+@json_option
+def dismiss(
+    letters: DeadLetters,
+    wanted: LetterFilter,
+    note: str,
+    by: str | None,
+    limit: int | None,
+    retry_seconds: float,
+    spark: SparkChoice,
+    as_json: bool,
+) -> None:
+    """Mark dead letters as done with, since nothing will ever decode them; checks count them no longer.
+
+    They stay in the dead-letter table, with who dismissed them, when and why, and `verify` accounts for their messages.
+
+    \b
+    Examples:
+      stream-assets dead-letters dismiss --table lake/orders --group lakehouse --reason "not a JSON object" \\
+          --note "test messages of 2026-11-17"
+      stream-assets dead-letters list --table lake/orders --group lakehouse --dismissed
+    """
+    from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob
+    from spark_jobs.batches.ingestion import Ingestion
+    from spark_jobs.batches.job import batch_events
+
+    dismissal = Dismissal(by or person(), note)
+    ingestion = Ingestion(
+        letters.group,
+        letters.table,
+        storage_options=letters.storage_options,
+        retry_seconds=retry_seconds,
+        single_writer=spark.single_writer,
+    )
+    with progress_bar() as progress:
+        task = progress.add_task("dismissing", total=None)
+        session = spark.session(letters.table, letters.storage_options)
+        job = DismissJob(session, ingestion, wanted, dismissal, limit=limit)
+        count = sum(report.dead for report in follow_batches(batch_events(job), progress, task))
+    rows = [{"dismissed": count, "by": dismissal.by, "note": dismissal.note}] if count else []
+    print_rows(rows, as_json=as_json, title=f"dead letters of {letters.table}", empty="there is nothing to dismiss")
+
+
+@dead_letters.command()
+@place_options()
+@click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all.")
+@click.option("--until", "stop", help="Likewise; the first that is left alone.")
+@click.option("--limit", type=click.IntRange(min=1), help="The most dead letters to try.")
+@click.option(
+    "--payloads",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Only the dead letters of this NDJSON file, with its payloads.",
+)
+@click.option("--note", default="", help="With --payloads: why; it is kept with each correction.")
+@click.option("--dry-run", is_flag=True, help="Say how many would decode, and why the others do not; change nothing.")
+@row_options
+@limit_options
+@retry_option
+@spark_options
+@json_option
+def redrive(
+    place: Place,
+    start: str | None,
+    stop: str | None,
+    limit: int | None,
+    payloads: Path | None,
+    note: str,
+    dry_run: bool,
+    maker: RowMaker,
+    spark: SparkChoice,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Decode dead letters again; those that can be decoded now become rows, and no position moves.
+
+    They are read from the dead-letter table, so that the stream may have dropped them. The others stay dead letters. A
+    redrive that was killed is simply done again.
+
+    With --payloads their payloads are those of a file, which has a JSON object a line: _stream, _shard, _sequence, and
+    payload or payload_base64. The dead-letter table records the correction, beside the original.
+
+    \b
+    Examples:
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --transform my_definitions:orders --dry-run
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --from 2026-11-17T00:00:00Z --until 2026-11-18T00:00:00Z --decode json --schema 'id BIGINT, user STRING'
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --transform my_definitions:orders --payloads corrected.ndjson --note "TICKET-17"
+    """
+    from spark_jobs.batches.bounds import Bound
+    from spark_jobs.batches.dead_letter_jobs import Corrections, Redrive, RedriveJob
+    from spark_jobs.batches.job import batch_events
+
+    ingestion = maker.ingestion(place, single_writer=spark.single_writer, **settings)
+    corrections = None
+    if payloads is not None:
+        corrections = Corrections(read_payloads(payloads), person(), note)
+    wanted = Redrive(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None, limit, corrections)
+    wanted.span()
+    maker.check(ingestion.ledger().read())
+    with progress_bar() as progress:
+        task = progress.add_task("starting Spark", total=None)
+        job = RedriveJob(spark.session(place.table, place.storage), ingestion, wanted, url=place.url)
+        if dry_run:
+            progress.update(task, description="decoding")
+            job.preview()
+        else:
+            for _ in follow_batches(batch_events(job), progress, task):
+                pass
+    title = f"dead letters of {place.table}{', if they were redriven' if dry_run else ''}"
+    print_rows(_rows(job.outcome), as_json=as_json, title=title, empty="there are no dead letters to redrive")
+
+
+def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
+    """The payloads of an NDJSON file by their places.
+
+    Raises:
+        InvalidOptionError: the file cannot be read; or with the number of a line that has no place or no payload, or
+            the place of an earlier one.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidOptionError(f"{file} cannot be read ({error.strerror})", remedy="Correct --payloads.") from error
+    found: dict[tuple[Shard, int], bytes] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            stream, shard, sequence = (row[name] for name in ("_stream", "_shard", "_sequence"))
+            if not (isinstance(stream, str) and type(shard) is int and type(sequence) is int):
+                raise TypeError("_stream is a text, _shard and _sequence are numbers")
+            payload = bytes_from_json("payload", row)
+            if payload is None:
+                raise TypeError("it has no payload")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidOptionError(
+                f"line {number} of {file} is no corrected dead letter ({error!r:.200})",
+                remedy="Write a JSON object with _stream, _shard, _sequence, and payload or payload_base64.",
+            ) from error
+        if (Shard(stream, shard), sequence) in found:
+            raise InvalidOptionError(
+                f"line {number} of {file} has the place of an earlier line", remedy="Leave one of them out."
+            )
+        found[Shard(stream, shard), sequence] = payload
+    return found
+
+
+def person() -> str:
+    """This user and machine."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """What became of them, then why the others stay what they are, the most frequent reason first."""
+    refused = sorted(outcome.refused.items(), key=lambda item: (-item[1].count, item[0]))
+    rows = [
+        {"result": "stays a dead letter", "dead letters": one.count, "reason": reason, "example": one.first or None}
+        for reason, one in refused
+    ]
+    decoded = {"result": "becomes a row", "dead letters": outcome.decoded, "reason": None, "example": None}
+    return [decoded, *rows] if outcome.decoded else rows

@@ -1,0 +1,209 @@
+"""The commands for this machine: ``doctor``, ``spark status`` and ``spark stop``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stream_assets.cli.options import SparkChoice, json_option, note_download, spark_options, storage_option
+from stream_assets.cli.output import inform, print_rows
+from stream_consumers.display import counted
+from stream_consumers.errors import MissingDependencyError, SparkSessionError, StreamAssetsError
+
+if TYPE_CHECKING:
+    from spark_jobs.spark_server.folder import ServerFolder
+
+NEEDED_JAVA = 17
+PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
+TWO_RUNS = (
+    "safe on local disks, HDFS, Azure and Google storage, and on Amazon S3 with the log store of our sessions: "
+    "doctor --table s3a://…"
+)
+
+
+@click.command()
+@click.option("--table", help="Also start Spark, and look whether it can write this table safely.")
+@storage_option
+@spark_options
+def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> None:
+    """Check what this machine has: Java, the Delta jars, packages; and whether two runs may write a table at once.
+
+    \b
+    Examples:
+      stream-assets doctor && stream-assets demo
+      stream-assets doctor --table s3a://lake/orders
+    """
+    note_download()
+    checks: dict[str, Callable[[], str]] = {
+        "Python": platform.python_version,
+        "Java": _java_version,
+        "Delta jars": _delta_jars,
+        **{name: partial(_package_version, name) for name in PACKAGES},
+        "local Spark": _local_spark,
+        "two runs at once": lambda: TWO_RUNS,
+    }
+    if table:
+        checks[table] = partial(_log_store, table, storage, spark)
+    rows = [_checked(what, find) for what, find in checks.items()]
+    print_rows(rows, title="doctor")
+    if any(row["state"] != "ok" for row in rows):
+        sys.exit(1)
+
+
+def _checked(what: str, find: Callable[[], str]) -> dict[str, Any]:
+    try:
+        return {"what": what, "found": find(), "state": "ok"}
+    except StreamAssetsError as error:
+        return {"what": what, "found": "–", "state": str(error)}
+
+
+def _java_version() -> str:
+    from spark_jobs.jars import SPARK_LINE, java
+
+    answer = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
+    line = (answer.stderr or answer.stdout).splitlines()[0]
+    found = line.split('"')[1] if '"' in line else line
+    if not found.split(".")[0].isdigit() or int(found.split(".")[0]) < NEEDED_JAVA:
+        raise MissingDependencyError(
+            f"Java {found} is too old for Spark {SPARK_LINE}",
+            remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME.",
+        )
+    return found
+
+
+def _delta_jars() -> str:
+    from spark_jobs.jars import DELTA_COORDINATE, delta_jars
+
+    return f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}"
+
+
+def _package_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        raise MissingDependencyError(f"{package} is missing", remedy=f"Install it: pip install {package}.") from error
+
+
+def _local_spark() -> str:
+    """Whether a run finds a local Spark that already runs."""
+    from spark_jobs.session import SPARK_VARIABLE
+    from spark_jobs.spark_server.folder import (
+        ServerFolder,
+        UnusableFolderError,
+        server_folders,
+        servers_folder,
+        tidying,
+    )
+    from spark_jobs.spark_server.port import check_offer
+
+    if os.environ.get(SPARK_VARIABLE):
+        return f"starts with each run: {SPARK_VARIABLE} is set"
+    try:
+        with tidying():
+            check_offer(ServerFolder(servers_folder()))
+        living = sum(server.is_alive() for server in server_folders())
+        return f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
+    except UnusableFolderError as error:
+        return f"starts with each run: {error}"
+
+
+def _log_store(table: str, storage: dict[str, str], spark: SparkChoice) -> str:
+    """What keeps two runs that write a table apart, in a session like those of runs."""
+    from spark_jobs.writing.delta_table import check_log_store, log_store_of
+
+    session = spark.session(table, storage)
+    check_log_store(session, table, single_writer=spark.single_writer)
+    return log_store_of(session, table) or "the log store that Delta takes by itself"
+
+
+@click.group()
+def spark() -> None:
+    """Look at the local Spark servers that runs share, and end them.
+
+    A run that needs a local Spark starts a server, and the next runs with the same Python, settings, working directory
+    and environment use it. It ends after 15 minutes without a run.
+
+    \b
+    Examples:
+      stream-assets spark status
+      stream-assets spark stop
+    """
+
+
+@spark.command()
+@json_option
+def status(as_json: bool) -> None:
+    """The servers of this user on this machine.
+
+    \b
+    Examples:
+      stream-assets spark status
+      stream-assets spark status --json
+    """
+    rows = [_row(server) for server in _living()]
+    print_rows(rows, as_json=as_json, title="Spark servers", empty="no Spark server runs")
+
+
+@spark.command()
+@click.option("--force", is_flag=True, help="Also those that a run uses; it fails, and nothing is lost.")
+def stop(force: bool) -> None:
+    """End the servers that no run uses; the next run starts one.
+
+    \b
+    Examples:
+      stream-assets spark stop
+      stream-assets spark stop --force
+    """
+    from spark_jobs.spark_server.client import end
+
+    living = 0
+    for server in _living():
+        if server.address() is None:
+            inform(f"{server.path.name} is starting, which is waited for", style="yellow")
+        with server.starting():
+            runs = 0 if force else len(server.connected())
+            has_ended = not runs and end(server)
+        living += not has_ended
+        if runs:
+            inform(f"{server.path.name} is used by {counted(runs, 'run')}: it stays; --force ends it", style="yellow")
+        elif has_ended:
+            inform(f"{server.path.name} has ended", style="green")
+        else:
+            inform(f"{server.path.name} does not end; its process is {server.process()}: kill it", style="red")
+    sys.exit(1 if living else 0)
+
+
+def _living() -> list[ServerFolder]:
+    from spark_jobs.spark_server.folder import UnusableFolderError, server_folders
+
+    try:
+        return [server for server in server_folders() if server.is_alive()]
+    except UnusableFolderError as error:
+        raise SparkSessionError(
+            f"no Spark server is kept here: {error}", remedy="Runs have their own Spark."
+        ) from error
+
+
+def _row(server: ServerFolder) -> dict[str, Any]:
+    address = server.address()
+    since = datetime.fromtimestamp(address.started, timezone.utc).isoformat(timespec="seconds") if address else None
+    return {
+        "server": server.path.name,
+        "state": "ready" if address else "starting",
+        "runs": len(server.connected()),
+        "master": address and address.master,
+        "process": server.process(),
+        "since": since,
+        "python": address and address.python,
+        "folder": address and address.cwd,
+        "log": str(server.log),
+    }

@@ -1,0 +1,218 @@
+"""Segments of a ``.ss`` file: what a walk finds in them, and how many of them become one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from stream_consumers.batches import Range, add_counts
+from stream_consumers.file.format import HEADER_SIZE
+from stream_consumers.file.scanner import Damage, Frame, Run
+from stream_consumers.messages import INTERNAL_KEY, Shard
+from stream_consumers.options import Limits
+
+CHECKPOINT_FRAMES = 4096
+MAX_SEGMENTS = 1024
+SHARDS_OF_ALL = 100
+"""Each segment keeps a position of every shard, so that there are fewer segments where there are more shards."""
+NOTHING = Range(0, 0)
+
+Block = Run | Frame | Damage
+Bounds = Mapping[Shard, tuple[int, int]]
+"""The first and the last sequence of each shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place between two frames: every message before ``offset`` has a sequence below ``positions``."""
+
+    offset: int
+    positions: Mapping[Shard, int]
+
+    def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
+        """Whether no message of ``gaps`` lies before this place."""
+        return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
+
+
+START = Checkpoint(HEADER_SIZE, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a walk has found of the wanted streams between two checkpoints, so that a plan need not walk there again.
+
+    Args:
+        begin: where it begins.
+        end: where it ends.
+        bounds: the first and the last sequence of each shard.
+        counts: the sequences of each shard, those of damaged messages included.
+        payload_bytes: the bytes of their payloads.
+        has_damage: there is damage among them.
+    """
+
+    begin: Checkpoint
+    end: Checkpoint
+    bounds: Bounds
+    counts: Mapping[Shard, int]
+    payload_bytes: int
+    has_damage: bool
+
+
+class Walk:
+    """Steps over the items of a file, from one place at which a walk may be resumed to the next.
+
+    Such a place is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor
+    between damage whose place in a shard is unknown and the message that it is counted with.
+
+    Args:
+        begin: where it begins.
+        streams: the wanted streams.
+        frames: the messages of a segment, at least.
+        span: the bytes of a segment, at least, where there are few shards.
+
+    Attributes:
+        open_damage: damage that no message has followed yet.
+    """
+
+    def __init__(self, begin: Checkpoint, streams: frozenset[str], *, frames: int = 1, span: int = 0) -> None:
+        self.open_damage: Damage | None = None
+        self._begin = begin
+        self._offset = begin.offset
+        self._positions = dict(begin.positions)
+        self._ahead: dict[Shard, int] = {}
+        # Control messages have no places.
+        self._streams = streams - {INTERNAL_KEY}
+        self._frames, self._span = frames, span
+        self._start_segment()
+
+    def segments(self, blocks: Iterable[Block]) -> Iterator[Segment]:
+        """Step over ``blocks``; what is behind the last place at which a walk may be resumed is left out."""
+        for block in blocks:
+            if isinstance(block, Run) and self.open_damage is None:
+                self._step_run(block)
+            else:
+                for item in items_of(block):
+                    self._step(item)
+            span = self._span * (1 + len(self._positions) // SHARDS_OF_ALL)
+            is_long = self._seen >= self._frames and self._offset - self._begin.offset >= max(1, span)
+            if is_long and self.open_damage is None:
+                yield self._cut()
+        if self._offset > self._begin.offset:
+            yield self._cut()
+
+    def _start_segment(self) -> None:
+        self._bounds: dict[Shard, tuple[int, int]] = {}
+        self._counts: dict[Shard, int] = {}
+        self._seen = self._payload_bytes = 0
+        self._has_damage = False
+
+    def _cut(self) -> Segment:
+        begin, self._begin = self._begin, Checkpoint(self._offset, dict(self._positions))
+        found = Segment(begin, self._begin, self._bounds, self._counts, self._payload_bytes, self._has_damage)
+        self._start_segment()
+        return found
+
+    def _step_run(self, run: Run) -> None:
+        self._positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
+        self._offset = run.end
+        self._seen += len(run.sizes)
+        if run.stream in self._streams:
+            self._count(run.bounds, run.counts, int(run.sizes.sum()))
+
+    def _step(self, item: Frame | Damage) -> None:
+        shard, sequence = item.shard, item.sequence
+        if isinstance(item, Frame) and item.is_control:
+            return
+        is_wanted = shard is None or shard.stream in self._streams
+        self._seen += 1
+        self._has_damage |= isinstance(item, Damage)
+        if shard is not None and sequence is not None:
+            self._ahead[shard] = sequence + 1
+            if is_wanted:
+                self._count({shard: (sequence, sequence)}, {shard: 1}, _payload_bytes(item))
+        if is_wanted:
+            self.open_damage = item if isinstance(item, Damage) and sequence is None else None
+        if self.open_damage is None:
+            self._positions.update(self._ahead)
+            self._ahead.clear()
+            self._offset = item.end
+
+    def _count(self, bounds: Bounds, counts: Mapping[Shard, int], payload_bytes: int) -> None:
+        for shard, (first, last) in bounds.items():
+            self._bounds[shard] = (self._bounds[shard][0] if shard in self._bounds else first, last)
+        add_counts(self._counts, counts)
+        self._payload_bytes += payload_bytes
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of a batch that can be read alone; ``counts`` and ``records`` are of the messages of the batch."""
+
+    begin: Checkpoint
+    end: Checkpoint
+    counts: dict[Shard, int] = field(default_factory=dict)
+    records: int = 0
+    has_damage: bool = False
+
+
+class PlannedBatch:
+    """What becomes one batch of the segments that it takes: messages in ``gaps``, within limits."""
+
+    def __init__(self, gaps: Mapping[Shard, Range], limits: Limits) -> None:
+        self.parts: list[Part] = []
+        self.ends: dict[Shard, int] = {}
+        self.records = 0
+        self.is_full = False
+        self._bytes = 0
+        self._behind: set[Shard] = set()
+        self._gaps, self._limits = gaps, limits
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is full, or nothing of the gaps lies behind."""
+        return self.is_full or len(self._behind) == len(self._gaps)
+
+    def take(self, segment: Segment) -> bool:
+        """Take what belongs to the batch; ``False`` if a gap begins or ends within the segment, or it is too much."""
+        inside: dict[Shard, int] = {}
+        for shard, (first, last) in segment.bounds.items():
+            gap = self._gaps.get(shard, NOTHING)
+            if first in gap and last in gap:
+                inside[shard] = segment.counts[shard]
+            elif first < gap.end and last >= gap.start:
+                return False
+        count = sum(inside.values())
+        size = segment.payload_bytes if inside else 0
+        is_within_limits = (
+            self.records + count <= self._limits.max_records and self._bytes + size <= self._limits.max_bytes
+        )
+        # A batch takes at least one message, whatever its size.
+        if count and not is_within_limits and (self.records or count > 1):
+            return False
+        self.records += count
+        self._bytes += size
+        for shard, (_, last) in segment.bounds.items():
+            if shard in inside:
+                self.ends[shard] = last + 1
+            if shard in self._gaps and last + 1 >= self._gaps[shard].end:
+                self._behind.add(shard)
+        self._extend(segment, inside)
+        return True
+
+    def _extend(self, segment: Segment, inside: Mapping[Shard, int]) -> None:
+        if not self.parts or self.parts[-1].records >= CHECKPOINT_FRAMES:
+            self.parts.append(Part(segment.begin, segment.end))
+        part = self.parts[-1]
+        part.end = segment.end
+        part.has_damage |= segment.has_damage
+        part.records += sum(inside.values())
+        add_counts(part.counts, inside)
+
+
+def items_of(block: Block) -> Iterable[Frame | Damage]:
+    """A block, item by item."""
+    return block.frames() if isinstance(block, Run) else (block,)
+
+
+def _payload_bytes(item: Frame | Damage) -> int:
+    return len(item.payload) if isinstance(item, Frame) else item.end - item.offset

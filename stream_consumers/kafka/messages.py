@@ -1,0 +1,117 @@
+"""Messages of the Kafka client as messages, dead letters and record batches of this project."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from operator import methodcaller
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Message as KafkaMessage
+
+from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, headers_array, message_checksum
+from stream_consumers.messages import DeadLetter, Message, Shard
+
+_NOT_UTF8 = "a header's name is not UTF-8"
+# The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: asking such a message for its
+# headers once more would end the process.
+_UNREADABLE = (UnicodeDecodeError, SystemError)
+# Not message.headers(): where the interpreter has specialised that call it does not look for the error that the client
+# leaves behind, and raises it at some later line. This call is always checked.
+_ask_headers = methodcaller("headers")
+HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
+
+
+def shard_of(message: KafkaMessage) -> Shard:
+    """The partition of a message."""
+    return Shard(message.topic() or "", message.partition() or 0)
+
+
+def read_message(found: KafkaMessage) -> Message | DeadLetter:
+    """The message; a dead letter if its headers cannot be read (the client knows names that are UTF-8 only)."""
+    shard, offset, timestamp = shard_of(found), found.offset() or 0, found.timestamp()[1]
+    try:
+        return Message(shard, offset, timestamp, found.value(), found.key(), _pairs(_ask_headers(found)))
+    except _UNREADABLE:
+        return DeadLetter(shard, offset, timestamp, found.value() or b"", _NOT_UTF8)
+
+
+def last_message(message: KafkaMessage) -> LastMessage:
+    """What identifies a message as the last one of a range."""
+    checksum, epoch = message_checksum(_bytes(message.key()), _bytes(message.value())), message.leader_epoch()
+    return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
+
+
+def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
+    """Messages of these shards as a record batch; each is asked only for what may differ between them."""
+    count = len(messages)
+    streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
+    headers, errors = _headers_columns(messages)
+    columns: list[pa.Array[Any]] = [
+        _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
+        _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
+        pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
+        pa.array([moment for _, moment in map(KafkaMessage.timestamp, messages)], pa.int64()),
+        pa.array(list(map(KafkaMessage.key, messages)), pa.binary()),
+        pa.array(list(map(KafkaMessage.value, messages)), pa.binary()),
+        headers,
+        errors,
+        pa.nulls(count, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def message_bytes(message: KafkaMessage) -> int:
+    """The bytes of the payload, the key and the headers, those aside that cannot be read; asks for the headers once."""
+    size = len(message) + len(message.key() or b"")
+    try:
+        headers = _pairs(_ask_headers(message))
+    except _UNREADABLE:
+        return size
+    return size + sum(len(name.encode()) + len(value or b"") for name, value in headers)
+
+
+def bytes_of(batch: pa.RecordBatch) -> int:
+    """The sum of :func:`message_bytes` over the messages of a record batch."""
+    headers: Any = pc.list_flatten(batch.column("headers"))
+    parts = [batch.column("payload"), batch.column("key"), headers.field("name"), headers.field("value")]
+    return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
+
+
+def _headers_columns(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """The headers of messages as a column, and as another one why they cannot be read where they cannot."""
+    found: list[Any] = []
+    unreadable: list[int] = []
+    # Each message is asked once, also behind one that cannot be read: the list keeps what was found before it.
+    asked = map(_ask_headers, messages)
+    while len(found) < len(messages):
+        try:
+            found.extend(asked)
+        except _UNREADABLE:
+            unreadable.append(len(found))
+            found.append(None)
+    errors = pa.nulls(len(messages), pa.string())
+    if unreadable:
+        places = set(unreadable)
+        errors = pa.array([_NOT_UTF8 if place in places else None for place in range(len(messages))], pa.string())
+    return headers_array([_pairs(headers) for headers in found] if any(found) else found), errors
+
+
+def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:
+    if len(possible) > 1:
+        return pa.array(list(values), kind)
+    (value,) = possible
+    return pa.array(pa.repeat(value, count), kind)
+
+
+def _pairs(found: Any) -> HeaderPairs:
+    if not found:
+        return ()
+    pairs = found.items() if isinstance(found, dict) else found
+    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    """As it is: only the type hints of the client know text."""
+    return value.encode() if isinstance(value, str) else value

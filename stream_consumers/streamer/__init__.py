@@ -1,1 +1,0 @@
-"""SeaStreamer's ``Streamer``: one connection that makes consumers and producers."""
