@@ -287,6 +287,13 @@ class BatchSource(ClosesOnExit, ABC):
         """
         return extent.start
 
+    def is_in_claim_mode(self, group: str) -> bool:
+        """Whether members of the group claim single messages: then no position says what was read.
+
+        By default none do.
+        """
+        return False
+
     def answer_within(self, seconds: float) -> None:
         """Let each request to a broker fail after about this time, or earlier if no broker answers; call it first.
 

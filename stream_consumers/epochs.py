@@ -253,6 +253,10 @@ class EpochSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.first`."""
         return self._source.first(self._names.back(shard), extent)
 
+    def is_in_claim_mode(self, group: str) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.is_in_claim_mode`."""
+        return self._source.is_in_claim_mode(group)
+
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
         self._source.answer_within(seconds)

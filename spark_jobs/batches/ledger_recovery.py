@@ -9,7 +9,8 @@ far. Two ways on:
                           batch: it changes no number. Either the log shows that the batch has this id and leads to
                           these positions, and that there was no RESTORE since; or the rows reach up to the positions.
     a new start           A user says where. Everything after that place which the table holds is replaced, so that
-                          any place is safe.
+                          any place is safe. Dead letters behind the last row may be of a batch that was never written,
+                          or that a RESTORE removed: from that row on all is replaced, wherever the user begins.
 
 Either way the state is written down in an empty commit of kind ``keep``.
 
@@ -33,8 +34,18 @@ from spark_jobs.ledger.entries import CLAIMS, EntryFields, LedgerEntry, ShardSta
 from spark_jobs.ledger.fold import fold
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import extents_of, last_sequences
-from stream_consumers.batches import BatchSource
+from spark_jobs.ledger.table_rows import (
+    NO_TIMESTAMP,
+    ROW_MOMENT,
+    TIME,
+    column_names,
+    extents_of,
+    in_ranges,
+    last_sequences,
+    moments_of,
+    scan,
+)
+from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -130,9 +141,13 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
         if bid is None or bids:
             return None
         mirrored[ledger.app, number] = _Mirror(bid, {shard: positions[shard] for shard in shards})
-    if any(positions.get(shard, -1) <= last for shard, last in last_in_table(ingestion, source).items()):
+    rows, letters = _last_sequences(ingestion, source)
+    if any(positions.get(shard, -1) <= last for shard, last in (*rows.items(), *letters.items())):
         return None
-    return _state(ingestion, source, positions) if _is_confirmed(ingestion, mirrored, positions) else None
+    if not _is_confirmed(ingestion, mirrored, positions):
+        return None
+    _check_last_rows(ingestion, source, rows)
+    return _state(ingestion, source, {shard: _covered_to(end) for shard, end in positions.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,30 +202,91 @@ def _is_confirmed(
     return all(last.get(shard, -1) + 1 >= position for shard, position in positions.items())
 
 
-def last_in_table(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
-    """The last sequence of each shard of the source that has a row or a dead letter in the table.
+def _last_sequences(ingestion: Ingestion, source: BatchSource) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
+    """The last sequence of each shard of the source: in the table, and in its dead letters.
 
     Raises:
-        TableUnreadableError: delta-rs cannot read the table's data.
+        TableUnreadableError: delta-rs cannot read the data of one of them.
     """
     streams, logs = source.identities(), (ingestion.ledger().log, ingestion.dead_letters().log())
-    return {shard: sequence for shard, sequence in last_sequences(*logs).items() if shard.stream in streams}
+    rows, letters = ({s: last for s, last in last_sequences(log).items() if s.stream in streams} for log in logs)
+    return rows, letters
+
+
+def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Shard, int]) -> None:
+    """Refuse a stream that holds other messages than those of the last rows, as far as their timestamps show it.
+
+    The fingerprints were cleaned from the log, and a stream that was made again may be longer by now.
+
+    Args:
+        ingestion: group and table.
+        source: the stream, by the names of its epochs, after :meth:`BatchSource.extents`.
+        last: the last sequence of each shard in the table.
+
+    Raises:
+        SourceRecreatedError: with the timestamps.
+    """
+    log, places = ingestion.ledger().log, {shard: Range(sequence, sequence + 1) for shard, sequence in last.items()}
+    if not places or not source.has_own_timestamps or TIME not in column_names(log):
+        return
+    rows = moments_of(scan(log, ROW_MOMENT, where=in_ranges(places)), ROW_MOMENT)
+    for shard, message in sorted(source.last_messages(places).items()):
+        moments = rows[shard].timestamps_ms
+        if message.sequence == last[shard] and NO_TIMESTAMP not in moments and message.timestamp_ms not in moments:
+            raise SourceRecreatedError(
+                f"{source.url} holds another message than that of the last row of {shard} in {ingestion.table}, whose "
+                "log was cleaned: the stream was recreated",
+                remedy="Ingest it into another table. The rows of the stream before it stay in this one.",
+                sequence=message.sequence,
+                table=int(moments[0]),
+                stream=message.timestamp_ms,
+            )
 
 
 def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
-    """The state that the rows and the dead letters show: each shard is covered up to its last sequence in the table."""
-    starts = {shard: extent.start for shard, extent in source.extents().items()}
-    return _state(ingestion, source, starts | {s: last + 1 for s, last in last_in_table(ingestion, source).items()})
+    """The state that the table shows: each shard is covered up to its last row.
+
+    What lies between that row and the last dead letter has to be replaced.
+
+    Raises:
+        UnsupportedError: the members of the group claim entries one by one, so that rows do not tell what was read.
+        SourceRecreatedError: the stream is another one than that of the rows.
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    if source.is_in_claim_mode(ingestion.group):
+        raise UnsupportedError(
+            f"the log of {ingestion.table} was cleaned, and group {ingestion.group!r} claims entries of {source.url} "
+            "one by one: which of those before the last row are in the table is unknown",
+            remedy="Restore the log files from a backup; or use another group and table. To write again all that the "
+            "stream holds, end the members of the group, remove it from the server (XGROUP DESTROY), and run: "
+            "stream-assets rewind --to earliest.",
+        )
+    extents = source.extents()
+    rows, letters = _last_sequences(ingestion, source)
+    _check_last_rows(ingestion, source, rows)
+    starts = {shard: extent.start for shard, extent in extents.items()}
+    ends = starts | {shard: last + 1 for shard, last in rows.items()}
+    shards = {
+        shard: _covered_to(ends.get(shard, MIN_SEQUENCE), letters.get(shard, MIN_SEQUENCE) + 1)
+        for shard in sorted(ends.keys() | letters.keys())
+    }
+    return _state(ingestion, source, shards)
 
 
-def _state(ingestion: Ingestion, source: BatchSource, ends: Mapping[Shard, int]) -> LedgerState:
+def _covered_to(end: int, replaced: int = MIN_SEQUENCE) -> ShardState:
+    """All before ``end`` is in the table, and what lies between it and ``replaced`` may be."""
+    again = Intervals.of((end, replaced)) if replaced > end else Intervals()
+    last = max(end, replaced)
+    return ShardState(Intervals.of((MIN_SEQUENCE, last)), again, origin=last)
+
+
+def _state(ingestion: Ingestion, source: BatchSource, shards: Mapping[Shard, ShardState]) -> LedgerState:
     ledger = ingestion.ledger()
     snapshot = ledger.log.snapshot()
     letters = ingestion.dead_letters().log().snapshot()
     version, number = (snapshot.version, snapshot.last_number(ledger.app)) if snapshot else (-1, 0)
     # What was written before cannot be judged any more.
     settled = letters.version if letters else -1
-    shards = {shard: ShardState(Intervals.of((MIN_SEQUENCE, end)), origin=end) for shard, end in ends.items()}
     state = LedgerState(version, shards, None, number, settled, ingestion.sharing_mode)
     kept = ledger.entry("keep", state, number=number, bid="", identities=source.identities())
     return replace(state, newest=kept, identities=kept.identities)
@@ -222,13 +298,13 @@ def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: 
     Raises:
         WriteError: Spark failed; run it again.
     """
-    ends = {shard: end for shard, known in state.shards.items() if (end := known.covered.position) is not None}
+    shards = state.shards
 
     def fields(state: LedgerState) -> EntryFields | None:
         # What another run has written since then is not in this state.
         return None if _is_readable(ingestion) else {}
 
-    commit_empty(spark, ingestion, "keep", fields, read=lambda: _state(ingestion, source, ends))
+    commit_empty(spark, ingestion, "keep", fields, read=lambda: _state(ingestion, source, shards))
 
 
 def _is_readable(ingestion: Ingestion) -> bool:

@@ -37,8 +37,12 @@ Sequences = npt.NDArray[np.int64]
 _PLACE_TYPES: Sequence[pa.DataType] = (pa.string(), pa.int64(), pa.int64())
 
 
+NO_TIMESTAMP = int(np.iinfo(np.int64).min)
+"""Stands for the timestamp of a row that has none."""
+
+
 class Moments(NamedTuple):
-    """Sequences of a shard, and for each the timestamp in milliseconds; the least integer stands for none."""
+    """Sequences of a shard, and for each the timestamp in milliseconds, or :data:`NO_TIMESTAMP`."""
 
     sequences: Sequences
     timestamps_ms: Sequences
@@ -105,9 +109,9 @@ def moments_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mappi
         timestamps = batch.column(names[3])
         if pa.types.is_timestamp(timestamps.type):
             timestamps = timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False)
-        moments = timestamps.cast(pa.int64()).fill_null(np.iinfo(np.int64).min).to_numpy()
+        moments = timestamps.cast(pa.int64()).fill_null(NO_TIMESTAMP).to_numpy()
         is_possible = (moments >= MIN_TIMESTAMP_MS) & (moments <= MAX_TIMESTAMP_MS)
-        placed["moment"] = np.where(is_possible, moments, np.iinfo(np.int64).min)
+        placed["moment"] = np.where(is_possible, moments, NO_TIMESTAMP)
         for (stream, number), own in placed.dropna().groupby([*names[:2]]):
             found = Moments(own[names[2]].to_numpy(np.int64), own["moment"].to_numpy(np.int64))
             parts.setdefault(Shard(str(stream), int(number)), []).append(found)

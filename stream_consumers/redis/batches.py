@@ -317,12 +317,18 @@ class RedisBatchSource(BatchSource):
         }
         resume = resume or Resume({})
         self.remember(resume)
+        begun = {shard.stream for shard in resume.positions}
         for shard, extent in self._extents.items():
-            # Of a shard that was never read, entries that are gone by now do not count as lost.
-            position = resume.positions.get(shard, extent.start)
+            # Of a stream that was never read, entries that are gone by now do not count as lost.
+            first = self.first(shard, extent) if shard.stream in begun else extent.start
+            position = resume.positions.get(shard, first)
             if self._known_at(shard, position) is None:
                 self._count_before(shard, position)
         return self._extents
+
+    def first(self, shard: Shard, extent: Extent) -> int:
+        """Before every id: a shard that is new has had nothing before it, so that what is gone by now is a loss."""
+        return 0
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.has_grown`; keys that are new are left out."""
@@ -339,6 +345,9 @@ class RedisBatchSource(BatchSource):
         """Take as accounted for what is gone now, where the server counts."""
         facts = self._facts[shard]
         if facts.added is None or facts.removed is None:
+            return
+        if position <= 0:
+            self._note(shard, position, Known(0, 0, 0))
             return
         if position >= facts.end:
             added = facts.added
@@ -523,6 +532,14 @@ class RedisBatchSource(BatchSource):
             return None
         found = RedisGroup(self.server, group).facts_of(self._extents or self.extents())
         return {shard: facts.position for shard, facts in found.items() if facts is not None}
+
+    def is_in_claim_mode(self, group: str) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.is_in_claim_mode`."""
+        known = RedisGroup(self.server, group)
+        return any(
+            facts is not None and known.is_in_claim_mode(shard)
+            for shard, facts in known.facts_of(self._extents or self.extents()).items()
+        )
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """Set the group's last-delivered-id, and acknowledge entries below it that are pending for other clients."""

@@ -216,12 +216,14 @@ class RedisClaims(ClosesOnExit):
         """
         start, known = choice(AutoStreamReset, start, option="start"), known or {}
         self.check(known)
+        begun = {shard.stream for shard in known}
         positions = {}
         for shard in self.shards:
             is_created = False
             if self.group.facts(shard) is None:
                 is_latest = start is AutoStreamReset.LATEST and not known
-                is_created = self.group.create(shard, NOW if is_latest else START)
+                # Of a shard that is new in a stream, or of a new epoch, the group wants all that was ever added.
+                is_created = self.group.create(shard, NOW if is_latest else START, counts_removed=shard.stream in begun)
             self.check({shard: None})
             # A shard that the ledger knows entered it before: if it is not in it now, it was switched back.
             is_new = (is_created or shard not in known) and self.group.enter_claim_mode(shard)

@@ -120,7 +120,7 @@ class RedisGroup:
 
     # the group
 
-    def create(self, shard: Shard, start: str, *, create_stream: bool = True) -> bool:
+    def create(self, shard: Shard, start: str, *, create_stream: bool = True, counts_removed: bool = False) -> bool:
         """Create the group where it does not exist yet.
 
         Redis 7 counts the entries that a group has read, from a number that the command sets. It is set wherever the
@@ -131,6 +131,7 @@ class RedisGroup:
             start: the id behind which it starts; :data:`NOW` is the last id, which Redis remembers, so that nothing
                 later is missed.
             create_stream: create the stream, too.
+            counts_removed: entries that were removed by now count as unread, so that they are found to be lost.
 
         Returns:
             Whether it was created just now.
@@ -140,7 +141,7 @@ class RedisGroup:
             FormatError: the key holds something else.
         """
         key = self.key(shard)
-        arguments = [self.name, start, int(create_stream)]
+        arguments = [self.name, start, int(create_stream), int(counts_removed)]
         try:
             self.server.run(CREATE_GROUP, [key], arguments, f"creating group {self.name!r} of {readable(key)}")
         except StreamNotFoundError as error:

@@ -196,6 +196,7 @@ return 1
 
 # Create the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. Entries that are gone by now do not
 # count as lost: before the first entry, and behind the last one, it is known how many of those ever added are read.
+# With ARGV[4] they do count as lost: none is read.
 CREATE_GROUP = (
     _FIELDS
     + """
@@ -205,7 +206,9 @@ local made = redis.pcall(unpack(command))
 if made.err then return made end
 local info = fields(redis.call('XINFO', 'STREAM', key))
 local added, read = info['entries-added'], nil
-if added and (start == '$' or #redis.call('XRANGE', key, '(' .. start, '+', 'COUNT', 1) == 0) then
+if added and ARGV[4] == '1' then
+  read = 0
+elseif added and (start == '$' or #redis.call('XRANGE', key, '(' .. start, '+', 'COUNT', 1) == 0) then
   read = added
 elseif added and #redis.call('XRANGE', key, '-', start, 'COUNT', 1) == 0 then
   read = added - info['length']

@@ -12,15 +12,20 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.ledger_recovery import commit_positions, read_or_recover
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.batches.ledger_recovery import commit_positions, read_or_recover, surviving_state
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import LedgerTruncatedError
+from stream_consumers.errors import LedgerTruncatedError, SourceRecreatedError, UnsupportedError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.urls import StreamUrl
 from tests.support.delta_writes import clean_log
+from tests.support.letter_tables import write_letters
+from tests.support.redis_streams import Place
 
 SHARD = Shard("orders")
 MESSAGES = 30
@@ -30,18 +35,19 @@ MESSAGES = 30
 def source() -> Iterator[BatchSource]:
     url = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/{SHARD.stream}")
     for number in range(MESSAGES):
-        memory_broker(url).append(SHARD, b'{"id":%d}' % number)
+        memory_broker(url).append(SHARD, b'{"id":%d}' % number, 1000 * number)
     with open_batch_source(url) as opened:
         yield opened
     forget_memory_broker(url)
 
 
 def land(what: Ingestion, entry: LedgerEntry, sequences: range) -> None:
-    """A commit as the writer of a batch makes it."""
+    """A commit as the writer of a batch makes it; message n is of second n."""
     rows = {
         "_stream": pa.array([SHARD.stream] * len(sequences), pa.string()),
         "_shard": pa.array([SHARD.id] * len(sequences), pa.int64()),
         "_sequence": pa.array(sequences, pa.int64()),
+        "_timestamp": pa.array([1_000_000 * n for n in sequences], pa.timestamp("us", "UTC")),
     }
     properties = CommitProperties(
         custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, entry.number)]
@@ -130,3 +136,47 @@ def test_where_the_batch_was_cleaned_too_the_rows_have_to_reach_the_position(
     else:
         with pytest.raises(LedgerTruncatedError):
             read_or_recover(source, cleaned, cleaned.ledger())
+
+
+@pytest.mark.parametrize("last", [None, 15, 24], ids=["none", "below the last row", "behind it"])
+def test_what_lies_between_the_last_row_and_a_dead_letter_is_replaced(
+    cleaned: Ingestion, source: BatchSource, last: int | None
+) -> None:
+    """A batch died after its dead letters were written, or a RESTORE removed its rows."""
+    if last is not None:
+        write_letters(cleaned.dead_letters(), SHARD, last, group=cleaned.group, number=4)
+    again, end = ([(20, 25)], 25) if last == 24 else ([], 20)
+    covered = Intervals.of((MIN_SEQUENCE, end))
+    state = surviving_state(cleaned, source)
+    assert state.shards == {SHARD: ShardState(covered, Intervals.of(*again), origin=end)}
+    assert state.positions == {SHARD: 20}
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_stream_that_was_made_again_and_is_longer_by_now(
+    cleaned: Ingestion, source: BatchSource, is_same: bool
+) -> None:
+    forget_memory_broker(source.url)
+    for number in range(2 * MESSAGES):
+        memory_broker(source.url).append(SHARD, b"{}", 1000 * number + (0 if is_same else 1))
+    with open_batch_source(source.url) as opened:
+        opened.commit(cleaned.group, {SHARD: 20}, metadata=source.committed_metadata(cleaned.group)[SHARD])
+        if is_same:
+            assert surviving_state(cleaned, opened).positions == recovered(cleaned, opened) == {SHARD: 20}
+            return
+        with pytest.raises(SourceRecreatedError) as raised:
+            surviving_state(cleaned, opened)
+        assert raised.value.facts == {"sequence": 19, "table": 19_000, "stream": 19_001}
+        with pytest.raises(SourceRecreatedError):
+            read_or_recover(opened, cleaned, cleaned.ledger())
+
+
+def test_rows_do_not_tell_what_a_group_in_claim_mode_has_read(cleaned: Ingestion, redis_address: str) -> None:
+    place = Place(redis_address)
+    place.send(range(30))
+    url = StreamUrl.parse(place.url)
+    with open_batch_source(url) as opened, RedisClaims(url, cleaned.group) as claims:
+        assert surviving_state(cleaned, opened).positions
+        claims.prepare(AutoStreamReset.EARLIEST)
+        with pytest.raises(UnsupportedError):
+            surviving_state(cleaned, opened)

@@ -171,6 +171,26 @@ def test_a_position_without_a_hint_counts_from_the_first_look_on(reader: Reader)
         assert len(reader.plan(source, gap, most=2).lost) == 1
 
 
+def test_what_a_new_shard_of_a_known_stream_lost_before_the_first_look_is_lost(reader: Reader) -> None:
+    url = StreamUrl.parse(f"redis://{reader.url.nodes[0]}/{reader.name}-s")
+    old, new = (Shard(f"{reader.name}-s", number) for number in range(2))
+    reader.client.xadd(f"{reader.name}-s:0", {"msg": b"{}"})
+    for _ in range(10):
+        reader.client.xadd(f"{reader.name}-s:1", {"msg": b"{}"})
+    reader.client.xtrim(f"{reader.name}-s:1", maxlen=4, approximate=False)
+    with RedisBatchSource(url) as source:
+        begins = {shard: extent.start for shard, extent in source.extents().items()}
+        assert source.lost({shard: Range(start, start + 1) for shard, start in begins.items()}) == {}, "a new group"
+    with RedisBatchSource(url) as source:
+        extent = source.extents(resume=Resume({old: begins[old]}))[new]
+        gap = {new: Range(source.first(new, extent), extent.end)}
+        plan = source.plan(gap, limits=Limits(), parallelism=1)
+        assert plan is not None
+        assert plan.records == 4
+        assert plan.lost == source.lost(gap) == {new: Range(0, extent.start)}
+        assert known_places(source.hint({new: 0})) == {new: (0, Known(0, 0, 0))}, "an accepted epoch"
+
+
 @pytest.mark.parametrize("is_made_again", [False, True])
 def test_a_stream_that_is_deleted_while_it_is_planned_is_looked_at_again(reader: Reader, is_made_again: bool) -> None:
     reader.add(10)

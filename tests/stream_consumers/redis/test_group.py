@@ -57,6 +57,20 @@ def test_the_count_of_read_entries_is_set_where_it_is_known(
     assert facts_of(group, place).read == read
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_group_of_a_new_shard_of_a_known_stream_has_read_nothing(place: Place, is_known: bool) -> None:
+    """The first four entries of the new shard are trimmed, and another one is deleted."""
+    place.client.rename(place.stream, f"{place.stream}:1")
+    place.client.xgroup_create(f"{place.stream}:0", GROUP, mkstream=True)
+    old, new = (Shard(place.stream, number) for number in range(2))
+    with RedisClaims(StreamUrl.parse(place.url), GROUP) as claims:
+        claims.prepare(AutoStreamReset.EARLIEST, known={old: None} if is_known else {})
+        facts = claims.group.facts(new)
+        assert facts is not None
+        assert facts.read == (0 if is_known else 5)
+        assert [trimmed.entries for trimmed in claims.trimmed().values()] == ([5] if is_known else [])
+
+
 def test_a_stream_that_is_made_with_its_group_has_nothing_read(place: Place, group: RedisGroup) -> None:
     fresh = Shard(f"{place.stream}-fresh")
     with pytest.raises(StreamNotFoundError):
