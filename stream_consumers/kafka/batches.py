@@ -39,7 +39,6 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamRemovedError,
 )
-from stream_consumers.kafka.client import explain
 from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.kafka.messages import bytes_of, last_message, message_bytes, record_batch, shard_of
 from stream_consumers.messages import Shard
@@ -204,13 +203,13 @@ class RangeReader(ClosesOnExit):
         place = f"{message.topic()}/{message.partition()} of {self._cluster.url}"
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             return DataLossError(
-                f"messages of {place} are gone that should be read: {error.str()}",
+                f"messages of {place} are gone that should be read: {self._cluster.said(error)}",
                 remedy="Retention removed them, or the topic was recreated; run again to see what is there.",
                 planned=", ".join(f"{s} from {offset}" for s, offset in sorted(self._places().items())),
             )
         if error.code() in _GONE:
             return StreamRemovedError(f"{place} is gone", remedy="The topic was deleted while it was read.")
-        return explain(error, what=f"reading {place}", reason=self._cluster.reason(error))
+        return self._cluster.explain(error, f"reading {place}")
 
     def _places(self) -> Mapping[Shard, int]:
         return {Shard(*place): offset for place, offset in self.next.items()}
@@ -270,7 +269,7 @@ class FirstMessages(ClosesOnExit):
                     found[shard] = message
                 elif error.code() not in _NOTHING_THERE:
                     reading = f"reading {shard} of {self._cluster.url}"
-                    raise explain(error, what=reading, reason=self._cluster.reason(error))
+                    raise self._cluster.explain(error, reading)
                 waiting.remove(shard)
             if waiting and time.monotonic() > deadline:
                 raise BrokerUnavailableError(

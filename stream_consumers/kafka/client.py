@@ -343,15 +343,18 @@ def _is_text_to_text(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(text, str) for item in value.items() for text in item)
 
 
-def explain(error: KafkaError, *, what: str, reason: str = "") -> StreamAssetsError:
+def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> StreamAssetsError:
     """Maps an error of the client to a :class:`StreamAssetsError`.
+
+    It is to be raised ``from None``: the client repeats what the broker says, and Dagster keeps causes.
 
     Args:
         error: as the client reported it.
         what: what failed, naming the servers.
+        said: the text of the error, without values of options.
         reason: what the client said of its connection, which is more exact than "timed out".
     """
-    said = f"{what}: {reason or error.str()}"
+    said = f"{what}: {reason or said}"
     code = error.code()
     if code in _DENIED or "authentication" in reason.lower():
         return AccessDeniedError(said, remedy="Check security.protocol, the sasl.* options and the broker's ACLs.")
@@ -362,13 +365,30 @@ def explain(error: KafkaError, *, what: str, reason: str = "") -> StreamAssetsEr
             said, remedy="Check the address and that the broker runs; nothing was lost, run again."
         )
     if code == KafkaError.UNKNOWN_MEMBER_ID:
-        return GroupActiveError(said, remedy="Stop the group's other members; the next run sets its positions.")
+        remedy = "Stop the group's other members; the next run sets its positions."
+        return GroupActiveError(said, remedy=remedy, code=error.name())
     return BrokerError(said, remedy="Nothing was lost; run again.", code=error.name())
 
 
 def is_lost(error: KafkaError) -> bool:
     """Whether a commit was refused because the member has lost what it commits."""
     return error.code() in _LOST
+
+
+class ClientLog:
+    """Logs the lines of a client, which repeat what a broker says, without its options; give it as ``logger``.
+
+    Args:
+        settings: of the client, with the secrets looked up.
+    """
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = settings
+
+    def log(self, level: int, form: str, *values: object) -> None:
+        """Called by the client."""
+        if _log.isEnabledFor(level):
+            _log.log(level, "%s", without_values(form % values, self._settings))
 
 
 class ConnectionReasons:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,7 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from stream_consumers.client_config import ClientConfig, Scalar, resolve
+from stream_consumers.client_config import ClientConfig, Scalar, resolve, without_values
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -39,6 +38,7 @@ from stream_consumers.errors import (
     StreamNotFoundError,
 )
 from stream_consumers.kafka.client import (
+    ClientLog,
     ConnectionReasons,
     client_settings,
     explain,
@@ -65,7 +65,6 @@ _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
 # After its queue was full the client would not fetch for a second: reading is six times as fast with this.
 _CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,14 @@ class KafkaBrokers(ClosesOnExit):
         self.settings = client_settings(url, self.client)
         self.isolation = isolation(self.settings)
         self._reasons = ConnectionReasons(self.settings)
+        self._log = ClientLog(self.settings)
         # Clients that ask for the positions of a group without being a member of it.
         self._position_clients: dict[str, Consumer] = {}
 
     @cached_property
     def _admin(self) -> AdminClient:
         with options_explained(self.settings):
-            return AdminClient(self._own_settings(), logger=_log)
+            return AdminClient(self._own_settings(), logger=self._log)
 
     def _own_settings(self) -> dict[str, Any]:
         """The settings without those that only consumers know, for an admin client or a producer."""
@@ -131,7 +131,7 @@ class KafkaBrokers(ClosesOnExit):
         # The client wants a group even where it has none; without a subscription or a commit no broker sees it.
         settings["group.id"] = group or "stream-assets-no-group"
         with options_explained(self.settings):
-            return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=_log)
+            return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=self._log)
 
     def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
         """A producer of this cluster.
@@ -144,7 +144,7 @@ class KafkaBrokers(ClosesOnExit):
             InvalidOptionError: the client refuses its settings.
         """
         with options_explained(self.settings):
-            return Producer({**defaults, **self._own_settings(), **fixed}, logger=_log)
+            return Producer({**defaults, **self._own_settings(), **fixed}, logger=self._log)
 
     def check(self) -> None:
         """Check that the brokers answer.
@@ -176,10 +176,8 @@ class KafkaBrokers(ClosesOnExit):
         new = [NewTopic(stream, shards)]
         try:
             self._ask(lambda: self._admin.create_topics(new, request_timeout=self.answer_seconds), "creating the topic")
-        except StreamAssetsError as error:
-            refused = error.__cause__
-            code = refused.args[0].code() if isinstance(refused, KafkaException) else None
-            if code != KafkaError.TOPIC_ALREADY_EXISTS:
+        except BrokerError as error:
+            if error.facts["code"] != "TOPIC_ALREADY_EXISTS":
                 raise
         deadline = time.monotonic() + self.answer_seconds
         while True:
@@ -287,7 +285,7 @@ class KafkaBrokers(ClosesOnExit):
             consumer.poll(0)
             # A consumer waits in silence for a coordinator; an admin client gets the reason.
             self._described_group(group)
-            raise self._explain(error.args[0], f"positions of group {group!r}") from error
+            raise self._explain(error.args[0], f"positions of group {group!r}") from None
 
     def _position_client(self, group: str) -> Consumer:
         if group not in self._position_clients:
@@ -298,7 +296,7 @@ class KafkaBrokers(ClosesOnExit):
                 "isolation.level": "read_uncommitted",
             }
             with options_explained(self.settings):
-                self._position_clients[group] = Consumer({**self._own_settings(), **own}, logger=_log)
+                self._position_clients[group] = Consumer({**self._own_settings(), **own}, logger=self._log)
         return self._position_clients[group]
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
@@ -315,16 +313,15 @@ class KafkaBrokers(ClosesOnExit):
                 lambda: self._admin.alter_consumer_group_offsets(request, request_timeout=self.answer_seconds),
                 "committing for group",
             )
-        except StreamAssetsError as error:
-            refused = error.__cause__
-            members = self.members(group) if isinstance(refused, KafkaException) else []
-            if not isinstance(refused, KafkaException) or not members:
+        except (BrokerError, GroupActiveError) as error:
+            members = self.members(group)
+            if not members:
                 raise
             raise GroupActiveError(
                 f"the positions of group {group!r} cannot be set: it has live members, {'; '.join(members)}",
                 remedy="Stop them, or ingest with a group of its own. What is in the table stays there once, and the "
                 "next run sets the positions.",
-                error=refused.args[0].name(),
+                error=error.facts["code"],
             ) from error
 
     def commit_as_member(
@@ -352,7 +349,7 @@ class KafkaBrokers(ClosesOnExit):
             refusal: KafkaError = error.args[0]
             if is_lost(refusal):
                 return refusal
-            raise self._explain(refusal, f"committing for group {group!r}") from error
+            raise self._explain(refusal, f"committing for group {group!r}") from None
         return None
 
     def members(self, group: str) -> list[str]:
@@ -415,11 +412,11 @@ class KafkaBrokers(ClosesOnExit):
                 remedy="Check the brokers; nothing was lost, run again.",
             ) from error
         except KafkaException as error:
-            raise self._explain(error.args[0], what()) from error
+            raise self._explain(error.args[0], what()) from None
 
     def _explain(self, error: KafkaError, what: str) -> StreamAssetsError:
         self._admin.poll(0)
-        explained = explain(error, what=f"{what} at {self.settings['bootstrap.servers']}", reason=self.reason(error))
+        explained = self.explain(error, f"{what} at {self.settings['bootstrap.servers']}")
         if is_about_connection(error):
             self._forget_clients()
         return explained
@@ -441,6 +438,14 @@ class KafkaBrokers(ClosesOnExit):
         """
         self.__dict__.pop("_admin", None)
         self._position_clients.clear()
+
+    def explain(self, error: KafkaError, what: str) -> StreamAssetsError:
+        """Map an error of a client; see :func:`stream_consumers.kafka.client.explain`."""
+        return explain(error, what=what, said=self.said(error), reason=self.reason(error))
+
+    def said(self, error: KafkaError) -> str:
+        """The text of an error, which may repeat what a broker says, without values of options."""
+        return without_values(error.str(), self.settings)
 
     def reason(self, error: KafkaError) -> str:
         """What is known of the connection, if that is what the error is about."""

@@ -37,7 +37,6 @@ from stream_consumers.errors import (
     StreamNotFoundError,
     StreamRemovedError,
 )
-from stream_consumers.kafka.client import explain
 from stream_consumers.kafka.cluster import KafkaBrokers, places_of, shards_of
 from stream_consumers.kafka.messages import read_message, shard_of
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
@@ -381,12 +380,12 @@ class KafkaConsumer(LockedConsumer):
             raise DataLossError(
                 f"{shard} of {self._url} does not hold the messages at the position",
                 remedy="Rewind to the beginning or the end to go on.",
-                reason=error.str(),
+                reason=self._cluster.said(error),
                 earliest=self._cluster.starts([shard])[shard],
                 end=self._cluster.ends([shard])[shard],
             )
         else:
-            raise explain(error, what=f"reading {shard} of {self._url}", reason=self._cluster.reason(error))
+            raise self._cluster.explain(error, f"reading {shard} of {self._url}")
 
     def _all_shards(self, seconds: float | None = None) -> frozenset[Shard]:
         """The shards of all topics; an error if one of the topics is gone, or another one by now."""

@@ -19,7 +19,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from stream_consumers.batches import Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
-from stream_consumers.kafka.client import explain
 from stream_consumers.kafka.cluster import KafkaBrokers, shards_of
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -151,7 +150,7 @@ class KafkaMembership(Membership):
         if error.code() == KafkaError._MAX_POLL_EXCEEDED or error.retriable():
             return
         with self._changed:
-            self._error = explain(error, what=f"group {self._group!r}", reason=self._cluster.reason(error))
+            self._error = self._cluster.explain(error, f"group {self._group!r}")
             self._changed.notify_all()
         time.sleep(POLL_SECONDS)
 

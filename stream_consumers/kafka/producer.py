@@ -18,7 +18,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.client import check_producer_options, explain
+from stream_consumers.kafka.client import check_producer_options
 from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import check_count, check_range, is_plain_text
@@ -246,19 +246,21 @@ class KafkaProducer(Producer):
         what = f"{what} of {self._url}"
         if error.code() in _TOO_LARGE:
             return SizeLimitError(
-                f"{what} is too large: {error.str()}",
+                f"{what} is too large: {self._cluster.said(error)}",
                 remedy="Send less at once, or raise message.max.bytes here and at the topic.",
                 **facts,
             )
         if error.code() in _REFUSED:
             return InvalidOptionError(
-                f"{what} was refused: {error.str()}",
+                f"{what} was refused: {self._cluster.said(error)}",
                 remedy="Check its timestamp, and that it has a key if the topic is compacted.",
                 **facts,
             )
         if error.code() == KafkaError._MSG_TIMED_OUT:
-            return BrokerUnavailableError(f"{what} was not delivered: {error.str()}", remedy=_UNDELIVERED, **facts)
-        known = explain(error, what=f"{what} was not delivered", reason=self._cluster.reason(error))
+            return BrokerUnavailableError(
+                f"{what} was not delivered: {self._cluster.said(error)}", remedy=_UNDELIVERED, **facts
+            )
+        known = self._cluster.explain(error, f"{what} was not delivered")
         return type(known)(known.what, remedy=_UNDELIVERED, **{**known.facts, **facts})
 
     def _note_deliveries(self) -> None:
@@ -296,7 +298,7 @@ class KafkaProducer(Producer):
                 on_delivery=delivery,
             )
         except KafkaException as error:
-            raise self.explain(error.args[0], f"a message to {shard}") from error
+            raise self.explain(error.args[0], f"a message to {shard}") from None
         return Receipt(shard, delivery.sequence, timestamp_ms)
 
     def _wait_for_room(self, since: float) -> None:

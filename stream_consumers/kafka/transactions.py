@@ -21,7 +21,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     TransactionAbortedError,
 )
-from stream_consumers.kafka.client import RETRY_SECONDS, check_producer_options, explain, until_found
+from stream_consumers.kafka.client import RETRY_SECONDS, check_producer_options, until_found
 from stream_consumers.kafka.cluster import KafkaBrokers, places_of
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.producer import MessageHeaders, produce
@@ -112,7 +112,7 @@ class KafkaTransactions(ClosesOnExit):
                 try:
                     self._producer.begin_transaction()
                 except KafkaException as error:
-                    raise self._explain(error.args[0], "beginning") from error
+                    raise self._explain(error.args[0], "beginning") from None
                 self._is_open = True
 
     def send(
@@ -150,7 +150,7 @@ class KafkaTransactions(ClosesOnExit):
                     wait_for_room=self._wait_for_room,
                 )
             except KafkaException as error:
-                raise self._failed(error.args[0], "sending") from error
+                raise self._failed(error.args[0], "sending") from None
 
     def _wait_for_room(self, since: float) -> None:
         if time.monotonic() - since >= self._timeout:
@@ -255,7 +255,7 @@ class KafkaTransactions(ClosesOnExit):
         try:
             until_found(request, seconds=self._timeout)
         except KafkaException as error:
-            raise self._failed(error.args[0], what) from error
+            raise self._failed(error.args[0], what) from None
 
     def _failed(self, error: KafkaError, what: str) -> StreamAssetsError:
         """What to raise for an error; where the transaction is lost, it is aborted at once."""
@@ -266,7 +266,7 @@ class KafkaTransactions(ClosesOnExit):
         except KafkaException as raised:
             return self._explain(raised.args[0], "aborting")
         self._is_open = False
-        self._aborted = self._new_aborted(f"{what}: {error.str()}")
+        self._aborted = self._new_aborted(f"{what}: {self._cluster.said(error)}")
         return self._aborted
 
     def _new_aborted(self, reason: str) -> TransactionAbortedError:
@@ -283,4 +283,4 @@ class KafkaTransactions(ClosesOnExit):
                 remedy="Give each instance an id of its own, or stop this one: the other has taken over.",
                 error=error.name(),
             )
-        return explain(error, what=f"{what} transaction {self._id!r}", reason=self._cluster.reason(error))
+        return self._cluster.explain(error, f"{what} transaction {self._id!r}")

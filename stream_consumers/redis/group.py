@@ -374,7 +374,7 @@ class RedisGroup:
                 yield
         except BrokerError as error:
             if any(said in str(error.__context__) for said in _GONE):
-                raise self._removed(keys, str(error.__context__)) from error
+                raise self._removed(keys, error.what) from error
             raise
 
     def _removed(self, keys: list[bytes], said: str) -> GroupRemovedError:

@@ -7,8 +7,10 @@ the process.
 from __future__ import annotations
 
 import gc
+import logging
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import BrokerError, GroupActiveError, InvalidOptionError
+from stream_consumers.errors import AccessDeniedError, BrokerError, GroupActiveError, InvalidOptionError
 from stream_consumers.kafka import cluster as kafka_cluster
 from stream_consumers.kafka.batches import KafkaBatchSource
 from stream_consumers.kafka.cluster import KafkaBrokers
@@ -29,6 +31,7 @@ from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.kafka.transactions import KafkaTransactions
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
+from tests.support.repeating_broker import repeating_broker
 from tests.support.settings import ROOT
 from tests.support.topics import create_topic, unique_group
 
@@ -62,12 +65,20 @@ with ThreadPoolExecutor(4) as threads:
         print(*threads.map(ask, range(8)))
 """
 
+SECRET = "hunter2-of-kafka"
+SECRETS = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "me",
+    "sasl.password": SECRET,
+}
+
 
 class Coordinator:
     """Refuses two requests, as a whole or for their partition, and answers the third; stands for every client."""
 
-    def __init__(self, code: int, *, per_partition: bool = False) -> None:
-        self._error, self._per_partition = KafkaError(code), per_partition
+    def __init__(self, code: int, said: str | None = None, *, per_partition: bool = False) -> None:
+        self._error, self._per_partition = KafkaError(code, said), per_partition
         self.requests = 0
 
     def places(self) -> list[Any]:
@@ -134,7 +145,7 @@ def members(cluster: KafkaBrokers) -> object:
 
 
 def opened(coordinator: Coordinator) -> KafkaBrokers:
-    cluster = KafkaBrokers(URL)
+    cluster = KafkaBrokers(URL, SECRETS)
     vars(cluster)["_admin"] = coordinator
     cluster._position_clients["billing"] = coordinator  # type: ignore[assignment]
     return cluster
@@ -185,6 +196,28 @@ def test_a_coordinator_that_is_never_found_is_an_error(
     monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 0.0)
     with pytest.raises((BrokerError, GroupActiveError), match="billing"):
         request_(opened(Coordinator(KafkaError.NOT_COORDINATOR)))
+
+
+@pytest.mark.parametrize("request_", [commit, committed, commit_as_member])
+@pytest.mark.parametrize("code", [KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_CONFIG])
+def test_what_a_broker_says_is_repeated_without_the_options_of_the_client(
+    request_: Callable[[KafkaBrokers], object], code: int
+) -> None:
+    with pytest.raises((AccessDeniedError, BrokerError)) as raised:
+        request_(opened(Coordinator(code, f"no rights for me:{SECRET}")))
+    assert "no rights for me:[hidden]" in str(raised.value)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def test_what_a_client_logs_is_without_its_options(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with repeating_broker() as address, KafkaBrokers(f"kafka://{address}/orders", {**SECRETS, "log_level": 7}) as one:
+        one.answer_seconds = 3
+        with pytest.raises(AccessDeniedError) as raised:
+            one.check()
+    lines = [record.getMessage() for record in caplog.records if "bad password [hidden]" in record.getMessage()]
+    assert [line for line in lines if line.startswith("FAIL")]
+    assert SECRET not in caplog.text + "".join(traceback.format_exception(raised.value))
 
 
 def test_a_refusal_that_does_not_pass_is_not_repeated() -> None:
