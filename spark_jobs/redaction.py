@@ -13,13 +13,21 @@ from stream_consumers.urls import is_server
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
 """As the environment variables begin that delta-rs takes for storage options."""
 REMOTE_VARIABLE = "SPARK_REMOTE"
-# As spark.redaction.regex has it, and what may have a password in it, but for the name of a class.
-_SECRET_SETTINGS = re.compile(
-    r"(?!.*provider$).*(secret|pass|token|(access|account|private).?key|credential|ConnectionURL)", re.IGNORECASE
+HIDDEN_SETTINGS = (
+    r"(?is)^(?!.*provider$).*"
+    r"(secret|pass|pwd|pw$|token|(access|account|private|encryption|api).?key|credential|[.]sas[.]|ConnectionURL"
+    r"|://[^/\s]*:[^\s]*@)"
 )
-_JAVA_OPTIONS = re.compile(r"JavaOptions$", re.IGNORECASE)
-# Options of Java, and of agents in it.
-_SECRET_OPTION = re.compile(r"([^=]*(?:pass|pwd|secret|token|key|credential)[^=]*)=(.+)", re.IGNORECASE | re.DOTALL)
+"""A pattern, for Python and for Java, of the names of Spark settings whose values may be secrets.
+
+Spark hides a setting in its user interface and its event logs if the pattern is found in the name or in the value, so
+the pattern includes an address with a password. The name of a class that provides credentials is no secret.
+"""
+_SECRET_SETTING = re.compile(HIDDEN_SETTINGS)
+# An option within a value, such as one of Java, of an agent in it, or of an address.
+_SECRET_OPTION = re.compile(
+    r"([^=]*(?:pass|pwd|secret|token|key|credential|[?&]sig)[^=]*)=(.+)", re.IGNORECASE | re.DOTALL
+)
 _hidden: dict[str, str] = {}
 
 
@@ -28,13 +36,12 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
 
     Args:
         options: storage options.
-        settings: of Spark; those that may be secrets are hidden, and such options of Java in them.
+        settings: of Spark; hidden are those that may be secrets, and options within the others that may be.
         remote: a Spark Connect address; what is behind the server is hidden.
     """
-    secrets = {name: value for name, value in settings.items() if _SECRET_SETTINGS.match(name)}
+    secrets = {name: value for name, value in settings.items() if _SECRET_SETTING.search(name)}
     for name, value in settings.items():
-        if _JAVA_OPTIONS.search(name):
-            secrets |= {f"{name} {option}": secret for option, secret in _secret_options(value)}
+        secrets |= {f"{name} {option}": secret for option, secret in _secret_options(value)}
     _hidden.update({f"session {name}": value for name, value in {**options, **secrets}.items()})
     if remote:
         _hidden["session token"] = _behind_server(remote)
@@ -54,12 +61,12 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
     return without_values(text, {**given, **_hidden, **(options or {})})
 
 
-def _secret_options(options: str) -> Iterator[tuple[str, str]]:
-    """The names and values of those options of Java that may be secrets."""
+def _secret_options(value: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of the options within a setting that may be secrets."""
     try:
-        words = shlex.split(options)
+        words = shlex.split(value)
     except ValueError:  # a quotation is not closed
-        words = options.split()
+        words = value.split()
     for word in words:
         if found := _SECRET_OPTION.search(word):
             yield found[1], found[2]

@@ -37,11 +37,12 @@ from spark_jobs.jars import (
     own_folder,
     s3_jars,
 )
-from spark_jobs.redaction import REMOTE_VARIABLE, hide, redacted, without_secrets
+from spark_jobs.redaction import HIDDEN_SETTINGS, REMOTE_VARIABLE, hide, redacted, without_secrets
 from spark_jobs.spark_server.folder import UnusableFolderError
 from spark_jobs.spark_start import GUARD, start_context, umask
 from spark_jobs.table_location import S3, is_s3
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
+from stream_consumers.urls import check_no_credentials
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
 IN_PROCESS = "in-process"
@@ -76,6 +77,7 @@ DELTA_CONFIG: Mapping[str, str] = {
     # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
     "spark.sql.shuffle.partitions": "4",
+    "spark.redaction.regex": HIDDEN_SETTINGS,
 }
 _PREFIX = "aws_"
 _S3A: Mapping[str, str] = {
@@ -143,8 +145,15 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
     Raises:
         MissingDependencyError: no Java, or the jars cannot be downloaded.
         SparkSessionError: the session cannot be had, or cannot write Delta tables.
-        InvalidOptionError: ``STREAM_ASSETS_SPARK`` is something else.
+        InvalidOptionError: an address in a setting has a password in it, or ``STREAM_ASSETS_SPARK`` is something else.
     """
+    for name, value in options.config.items():
+        check_no_credentials(
+            f"the Spark setting {name!r}",
+            value,
+            remedy="Give the user and the password in settings of their own, or in a file, as spark.jars.ivySettings "
+            "is for a repository; write another '@' as %40.",
+        )
     remote = options.remote or os.environ.get(REMOTE_VARIABLE)
     hide(options.storage_options, options.config, remote)
     try:

@@ -41,7 +41,8 @@ GUARD: Mapping[str, str] = {
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 JAVA_OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 PREFIX = "stream-assets-spark-"
-LOCAL_DIRS_SETTING = "spark.local.dir"
+FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
+"""Where Spark keeps its own files, and where Hadoop keeps what it is about to upload to an object store."""
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """Spark prefers it to the setting."""
 
@@ -179,8 +180,10 @@ def set_private_folders(conf: SparkConf, gateway: JavaGateway) -> None:
         conf: the settings that the context is about to be made with.
         gateway: the JVM that it is made in, which knows the settings of ``spark-defaults.conf``.
     """
-    given = conf.get(LOCAL_DIRS_SETTING, None) or gateway.jvm.SparkConf(True).get(LOCAL_DIRS_SETTING, "")
-    conf.set(LOCAL_DIRS_SETTING, private_folders(given or tempfile.gettempdir()))
+    of_file = gateway.jvm.SparkConf(True)
+    for setting in FOLDER_SETTINGS:
+        given = conf.get(setting, None) or of_file.get(setting, "")
+        conf.set(setting, private_folders(given or tempfile.gettempdir()))
 
 
 def private_folders(roots: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64encode, urlsafe_b64encode
+from binascii import hexlify
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -186,8 +187,9 @@ def without_values(text: str, options: Mapping[str, object]) -> str:
 
     Shown are numbers, truth values, paths of files, addresses without credentials, and what names or chooses something,
     such as a user or a region; anything else may be a secret. A secret is recognized as it is, encoded for a URL, in
-    base64 and escaped, and one of fewer than 12 characters only as a word of its own. Of a longer one the beginning
-    suffices. Its parts are secrets, too, such as the password in a URL, unless it is the path of a file.
+    base64, in hexadecimal digits and escaped. One of fewer than 12 characters is recognized only as a word of its own,
+    and a longer one also in another case, and by its beginning; without its first 12 characters it is not. Its parts
+    are secrets, too, such as the password in a URL, unless it is the path of a file.
 
     Args:
         text: of an error.
@@ -219,7 +221,7 @@ def _may_be_secret(name: str, value: object) -> bool:
 
 
 def _secrets(value: str, *, has_parts: bool) -> set[str]:
-    """A secret and its parts, also in base64, and as they are after a client has decoded a URL."""
+    """A secret and its parts, also in base64 and hexadecimal, and as they are after a client has decoded a URL."""
     credentials = value.partition("://")[2].rpartition("@")[0] or value
     # A password may have in it what stands between parts.
     parts = {*_BETWEEN_PARTS.split(value), credentials, credentials.partition(":")[2]}
@@ -228,7 +230,8 @@ def _secrets(value: str, *, has_parts: bool) -> set[str]:
     if has_parts:
         plain |= {part for part in parts - _NO_PARTS if len(part) >= _LEAST_PART}
     plain |= set(map(unquote, plain))
-    coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in (b64encode, urlsafe_b64encode)}
+    codes = (b64encode, urlsafe_b64encode, hexlify)
+    coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in codes}
     # Of white space and of backslashes any number may be written for one.
     return {_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded} - {""}
 
@@ -240,12 +243,12 @@ def _without(text: str, secret: str) -> str:
         after = _AFTER_WORD if secret[-1].isalnum() else ""
         return re.sub(f"{before}{beginning}{after}", HIDDEN, text)
     shown, end = [], 0
-    for found in re.finditer(beginning, text):
+    for found in re.finditer(beginning, text, re.IGNORECASE):
         if found.start() >= end:
             shown.append(text[end : found.start()])
             end = found.end()
             for char in secret[_LEAST_BEGINNING:]:
-                more = re.compile(_written(char)).match(text, end)
+                more = re.compile(_written(char), re.IGNORECASE).match(text, end)
                 if more is None:
                     break
                 end = more.end()

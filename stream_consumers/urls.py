@@ -20,6 +20,8 @@ _PORTS = range(1, 65536)
 _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://(?:[\w$.-]|%(?!25|2F|23|3[ABDF]|40|[01]|7F)[0-9A-F]{2})+@", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PARAMETERS = frozenset("?#;")
+# An address in a text ends at white space, or where the next one of a list begins: a password may have a comma.
+_IN_TEXT = re.compile(rf"({_SCHEME.pattern}://\S+?)(?=\s|$|,{_SCHEME.pattern}://)")
 # Protocols whose stream keys may be any bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # What may be, or be before, a password.
@@ -100,16 +102,47 @@ belong to one; it is not repeated, since it may have a secret in it. Give the us
     return address
 
 
+def check_no_credentials(name: str, text: str, *, remedy: str) -> str:
+    """Return the text, unless an address in it has a user or a password, or an ``@`` that may belong to one.
+
+    Args:
+        name: what the text is given as.
+        text: any text, such as a list of addresses.
+        remedy: where credentials belong.
+
+    Raises:
+        InvalidOptionError: it has such an address; the message does not repeat it.
+
+    Example:
+        >>> check_no_credentials("jars", "/lib/a.jar,abfss://jars@account/b.jar", remedy="Use a file.")
+        '/lib/a.jar,abfss://jars@account/b.jar'
+    """
+    if any(_has_credentials(*_parts(address), has_host=False) for address in _IN_TEXT.findall(text)):
+        raise InvalidOptionError(f"{name} {CREDENTIALS}; {NOT_REPEATED}", remedy=remedy)
+    return text
+
+
+def _parts(address: str) -> tuple[str, str, str]:
+    """Return the scheme, what is between it and the path except for a container of Azure, and the path."""
+    scheme, _, rest = address.partition("://")
+    container = _CONTAINER.match(address)
+    host, _, path = (address[container.end() :] if container else rest).partition("/")
+    return scheme, host, path
+
+
+def _has_credentials(scheme: str, host: str, path: str, *, has_host: bool) -> bool:
+    is_namenode = scheme.lower() == "hdfs" and is_server(host) and ":" not in path
+    return "@" in unquote(host) or ("@" in path and (has_host or (":" in host and not is_namenode)))
+
+
 def _address_fault(address: str, *, has_host: bool) -> str:
     if address != address.strip():
         return "begins or ends with white space, as the text of a file may"
     scheme, _, rest = address.partition("://")
     if not rest or not _SCHEME.fullmatch(scheme):
         return "has no scheme, like https://, before a host or a path"
-    container = _CONTAINER.match(address)
-    host, _, path = (address[container.end() :] if container else rest).partition("/")
-    is_namenode = scheme.lower() == "hdfs" and is_server(host) and ":" not in path
-    if "@" in path and (has_host or (":" in host and not is_namenode)):
+    _, host, path = _parts(address)
+    if _has_credentials(scheme, host, path, has_host=has_host):
         return CREDENTIALS
     if not _PARAMETERS.isdisjoint(path):
         return "has parameters"

@@ -25,6 +25,8 @@ LAG = "Messages that the group is behind after its last batch."
 DURATIONS = {"batch": "From plan to commit.", "step": "A step of a batch."}
 TEXTFILE_VARIABLE = "STREAM_ASSETS_PROMETHEUS_TEXTFILES"
 _log = logging.getLogger(__name__)
+# The logger with which OpenTelemetry repeats a header that is not written as name=value, and so a token.
+_HEADER_LOGGER = "opentelemetry.util.re"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def recorders() -> Recorders:
 
 def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder | None:
     """Make a recorder. Without variables that ask for it, its package may be missing silently."""
+    logging.getLogger(_HEADER_LOGGER).addFilter(_without_headers)
     try:
         # Imported only here, so that no run without metrics waits for the packages.
         recorder: Recorder = getattr(import_module(f"spark_jobs.metrics.{extra}"), name)(*arguments)
@@ -137,3 +140,9 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
         what = f"{type(error).__name__}: {error}"
         _log.warning("no metrics of %s: %s; install stream-assets[%s], and correct its variables", extra, what, extra)
     return None
+
+
+def _without_headers(record: logging.LogRecord) -> bool:
+    """Keep a header out of a warning."""
+    record.msg, record.args = "a header of OTEL_EXPORTER_OTLP_HEADERS, or of ..._METRICS_HEADERS, is not name=value", ()
+    return True

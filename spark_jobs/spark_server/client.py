@@ -20,6 +20,7 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from spark_jobs.python_start import own_python
+from spark_jobs.redaction import redacted
 from spark_jobs.spark_server import process
 from spark_jobs.spark_server.configuration import CORES, configuration_key, lasting
 from spark_jobs.spark_server.folder import (
@@ -268,8 +269,9 @@ def _fail(folder: ServerFolder, since: int) -> NoReturn:
         log.seek(since)
         lines = log.read().decode(errors="replace").strip().splitlines()[-LOG_LINES:]
     end(folder)
+    said = redacted("\n".join(lines)) or "(nothing)"
     raise SparkSessionError(
-        f"the local Spark server did not start; the end of {folder.log}:\n" + "\n".join(lines or ["(nothing)"]) + "\n",
+        f"the local Spark server did not start; the end of {folder.log}:\n{said}\n",
         remedy="Correct it, or run Spark in the process of the run (in_process=True, --in-process).",
     )
 

@@ -57,6 +57,14 @@ def test_what_is_cached_and_shuffled_is_in_folders_that_only_this_user_enters(sp
         assert any(stat.S_IMODE(parent.stat().st_mode) == 0o700 for parent in folder.parents), folder
 
 
+def test_what_waits_for_an_upload_is_in_folders_that_only_this_user_enters(spark: SparkSession) -> None:
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    for setting in ("hadoop.tmp.dir", "fs.s3a.buffer.dir", "fs.azure.buffer.dir"):
+        folder = Path(conf.get(setting))
+        made = [parent for parent in (folder, *folder.parents) if parent.exists()]
+        assert any(stat.S_IMODE(parent.stat().st_mode) == 0o700 for parent in made), (setting, folder)
+
+
 WRITE = """
 import os, sys
 os.umask(0o077)

@@ -71,6 +71,8 @@ def test_text_that_a_client_cannot_be_given_is_refused_without_its_value(text: s
         ("password", "s3cret", "Basic czNjcmV0"),
         ("token", "s3cret\n", "Illegal header value b'Bearer s3cret\\n'"),
         ("token", "s3cret and a lot more of it", "the token s3cret and a lot m is"),
+        ("password", "S3cret-and-more", "AUTH s3cret-and-more"),
+        ("password", "s3cret/and-more", "the key 7333637265742f616e642d6d6f7265"),
         ("proxy", "http://me:s3cret@host:1", "Invalid port: 's3cret@host'"),
         ("AWS_ENDPOINT_URL", "http://me:s3cret@host", "error for http://me:s3cret@host/lake"),
         ("GOOGLE_SERVICE_ACCOUNT", '{"private_key": "s3cret"}', 'no file {"private_key": "s3cret"}'),
@@ -81,6 +83,7 @@ def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, 
     found = without_values(said, {name: value})
     assert "s3cret" not in found
     assert "czNjcmV0" not in found
+    assert "733363726574" not in found
 
 
 @pytest.mark.parametrize(

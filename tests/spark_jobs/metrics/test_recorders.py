@@ -190,6 +190,15 @@ def test_a_recorder_that_cannot_be_set_up_is_warned_of_and_the_others_are_told(f
     assert scraped(folder)["stream_assets_rows_total"] == {(): 9}
 
 
+def test_a_header_that_opentelemetry_refuses_is_warned_of_without_its_value() -> None:
+    asked = {VARIABLES[0]: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer hunter2"}
+    program = f"import logging\nlogging.basicConfig()\n{PROGRAM}import os\nos._exit(0)\n"
+    environment = {**os.environ, **asked, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_what_a_replay_has_left_is_no_lag_of_the_group(folder: Path, unset: pytest.MonkeyPatch) -> None:
     unset.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder))
     telemetry = BatchTelemetry(Ingestion("lakehouse", str(folder / "t")), ignore_steps)

@@ -1,0 +1,103 @@
+"""Which settings of Spark are secrets: in the texts of errors, on Spark's own pages, and in addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import redaction
+from spark_jobs.redaction import hide, redacted
+from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.spark_server.client import _fail
+from stream_consumers.errors import InvalidOptionError, SparkSessionError
+from tests.support.held_servers import made
+
+SECRET = "hunter2-of-the-lake"
+SETTINGS = {
+    "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net": SECRET,
+    "spark.hadoop.fs.azure.sas.lake.account.blob.core.windows.net": SECRET,
+    "spark.hadoop.fs.azure.client-provided-encryption-key": SECRET,
+    "spark.hadoop.fs.gs.auth.service.account.private.key": SECRET,
+    "spark.hadoop.fs.s3a.encryption.key": SECRET,
+    "spark.hadoop.fs.s3a.secret.key": SECRET,
+    "spark.hadoop.fs.swift.apikey": SECRET,
+    "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:postgresql://db/meta?user=hive&password={SECRET}",
+    "spark.executorEnv.DB_PW": SECRET,
+    "spark.executorEnv.PGPASS": SECRET,
+    "spark.driver.defaultJavaOptions": f"-Xss2m -Djavax.net.ssl.keyStorePassword={SECRET}",
+    "spark.catalog.uri": f"https://catalog?user=hive&password={SECRET}",
+}
+SHOWN = {
+    "spark.hadoop.fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider",
+    "spark.sql.warehouse.dir": "abfss://lake@account.dfs.core.windows.net/warehouse",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test hides is hidden in no other one."""
+    monkeypatch.setattr(redaction, "_hidden", {})
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_secret_setting_is_in_no_text_of_an_error(name: str) -> None:
+    hide({}, {name: SETTINGS[name]}, None)
+    assert redacted(f"Spark cannot use {SECRET}") == "Spark cannot use [hidden]"
+
+
+def test_other_settings_are_shown_in_the_text_of_an_error() -> None:
+    hide({}, SHOWN, None)
+    said = ", ".join(SHOWN.values())
+    assert redacted(said) == said
+
+
+def test_the_end_of_the_log_of_a_server_is_repeated_without_secrets(tmp_path: Path) -> None:
+    folder = made(tmp_path, "server")
+    option = f"-javax.net.ssl.keyStorePassword={SECRET}"
+    hide({}, {"spark.driver.extraJavaOptions": option}, None)
+    folder.log.write_text(f"Unrecognized option: {option}\nError: no JVM\n")
+    with pytest.raises(SparkSessionError) as raised:
+        _fail(folder, 0)
+    assert SECRET not in str(raised.value)
+    assert "Error: no JVM" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"https://robot:{SECRET}@repo.example/maven",
+        f"https://{SECRET}@repo.example",
+        f"https://repo.example,https://robot:{SECRET}@repo.example/maven?a=b",
+        f"https://robot:with/{SECRET}@repo.example",
+        f"https://robot:with,{SECRET}@repo.example",
+        f"s3a://AKIA:{SECRET}@bucket/logs",
+        f"abfss://lake@account/a,wasbs://robot:{SECRET}@account/b",
+        f"-Xss2m -Dhttp.proxy=http://robot:{SECRET}@proxy:3128 -Xmx2g",
+        f"k8s://https://robot:{SECRET}@cluster:6443",
+    ],
+)
+def test_an_address_with_a_password_is_refused_and_not_repeated(value: str) -> None:
+    with pytest.raises(InvalidOptionError) as raised:
+        create_session(SparkOptions(config={"spark.any.setting": value}))
+    assert SECRET not in str(raised.value)
+    assert "spark.any.setting" in str(raised.value)
+
+
+@pytest.mark.spark
+def test_spark_itself_hides_the_same_settings(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    jvm = context._jvm
+    assert jvm is not None
+    conf = jvm.SparkConf(False)
+    addresses = {"spark.jars.repositories": f"https://robot:{SECRET}@repo.example", **SETTINGS}
+    regex = {"spark.redaction.regex": str(context.getConf().get("spark.redaction.regex"))}
+    for name, value in {**regex, **addresses, **SHOWN}.items():
+        conf.set(name, value)
+    pairs = jvm.scala.collection.immutable.ArraySeq.unsafeWrapArray(conf.getAll())
+    redacted_pairs = jvm.org.apache.spark.util.Utils.redact(conf, pairs)
+    found = {pair._1(): pair._2() for pair in map(redacted_pairs.apply, range(redacted_pairs.size()))}
+    assert {name: found[name] for name in SHOWN} == SHOWN
+    assert [name for name in addresses if SECRET in found[name]] == []
