@@ -18,7 +18,7 @@ from stream_consumers.batches import Extent, Range
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
 from stream_consumers.epochs import split_epoch
-from stream_consumers.errors import SourceRecreatedError, SourceTruncatedError
+from stream_consumers.errors import SourceTruncatedError, StreamAssetsError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -83,6 +83,7 @@ def measure(
     Raises:
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
         SourceRecreatedError: it is another stream than the group has read, or was cut, and that is not to be recorded.
+        DataLossError: a RESTORE removed batches of claimed entries.
         BrokerUnavailableError: it does not answer.
     """
     ledger = ingestion.ledger()
@@ -106,7 +107,7 @@ def measure(
         behind, is_exact = lag(opened, state, extents), opened.is_exact
         # The next run finds from where on these are read again: at least the last message.
         behind = {**behind, **{shard: max(1, behind[shard]) for shard in cut}}
-        lost = losses(opened, state, extents)
+        lost = losses(opened, ingestion, state, extents)
     return Measurement(state, extents, behind, is_exact, lost)
 
 
@@ -115,7 +116,7 @@ def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) 
     state = ledger.read()
     check_sharing(state, ingestion)
     with source.claims(ingestion.group, ingestion.epochs(source.url.required_streams(), ledger)) as claims:
-        lost = losses_of_claims(claims, ledger)
+        lost = losses_of_claims(claims, ingestion, ledger)
         extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
         return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, is_exact=True, lost=lost)
 
@@ -173,13 +174,11 @@ class LagObserver:
         """
         return [self._observation(key, found) for key in dict.fromkeys(self.upstream.values())]
 
-    def observations_of_loss(
-        self, error: SourceRecreatedError, instance: dg.DagsterInstance
-    ) -> list[dg.AssetObservation]:
+    def observations_of_loss(self, error: StreamAssetsError, instance: dg.DagsterInstance) -> list[dg.AssetObservation]:
         """One for each asset that stands for a stream, unless it says so already.
 
         Args:
-            error: how it is known that the stream is another one.
+            error: why the next run stops.
             instance: where the observations are.
         """
         return [
@@ -207,7 +206,9 @@ class LagObserver:
 
     def _observation(self, key: dg.AssetKey, found: Measurement) -> dg.AssetObservation:
         extents = {shard: extent for shard, extent in found.extents.items() if self._asset_of(shard) == key}
-        lost = {shard: part for shard, part in found.lost.items() if shard in extents}
+        # A shard that has ended holds nothing any more; a RESTORE may have removed rows of it.
+        lost = {shard: part for shard, part in found.lost.items() if self._asset_of(shard) == key}
+        extents = {**{shard: Extent(part.start, part.end) for shard, part in lost.items()}, **extents}
         total = sum(found.lag.get(shard, 0) for shard in extents)
         is_blocked = any(extent.blocked for extent in extents.values())
         records = [
@@ -278,4 +279,5 @@ def describe_measurement(found: Measurement) -> str:
         str(shard): [extent.end, found.lag.get(shard, 0), extent.blocked, found.lost.get(shard)]
         for shard, extent in sorted(found.extents.items())
     }
-    return json.dumps(shards)
+    ended = {str(shard): part for shard, part in sorted(found.lost.items()) if shard not in found.extents}
+    return json.dumps({**shards, **ended})

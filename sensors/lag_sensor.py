@@ -20,6 +20,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
 from stream_consumers.errors import (
     BrokerUnavailableError,
+    DataLossError,
     InvalidOptionError,
     SourceRecreatedError,
     UnsupportedVersionError,
@@ -188,7 +189,7 @@ def build_lag_sensor(
             found = measure(
                 source, ingestion, budget_seconds=policy.budget_seconds, answer_seconds=policy.answer_seconds
             )
-        except SourceRecreatedError as error:
+        except (SourceRecreatedError, DataLossError) as error:
             # Dagster drops what a tick that fails would return.
             for event in observer.observations_of_loss(error, context.instance):
                 context.instance.report_runless_asset_event(event)

@@ -24,9 +24,10 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.source_checks import check_restored
 from spark_jobs.batches.target_table import commit_empty
-from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, check_restored, moved_forwards, skipped_entries
-from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
+from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, moved_forwards, skipped_entries
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchSource, Range, known_places
 from stream_consumers.display import counted
@@ -59,7 +60,8 @@ def switch_sharing(
 
     Raises:
         StreamNotFoundError: the group has written nothing into the table.
-        GroupActiveError: entries are pending.
+        GroupActiveError: entries are pending, or something else changed the group meanwhile.
+        DataLossError: a RESTORE removed claimed batches, or another client moved the group forwards.
         WriteError: Spark failed; run it again.
     """
     to = choice(ConsumerMode, to, option="to")
@@ -75,13 +77,12 @@ def switch_sharing(
         if claims is not None and wanted == CLAIMS:
             keep_claim_mode(claims, state)
         return False
-    is_leaving = state.sharing in (CLAIMS, LEAVING_CLAIMS)
+    is_leaving = state.sharing in _CLAIMED
     if claims is not None:
         check_switch(claims, state, ingestion, to_claims=wanted == CLAIMS)
     if claims is not None and wanted == CLAIMS:
         if not is_leaving:
             _fence(spark, member, switch=SWITCHING)
-        enter_claim_mode(claims, member.ledger().read(), was_claimed=is_leaving)
     elif claims is not None and is_leaving:
         _end_claims(spark, member, claims)
     elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_SEQUENCE:
@@ -89,7 +90,19 @@ def switch_sharing(
         # Asked only now: no run plans on a shard that appears later.
         for shard in sorted({*ingestion.in_epochs(source).extents(), *state.shards}):
             _fence(spark, replace(ingestion, shard=shard), switch=None)
-    _fence(spark, member, switch=wanted)
+
+    def enter(state: LedgerState) -> None:
+        # By the state that the switch is planned from. Where a RESTORE comes in between, the switch does not count.
+        if claims is not None and wanted == CLAIMS:
+            check_switch(claims, state, ingestion, to_claims=True)
+            enter_claim_mode(claims, state, was_claimed=state.sharing in _CLAIMED)
+
+    _fence(spark, member, switch=wanted, prepare=enter)
+    if (found := member.ledger().read().sharing) != wanted:
+        raise GroupActiveError(
+            f"group {ingestion.group!r} is {found}, not {wanted}: a RESTORE, or another switch, came in between",
+            remedy="Run the switch again.",
+        )
     return True
 
 
@@ -110,6 +123,7 @@ def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) 
 
 
 _ONE_SEQUENCE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
+_CLAIMED = (CLAIMS, LEAVING_CLAIMS)
 
 
 def _fence(
@@ -119,11 +133,18 @@ def _fence(
     switch: str | None,
     ranges: Mapping[Shard, Range] | None = None,
     hint: Mapping[str, object] | None = None,
+    prepare: Callable[[LedgerState], None] | None = None,
 ) -> None:
     more = EntryFields(switch=switch, ranges=ranges or {})
     if hint:
         more["hint"] = hint
-    commit_empty(spark, ingestion, "fence", lambda state: more)
+
+    def fields(state: LedgerState) -> EntryFields:
+        if prepare is not None:
+            prepare(state)
+        return more
+
+    commit_empty(spark, ingestion, "fence", fields)
 
 
 def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
@@ -169,19 +190,26 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
             f"group {ingestion.group!r} reads {', '.join(missing)}, too, which {claims.url} does not name",
             remedy="Name all streams of the group in the URL: a group has one mode.",
         )
+    check_restored(state, ingestion)
     if not to_claims:
-        check_restored(ingestion.ledger(), state, ingestion)
         check_position(claims, state)
         check_settled(claims)
         if skipped := skipped_entries(claims, ingestion.ledger()):
             raise moved_forwards(claims, skipped)
         return
-    broken = sorted(str(shard) for shard, s in state.shards.items() if len(s.covered.ranges) > 1 or s.redo)
+    by_position = {} if state.sharing in _CLAIMED else state.shards
+    broken = sorted(str(shard) for shard, known in by_position.items() if _is_behind(known))
     if broken:
         raise InvalidOptionError(
             f"group {ingestion.group!r} has to write {', '.join(broken)} again in part, since a RESTORE",
             remedy=f"Let it run in mode {state.sharing or 'resumable'} to its end, then switch.",
         )
+
+
+def _is_behind(known: ShardState) -> bool:
+    """Whether a group that reads by position has to read something again, before rows that are in the table."""
+    is_before_claims = known.ended is None and (known.claimed or 0) > (known.covered.position or 0)
+    return len(known.covered.ranges) > 1 or bool(known.redo) or is_before_claims
 
 
 def check_position(claims: RedisClaims, state: LedgerState) -> None:

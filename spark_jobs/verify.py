@@ -82,7 +82,8 @@ class ShardVerdict:
         untold: messages without a row of a table with a transform, of which the log does not tell any more whether that
             dropped them, or their dead letters are gone.
         lag: messages behind the covered range.
-        lost: what the stream does not hold any more of what the group has not read; ``None`` if nothing is gone.
+        lost: what the stream does not hold any more of what the group has not read, or a RESTORE removed; ``None`` if
+            nothing is gone.
         uncompared: where the stream holds messages from before the group's origin that no readable batch wrote: the
             group began after them, or its log was cleaned and its positions were made anew. ``None`` if nothing is.
         examples: some sequences of what is wrong.
@@ -181,6 +182,8 @@ def verify(
     behind = lag(source, state, extents) if claims is None else claims.lag
     for shard, count in table.unplaced_letters().items():
         tallies.setdefault(shard, _Tally()).counts["dead"] += count
+    for shard in lost:
+        tallies.setdefault(shard, _Tally())
     return [
         tallies[shard].verdict(
             shard,
@@ -189,7 +192,7 @@ def verify(
             batches.uncompared(shard, state.shards.get(shard, ShardState()), extents.get(shard)),
         )
         for shard in sorted(tallies)
-        if shard.stream in streams
+        if shard.stream in streams or shard in lost
     ]
 
 
@@ -406,8 +409,10 @@ class _Batches:
         """The sequence of each row that should be there, and what a message without rows and dead letters counts as."""
         hull = parts.hull
         commits = [commit] if commit is not None else []
-        if commit is None and shard in self._claims and self._claims[shard].parts & parts:
-            commits = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
+        # An append to where entries were claimed left out what is in the table.
+        adds_to_claims = commit is None or (commit.entry is not None and _is_append(commit.entry))
+        if adds_to_claims and shard in self._claims and self._claims[shard].parts & parts:
+            commits += [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
         if not (all(map(_has_transform, commits)) if commits else self._has_transform and not self._is_whole_log):
             # Each message was one row, or is in no batch at all; of what the stream has dropped no more is known.
             messages = np.union1d(found.messages, found.rows[found.rows < start])
@@ -416,7 +421,7 @@ class _Batches:
         if commits and all(each is not None for each in written):
             known = [within(each.get(shard, _NONE), parts) for each in written if each is not None]
             return np.concatenate([_NONE, *known]), "filtered"
-        if commit is not None and commit.output_rows is not None and self._whole[commit.version]:
+        if len(commits) == 1 and commit and commit.output_rows is not None and self._whole[commit.version]:
             self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
             return found.rows, "filtered"
         return found.rows, "untold"
@@ -514,6 +519,10 @@ def _has_transform(commit: Commit) -> bool:
     """Whether the rows of a batch may be other than one a message."""
     entry = commit.entry
     return entry is not None and (bool(entry.transform) or commit.output_rows != entry.messages)
+
+
+def _is_append(entry: LedgerEntry) -> bool:
+    return entry.kind == "batch" and not entry.does.replaces
 
 
 def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:

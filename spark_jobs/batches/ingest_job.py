@@ -19,6 +19,7 @@ from spark_jobs.batches.source_checks import (
     check_loss,
     check_only_group,
     check_planned,
+    check_restored,
     check_sharing,
     check_source,
     lag,
@@ -86,6 +87,7 @@ class IngestJob(SourceJob):
         Raises:
             SourceRecreatedError: the stream is not the one the ledger remembers.
             SourceTruncatedError: it lost messages that were read.
+            DataLossError: messages or rows are gone, and that is not to be recorded.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
@@ -96,6 +98,7 @@ class IngestJob(SourceJob):
             if (asked := self.yields.open(state.version)) is not None:
                 return asked
             check_sharing(state, self.ingestion)
+            check_restored(state, self.ingestion)
             check_epochs(state, self._identities, url=self._source.url)
             extents = self._captured(state)
             if state.newest is None:
@@ -236,6 +239,7 @@ class IngestJob(SourceJob):
             "batch",
             state,
             plan,
+            doubtful={} if redo else _claimed_before(state, plan.ranges),
             identities=self._identities,
             ranges=plan.ranges,
             # What was read before is replaced, and does not move the position.
@@ -270,6 +274,13 @@ class IngestJob(SourceJob):
     def look_again(self) -> None:
         """See :meth:`BatchJob.look_again`."""
         self._extents = None
+
+
+def _claimed_before(state: LedgerState, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+    """Where rows of claimed entries may be: the position lies before them only after a RESTORE to before a switch."""
+    claimed = {shard: state.shards[shard].claimed or 0 for shard in ranges if shard in state.shards}
+    parts = {shard: ranges[shard].clamp(Range(MIN_SEQUENCE, end)) for shard, end in claimed.items()}
+    return {shard: part for shard, part in parts.items() if part.start < part.end}
 
 
 def _redo(state: LedgerState, shard: Shard) -> tuple[Range, ...]:

@@ -194,7 +194,7 @@ class BatchJob(ABC):
         """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
         A RESTORE may have removed batches that dead letters were counted with. Another writer of the group may have
-        committed since, so that ``state.is_restored`` is not enough.
+        committed since, so that it is looked up from the version of the last look on.
 
         Returns:
             The state from which batches are planned: it says which dead letters count.

@@ -110,17 +110,42 @@ def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) ->
         )
 
 
-def losses(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
-    """What is gone from the stream of what comes next for the group.
+def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse to continue after a RESTORE that removed batches of claimed entries, which are acknowledged.
+
+    Raises:
+        DataLossError: with the numbers.
+    """
+    if state.removed:
+        raise DataLossError(
+            f"a RESTORE of {ingestion.table} removed batches whose entries group {ingestion.group!r} has acknowledged; "
+            "they cannot be claimed again",
+            remedy="RESTORE the table to a version that has them, or ingest the stream with a new group name into "
+            "another table.",
+            batches=state.removed.size,
+            version=state.version,
+        )
+
+
+def losses(
+    source: BatchSource, ingestion: Ingestion, state: LedgerState, extents: Mapping[Shard, Extent]
+) -> Mapping[Shard, Range]:
+    """What the next run would find to be gone: of the stream, and what a RESTORE removed of one that has ended.
 
     Args:
         source: the stream, by the names of its epochs, after :meth:`BatchSource.extents` with ``state.resume``.
+        ingestion: the group.
         state: the ledger.
         extents: what the stream holds.
+
+    Raises:
+        DataLossError: see :func:`check_restored`.
     """
+    check_restored(state, ingestion)
     known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
     gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
-    return source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
+    lost = source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
+    return {**lost, **{shard: parts.hull for shard, parts in state.gone.items()}}
 
 
 def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:
@@ -132,6 +157,7 @@ def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerSta
         state: the ledger.
 
     Raises:
+        DataLossError: see :func:`check_restored`.
         InvalidOptionError, LedgerTruncatedError: see :func:`check_only_group`.
         SourceRecreatedError, SourceTruncatedError: see :func:`check_source`.
     """
@@ -139,7 +165,7 @@ def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerSta
     unread = {shard.stream for shard, extent in extents.items() if positions.get(shard, extent.start) < extent.end}
     check_only_group(ingestion, state, unread, url=source.url)
     check_source(source, ingestion.group, state, extents)
-    return losses(source, state, extents)
+    return losses(source, ingestion, state, extents)
 
 
 def check_loss(

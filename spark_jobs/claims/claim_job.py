@@ -27,7 +27,13 @@ from spark_jobs.batches.ingest_job import LOOK_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import BatchJob, Written, parallelism, write_batch
 from spark_jobs.batches.run_control import BatchSizer
-from spark_jobs.batches.source_checks import check_epochs, check_only_group, check_sharing, without_positions
+from spark_jobs.batches.source_checks import (
+    check_epochs,
+    check_only_group,
+    check_restored,
+    check_sharing,
+    without_positions,
+)
 from spark_jobs.batches.target_table import (
     OutdatedError,
     YieldTo,
@@ -36,7 +42,7 @@ from spark_jobs.batches.target_table import (
     initialize,
     register_streams,
 )
-from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, OpenLoss, check_restored
+from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, OpenLoss
 from spark_jobs.ledger.entries import ClaimedRange, EntryFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
@@ -112,7 +118,7 @@ class ClaimJob(BatchJob):
                 return asked
             check_sharing(state, self.ingestion)
             check_epochs(state, self._claims.identities(), url=self._claims.url)
-            check_restored(self.ledger, state, self.ingestion)
+            check_restored(state, self.ingestion)
             if state.newest is None:
                 origin = self._claims.prepare(self.ingestion.start)
                 initialize(self.target, state, origin, identities=self._claims.identities())
@@ -284,7 +290,6 @@ class ClaimJob(BatchJob):
         """Take the next number of another member, so that a batch that is on its way with it never lands."""
 
         def fields(state: LedgerState) -> EntryFields | None:
-            check_restored(self.ledger, state, self.ingestion)
             return {"by": self.ledger.member} if state.last_number < number else None
 
         commit_empty(self.target.spark, replace(self.ingestion, member=member), "fence", fields)

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
+from spark_jobs.batches.source_checks import check_restored
 from spark_jobs.batches.target_table import Target
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, State
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import Ledger, LedgerState, app_id
+from spark_jobs.ledger.ledger import Ledger, app_id
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError
@@ -138,36 +139,45 @@ def recorded_skips(ledger: Ledger) -> Mapping[Shard, Intervals]:
     return found
 
 
-def losses_of_claims(claims: RedisClaims, ledger: Ledger | None = None) -> Mapping[Shard, Range]:
+def losses_of_claims(
+    claims: RedisClaims, ingestion: Ingestion | None = None, ledger: Ledger | None = None
+) -> Mapping[Shard, Range]:
     """What a run would find of the group: entries that are gone, or were skipped, before a member was given them.
 
     Args:
         claims: the group.
-        ledger: of the group, where there is a table.
+        ingestion: the group, where there is a table.
+        ledger: of the group, where the caller has one: what one read of it has found, the next one need not.
 
     Raises:
+        DataLossError: see :func:`spark_jobs.batches.source_checks.check_restored`.
         SourceRecreatedError: see :meth:`stream_consumers.redis.claims.RedisClaims.check`.
     """
     lost: dict[Shard, Range] = {}
-    if ledger is not None:
-        claims.check({shard: known.written_end for shard, known in ledger.read().shards.items()})
+    if ingestion is not None:
+        ledger = ledger or ingestion.ledger()
+        state = ledger.read()
+        check_restored(state, ingestion)
+        claims.check({shard: known.written_end for shard, known in state.shards.items()})
         lost = {shard: skipped.part for shard, skipped in skipped_entries(claims, ledger).items()}
     return lost | {shard: Range(part.start, part.end) for shard, part in claims.trimmed().items()}
 
 
-def claim_state(claims: RedisClaims, ledger: Ledger, known: State) -> ClaimState:
+def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> ClaimState:
     """What a run would find: ask the server, and the ledger for what became of the names.
 
     Args:
         claims: the group.
-        ledger: of the group.
+        ingestion: the group.
         known: the shards of the ledger.
 
     Raises:
+        DataLossError: see :func:`spark_jobs.batches.source_checks.check_restored`.
         SourceRecreatedError: see :meth:`stream_consumers.redis.claims.RedisClaims.check`.
         LedgerTruncatedError: the log was cleaned, so that it is unknown.
     """
-    lost = dict(losses_of_claims(claims, ledger))
+    ledger = ingestion.ledger()
+    lost = dict(losses_of_claims(claims, ingestion, ledger))
     status = ClaimStatuses(ledger)
     skipped = recorded_skips(ledger)
     delivered, unsettled = {}, {}
@@ -258,7 +268,6 @@ class ClaimLosses:
         own = replace(self._ingestion, shard=shard)
         target = Target.of(self._spark, own, url=self._claims.url, observer=self._observer)
         state = target.ledger.read()
-        check_restored(target.ledger, state, self._ingestion)
         if isinstance(kind, Skipped):
             if shard not in skipped_entries(self._claims, target.ledger):
                 return None
@@ -339,24 +348,6 @@ def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, Skipped]) -> Dat
         given=part.start,
         position=part.end,
     )
-
-
-def check_restored(ledger: Ledger, state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse to continue after a RESTORE that removed batches: their entries are acknowledged.
-
-    Raises:
-        DataLossError: with the numbers.
-    """
-    lost = ledger.lost_rows(state)
-    if lost:
-        raise DataLossError(
-            f"a RESTORE of {ingestion.table} removed batches whose entries group {ingestion.group!r} has acknowledged; "
-            "they cannot be claimed again",
-            remedy="RESTORE the table to a version that has them, or ingest the stream with a new group name into "
-            "another table.",
-            batches=len(lost),
-            version=state.version,
-        )
 
 
 def _of_unread(entry: LedgerEntry) -> Mapping[str, object]:

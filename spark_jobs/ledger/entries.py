@@ -321,6 +321,7 @@ class LedgerEntry:
         transform: the name of the function that made the rows, so that rows of another are not put in their place.
         ended: for an accept, where the shards of the epoch before it end.
         last_messages: the last message of each range, as the stream held it when the batch was planned.
+        removed: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
     """
 
     kind: str
@@ -355,6 +356,7 @@ class LedgerEntry:
     begins: bool = False
     places: Mapping[Shard, Intervals] = field(default_factory=dict)
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
+    removed: Intervals = field(default_factory=Intervals)
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -470,6 +472,9 @@ def _from_json(name: str, value: Any) -> Any:
         json.dumps(value, allow_nan=False)
     if name == "totals":
         return Totals.from_json(value)
+    if name == "removed":
+        _check_numbers(value)
+        return Intervals.from_json(value)
     if name == "uncounted":
         return {bid: per_shard(ranges, Intervals.from_json) for bid, ranges in value.items()}
     if name in _PER_SHARD and value is not None:

@@ -2,9 +2,9 @@
 
 It goes over the commits in log order:
 
-    append         redo |= R ∩ covered ;  covered |= R
+    append         redo |= R ∩ covered, and if late R ∩ [−∞, claimed) ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo, last := those of the fold at v ; origins stay
+    RESTORE to v   covered, redo, last := those of the fold at v ; origins, and what was claimed, stay
     dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
     init, fence    origins, how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
@@ -14,7 +14,8 @@ others repeat it as it was at their base, which may be outdated. A RESTORE takes
 
 Appends say the last message of each shard that they read; ``last`` is the one with the highest sequence. R is the range
 of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the version it was
-planned from and itself.
+planned from and itself. ``claimed`` is the end of the entries that members have claimed: a position lies before it in
+claim mode, and after a RESTORE to before the group left that mode.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         known = after.get(shard, ShardState())
         redo = known.redo
         if late or not entry.does.reduces_redo:
-            redo |= written & known.covered
+            # What a batch left out of claimed entries the RESTORE may have removed, and brought back what it has.
+            claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
+            redo |= written & (known.covered | claimed)
         elif entry.kind != "dismiss":
             redo -= written
         covered = known.covered | written

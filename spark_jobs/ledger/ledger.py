@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides, reading
-from spark_jobs.ledger.entries import KEEPER, EntryFields, LedgerEntry, State, Totals, Uncounted
+from spark_jobs.ledger.entries import (
+    CLAIMS,
+    KEEPER,
+    LEAVING_CLAIMS,
+    EntryFields,
+    LedgerEntry,
+    State,
+    Totals,
+    Uncounted,
+)
 from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import LastMessage, Places, Resume, known_places, with_places
@@ -63,6 +72,7 @@ class _Folded:
     sharing: str = ""
     places: Places = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
+    removed: Intervals = field(default_factory=Intervals)
     error: StreamAssetsError | None = None
 
 
@@ -100,12 +110,13 @@ class LedgerState:
         settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted`` says.
         uncounted: dead letters that do not count; see :class:`spark_jobs.ledger.entries.LedgerEntry`.
         sharing: how the group shares its shards; empty before its first commit.
-        is_restored: whether there was a RESTORE since the newest commit of the group was planned.
         identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
         full: the newest full entry; ``None`` if there is none.
         judged: how many replaces ``uncounted`` knows of.
         totals: what the commits of the group add up to.
         hint: of the newest entry that no RESTORE removed, with what is known at the position of each shard.
+        removed: the versions of batches that a RESTORE removed and whose messages the group cannot read again, because
+            it had claimed and acknowledged them. Only a RESTORE to a version that has these batches takes them out.
         schema: the columns of the table, as its log has them.
     """
 
@@ -115,13 +126,13 @@ class LedgerState:
     last_number: int = 0
     settled: int = -1
     sharing: str = ""
-    is_restored: bool = False
     uncounted: Uncounted = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
     full: FullEntry | None = None
     judged: int = 0
     totals: Totals = field(default_factory=Totals)
     hint: Mapping[str, object] | None = None
+    removed: Intervals = field(default_factory=Intervals)
     schema: str = field(default="", compare=False)
 
     @property
@@ -194,6 +205,7 @@ class Ledger:
             identities=state.identities,
             transform=state.newest.transform if state.newest else "",
             hint=state.hint,
+            removed=state.removed,
         )
         entry = replace(entry, **fields)
         places = places_at(fold(state.shards, entry, late=False), moved_places(entry), known_places(state.hint))
@@ -201,7 +213,7 @@ class Ledger:
         if self._is_full(entry, state):
             return replace(entry, totals=state.totals)
         new = {name: identity for name, identity in entry.identities.items() if state.identities.get(name) != identity}
-        return replace(entry, state=None, settled=-1, uncounted={}, judged=0, identities=new)
+        return replace(entry, state=None, settled=-1, uncounted={}, judged=0, identities=new, removed=Intervals())
 
     def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
         is_ordinary = entry.kind in ("batch", "replay", "turn") and not (entry.until or entry.skipped or entry.switch)
@@ -255,18 +267,17 @@ class Ledger:
         is_restored = self._is_restored(entry, snapshot.version)
         longest_ms = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
         judge = self._newest_surviving_full() if is_restored else entry
-        was_removed = self._is_restored(newest, snapshot.version)
         found = LedgerState(
             snapshot.version,
             folded.state,
             newest,
             snapshot.last_number(self.app),
             sharing=folded.sharing,
-            is_restored=was_removed,
             identities=folded.identities,
             full=FullEntry(commit.version, commit.timestamp_ms, longest_ms, is_restored),
             totals=folded.totals,
             hint=with_places(folded.hint, folded.places),
+            removed=folded.removed,
             schema=snapshot.schema,
         )
         if judge is not None:
@@ -310,13 +321,6 @@ class Ledger:
         """The last transaction number of another member or shard of the group."""
         snapshot = self.log.snapshot()
         return snapshot.last_number(app_id(self.group, member)) if snapshot else 0
-
-    def lost_rows(self, state: LedgerState) -> frozenset[str]:
-        """The ids of batches whose rows a RESTORE removed since the newest commit of the group was planned."""
-        if not state.is_restored:
-            return frozenset()
-        written = {c.entry.bid for c in self.newest_first() if c.entry and c.entry.kind == "batch"}
-        return frozenset(written - {c.entry.bid for c in self.surviving() if c.entry})
 
     def check_first(self, shards: Iterable[Shard]) -> None:
         """Refuse a first commit of a group that has written before, in whatever transaction sequence.
@@ -552,24 +556,30 @@ class Ledger:
         newest, full = found
         state = full.state or {}
         places = places_at(state, known_places(full.hint))
-        now = _Folded(state, full.totals, full.identities, full.sharing, places)
+        now = _Folded(state, full.totals, full.identities, full.sharing, places, removed=full.removed)
         folds: dict[int, _Folded] = {full.base: now}
         for number in range(full.base + 1, version + 1):
             commit = self._need(number)
             if commit.restored is not None:
+                removed = now.removed
                 try:
                     target = self._restored_version(commit, known, level)
                     past = folds[target] if target in folds else self._fold_to(target, known, level)
                     if full.base <= target < newest.version:
                         past = self._with_older_hint(past, target, known, level)
+                    removed = self._removed(now, number, target, known, level)
                 except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
                     past = replace(now, error=unknown)
                 state = restore(now.state, past.state)
                 places = places_at(state, past.places, now.places)
-                now = replace(now, state=state, totals=past.totals, places=places, hint=past.hint, error=past.error)
+                now = _Folded(
+                    state, past.totals, now.identities, now.sharing, places, past.hint, removed, error=past.error
+                )
             elif entry := commit.entry:
                 late = self._is_restored(entry, number - 1)
                 is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
+                # The server was set to positions that the RESTORE took back.
+                is_switch = is_switch and not (late and entry.switch == CLAIMS)
                 state = fold(now.state, entry, late=late)
                 now = _Folded(
                     state,
@@ -578,10 +588,45 @@ class Ledger:
                     entry.switch or "" if is_switch else now.sharing,
                     places_at(state, moved_places(entry), now.places),
                     entry.hint,
+                    now.removed,
                     now.error,
                 )
             folds[number] = now
         return now
+
+    def _removed(self, now: _Folded, version: int, target: int, known: dict[int, _Folded], level: int) -> Intervals:
+        """``LedgerState.removed`` after the RESTORE that is ``version``.
+
+        A version holds the commits on the way back from it, which goes on at the target of each RESTORE. The RESTORE
+        removed those on the way from the version before it that are not on the way from its target, and brought those
+        back for which it is the other way round. A group that reads by position reads again what is removed, except
+        for claimed entries of a stream that was recreated since.
+
+        Args:
+            now: the fold before it.
+            version: of the RESTORE.
+            target: the version that it went back to.
+            known: see :meth:`_fold_to`.
+            level: likewise.
+        """
+        ended = {shard for shard, one in now.state.items() if one.ended is not None and one.claimed is not None}
+        is_claimed = now.sharing in (CLAIMS, LEAVING_CLAIMS)
+        if not (is_claimed or ended or now.removed):
+            return now.removed
+        before, removed, back = version - 1, Intervals(), Intervals()
+        while before != target:
+            newer = max(before, target)
+            commit = self._need(newer)
+            older = newer - 1 if commit.restored is None else self._restored_version(commit, known, level)
+            entry = commit.entry
+            if newer == target:
+                back |= Intervals.of((newer, newer + 1))
+                target = older
+                continue
+            before = older
+            if entry is not None and entry.kind == "batch" and (is_claimed or ended & entry.claims.keys()):
+                removed |= Intervals.of((newer, newer + 1))
+        return (now.removed | removed) - back
 
     def _with_older_hint(self, past: _Folded, version: int, known: dict[int, _Folded], level: int) -> _Folded:
         """The fold up to a version, with the hint that entries up to it have, as far as the log reaches back.

@@ -31,7 +31,7 @@ from stream_assets.cli.options import (
 )
 from stream_assets.cli.output import batch_row, follow_batches, inform, print_rows, print_waiting, progress_bar
 from stream_consumers.backend import find_backend
-from stream_consumers.batches import Range
+from stream_consumers.batches import Extent, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
@@ -194,7 +194,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     """Per shard: where it starts and ends, where the group is, and how far behind.
 
     "blocked" counts what an open transaction holds back behind the end. "lost" is what is gone from the stream that the
-    group has not read; then the exit code is 1.
+    group has not read, or what a RESTORE removed of a stream that was recreated since; then the exit code is 1.
 
     \b
     Examples:
@@ -218,6 +218,8 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
             behind = opened.count(gaps)
+            # A shard that has ended holds nothing any more; a RESTORE may have removed rows of it.
+            extents = {**{shard: Extent(part.start, part.end) for shard, part in lost.items()}, **extents}
         if table is None and committed is None:
             raise InvalidOptionError(
                 f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
@@ -231,7 +233,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
                 "committed": place.shown((committed or {}).get(shard)),
                 "ledger": place.shown(ledger.positions.get(shard)),
                 "end": place.shown(extent.end),
-                "lag": behind[shard],
+                "lag": behind.get(shard, 0),
                 "blocked": extent.blocked,
                 "lost": place.span(lost.get(shard)),
             }
@@ -257,7 +259,7 @@ def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
 
     with place.claims() as claims:
         if ledger.newest is not None:
-            lost = claim_state(claims, place.ingestion().ledger(), ledger.shards).lost
+            lost = claim_state(claims, place.ingestion(), ledger.shards).lost
         else:
             lost = losses_of_claims(claims)
         return [
@@ -292,7 +294,7 @@ def verify(place: Place, as_json: bool) -> None:
     claimed, state = None, ingestion.ledger().read()
     if state.sharing == CLAIMS:
         with place.claims() as claims:
-            claimed = claim_state(claims, ingestion.ledger(), state.shards)
+            claimed = claim_state(claims, ingestion, state.shards)
     with place.stream().open() as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, claims=claimed, progress=lambda count: progress.advance(task, count))
@@ -313,7 +315,7 @@ def verify(place: Place, as_json: bool) -> None:
             inform(f"{verdict.shard}: {what} {listed} …", style="red")
         if verdict.lost is not None:
             inform(
-                f"{verdict.shard}: the stream lost {place.span(verdict.lost)} before group {place.group} read it",
+                f"{verdict.shard}: {place.span(verdict.lost)} is gone from the stream, and not in the table",
                 style="red",
             )
         for bid, count in verdict.missing_dead.items():

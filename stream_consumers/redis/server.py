@@ -229,6 +229,8 @@ class RedisConnection:
         streams = {shard.stream for shard in numbered.values()}
         # With numbered keys, the plain one is none of the shards.
         self._keys = {shard: key for key, shard in found.items() if key in numbered or shard.stream not in streams}
+        for stream in streams & {shard.stream for key, shard in found.items() if key not in numbered}:
+            self._check_plain_key(stream)
 
     def facts(self, shard: Shard) -> StreamFacts | None:
         """What the stream of a shard holds; ``None`` if there is no such key."""

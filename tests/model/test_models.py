@@ -14,6 +14,7 @@ from tests.model import (
     load_balanced,
     one_pass,
     redrive,
+    restored_claims,
     resumable,
     truncation,
 )
@@ -30,6 +31,7 @@ MODELS = {
     "epochs": epochs.VARIANTS,
     "one_pass": one_pass.VARIANTS,
     "redrive": redrive.VARIANTS,
+    "restored_claims": restored_claims.VARIANTS,
     "truncation": truncation.VARIANTS,
 }
 VARIANTS = [

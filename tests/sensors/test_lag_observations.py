@@ -8,13 +8,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.lag import LagObserver, Measurement
+from sensors.lag import LagObserver, Measurement, measure
+from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from stream_assets import StreamAsset
 from stream_consumers.batches import Extent, Range
-from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import SourceRecreatedError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
@@ -119,3 +120,19 @@ def test_a_stream_that_was_made_again_is_lost_and_that_is_told_once(folder: Path
     known = record.asset_observation.metadata
     assert known["stream/status"].value == "lost"
     assert "is not the stream that group 'lakehouse' has read" in str(known["stream/reason"].value)
+
+
+def test_rows_that_a_restore_removed_of_a_stream_that_has_ended_are_lost(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    with open_batch_source(str(URL)) as source:
+        identities = {"orders": "the stream before", "orders#2": source.identities()["orders"]}
+    ended = ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0, ended=9)
+    state = {SHARD: ended, Shard("orders#2"): ShardState(Intervals.of((MIN_SEQUENCE, 10)), origin=0)}
+    details = {"kind": "keep", "state": state, "identities": identities, "sharing": "resumable"}
+    WrittenLog(folder / "orders").ours(made_entry(1, -1, group="lakehouse", **details))
+    asset = declare(folder, "lakehouse")
+    found = told(tick(asset, instance))
+    assert (found["stream/status"], found["stream/lag/lakehouse/orders"]) == ("lost", 0)
+    measured = measure(StreamSource(URL), Ingestion("lakehouse", str(folder / "orders")))
+    assert measured.lost == {SHARD: Range(5, 9)}

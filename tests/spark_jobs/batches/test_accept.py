@@ -322,6 +322,7 @@ def test_what_a_restore_removed_of_a_stream_that_is_gone_is_an_error_until_it_is
     for _ in range(2):
         with pytest.raises(DataLossError, match=r"recreated since: orders/0 \[5,10\)"):
             stage.drain(spark)
+        assert not stage.is_right()
     restore(spark, stage, before)
     stage.drain(spark)
     assert stage.rows() == stage.sent, "a RESTORE forwards brings them back"

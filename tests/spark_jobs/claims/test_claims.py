@@ -20,6 +20,7 @@ from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.claims.claim_state import claim_state
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.maintenance import keep_alive
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
@@ -99,7 +100,7 @@ def stop() -> None:
 def verdicts(stream: Stream) -> list[ShardVerdict]:
     ingestion = stream.ingestion()
     with stream.source.claims(stream.group) as claims:
-        claimed = claim_state(claims, ingestion.ledger(), ingestion.ledger().read().shards)
+        claimed = claim_state(claims, ingestion, ingestion.ledger().read().shards)
     with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
         return verify(opened, ingestion, claims=claimed)
 
@@ -534,8 +535,18 @@ def test_a_restore_that_removes_claimed_batches_is_an_error(spark: SparkSession,
     begin(spark, stream, 5, more=5)
     stream.drain(spark)
     spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
-    with pytest.raises(DataLossError, match=r"RESTORE.*batches=1"):
-        stream.drain(spark)
+    look = [
+        lambda: stream.drain(spark),
+        lambda: measure(stream.source, stream.ingestion(claims=True)),
+        lambda: verdicts(stream),
+    ]
+    for _ in range(2):
+        for each in look:
+            with pytest.raises(DataLossError) as caught:
+                each()
+            assert caught.value.facts["batches"] == 1
+        # The nightly maintenance writes a commit of the group, which once made it forget what was removed.
+        keep_alive(spark, stream.ingestion())
     spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 2").collect()
     stream.add(5, first=10)
     stream.drain(spark)

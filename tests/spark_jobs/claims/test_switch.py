@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import mode_switch as sharing
 from spark_jobs.batches.ingest_job import IngestJob
@@ -15,6 +15,7 @@ from spark_jobs.batches.ingestion import Step
 from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.ledger.entries import CLAIMS
 from spark_jobs.mode_switch import switch_sharing
+from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError, SourceRecreatedError
 from stream_consumers.options import ConsumerMode, ErrorPolicy
@@ -42,6 +43,10 @@ def switch(spark: SparkSession, stream: Stream, to: str) -> bool:
         changed = switch_sharing(spark, stream.ingestion(), to=ConsumerMode(to), source=opened, claims=claims)
     stream.mode = ConsumerMode(to)
     return changed
+
+
+def even(batch: DataFrame) -> DataFrame:
+    return batch.where("id % 2 = 0")
 
 
 def test_a_batch_by_position_that_is_on_its_way_never_lands_after_a_switch(spark: SparkSession, stream: Stream) -> None:
@@ -173,6 +178,54 @@ def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSessio
     spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
     with pytest.raises(DataLossError, match="RESTORE"):
         switch(spark, stream, "resumable")
+
+
+@pytest.mark.slow
+def test_a_switch_back_to_claims_after_a_restore_is_refused_like_the_one_that_was_begun(
+    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark, stream.ingestion(10))
+
+    def killed(claims: object) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sharing, "leave_claim_mode", killed)
+        with pytest.raises(InterruptedError):
+            switch(spark, stream, "resumable")
+    spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
+    for to in ("resumable", "load_balanced", "load_balanced"):
+        with pytest.raises(DataLossError) as caught:
+            switch(spark, stream, to)
+        assert caught.value.facts["batches"] == 1
+    spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 2").collect()
+    assert switch(spark, stream, "load_balanced")
+    stream.add(4, first=20)
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+@pytest.mark.parametrize("transform", [None, even])
+def test_after_a_restore_to_before_a_switch_from_claims_only_what_is_missing_is_written(
+    spark: SparkSession, stream: Stream, transform: Callable[[DataFrame], DataFrame] | None
+) -> None:
+    """Of the claimed entries, one batch stays and one is removed; the position is where the claims began."""
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark, stream.ingestion(10, transform=transform))
+    assert switch(spark, stream, "resumable")
+    stream.add(4, first=20)
+    stream.drain(spark, stream.ingestion(transform=transform))
+    written = stream.rows()
+    spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
+    with pytest.raises(InvalidOptionError):
+        switch(spark, stream, "load_balanced")
+    stream.mode = ConsumerMode.RESUMABLE
+    stream.drain(spark, stream.ingestion(transform=transform))
+    assert stream.rows() == written
+    with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
+        assert all(verdict.is_right for verdict in verify(opened, stream.ingestion()))
+    assert switch(spark, stream, "load_balanced")
 
 
 def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_over_entries(

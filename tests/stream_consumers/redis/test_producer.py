@@ -185,6 +185,17 @@ def test_a_plain_key_with_messages_beside_numbered_ones_is_refused_by_readers(pl
     assert len(read(place)) == 2
 
 
+def test_a_wildcard_refuses_a_plain_key_with_messages_beside_numbered_ones(place: Place) -> None:
+    place.send(range(2), shards=2, is_sharded=True)
+    place.client.xadd(place.stream, {"msg": b"hidden"})
+    try:
+        with pytest.raises(UnsupportedError) as caught:
+            create_consumer(f"{place.url.rpartition('/')[0]}/*", live=False)
+    finally:
+        place.client.delete(place.stream)
+    assert caught.value.facts["plain_key"] == place.stream
+
+
 def test_numbered_keys_go_on_with_numbers(place: Place) -> None:
     place.send(range(2), shards=2, is_sharded=True)
     with create_producer(place.url) as producer:
