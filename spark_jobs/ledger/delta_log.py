@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_expressions
+from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_expressions, read_strictly
 from spark_jobs.redaction import redacted
 from spark_jobs.table_location import reader_options
 from stream_consumers.errors import (
@@ -48,8 +48,11 @@ _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT_FILE = re.compile(r"[0-9]{20}\.checkpoint\..*parquet")
-# How far an identity column has counted: part of a table's schema.
-_IDENTITIES = re.compile(r'"delta\.identity\.highWaterMark":"?-?[0-9]+"?')
+_METADATA = frozenset({"metaData", "protocol"})
+# Stands in each line that has one of these actions, whose name may have escapes.
+_METADATA_MARKS = ('metaData"', 'protocol"', "\\u")
+# How far an identity column has counted: each commit changes this part of the metadata of a column.
+_IDENTITY_COUNTER = "delta.identity.highWaterMark"
 _Parsed = TypeVar("_Parsed")
 # What the reader says of the table feature catalogManaged, and of its preview.
 _CATALOG_MANAGED = "catalog-managed table"
@@ -253,15 +256,27 @@ class TableSnapshot:
         return self._table.metadata().configuration
 
     @cached_property
-    def schema(self) -> str:
-        """The columns as the log has them, as JSON; without how far their identities are, which each commit changes."""
-        return _IDENTITIES.sub("", self._table.schema().to_json())
+    def schema_json(self) -> str:
+        """The schema as the log has it."""
+        return self._table.schema().to_json()
 
-    @property
+    @cached_property
     def columns(self) -> Sequence[Mapping[str, Any]]:
         """The columns as the log has them, with what Delta keeps about each in ``metadata``."""
-        fields: Sequence[Mapping[str, Any]] = json.loads(self._table.schema().to_json())["fields"]
+        with self._log.reading():
+            fields: Sequence[Mapping[str, Any]] = json.loads(self.schema_json)["fields"]
         return fields
+
+    @cached_property
+    def schema(self) -> str:
+        """A text that changes when the columns do, and not when identity columns count on."""
+        if _IDENTITY_COUNTER not in self.schema_json:
+            return self.schema_json
+        columns = [
+            {**one, "metadata": {name: value for name, value in one["metadata"].items() if name != _IDENTITY_COUNTER}}
+            for one in self.columns
+        ]
+        return json.dumps(columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +336,9 @@ class DeltaLog:
                 self._check_log()
             raise unread from None
         # Of a table with 1,000 columns it takes 5 ms; of a version that was written anew, the metadata are other ones.
-        metadata = snapshot.configuration, snapshot.schema
+        metadata = snapshot.configuration, snapshot.schema_json
         if metadata != self._checked:
-            check_expressions(self.path, *metadata)
+            check_expressions(self.path, snapshot.configuration, snapshot.columns)
             self._checked = metadata
         self._check_checksum(snapshot.version)
         self._check_same(snapshot)
@@ -658,6 +673,7 @@ class DeltaLog:
         Raises:
             LedgerUnreadableError: it is there but cannot be read, or was planned from another table.
             UnsupportedVersionError: a newer release has written it.
+            UnsupportedError: it sets the metadata of the table more than once.
         """
         commit = self._commits.get(version)
         if commit is None:
@@ -668,9 +684,9 @@ class DeltaLog:
                 commit = self._parsed(version, lambda text: parse_commit(version, text))
             except FileNotFoundError:
                 return None
-            except UnsupportedVersionError as error:
+            except (UnsupportedError, UnsupportedVersionError) as error:
                 what = f"version {version} of {self.path}: {error.what}"
-                raise UnsupportedVersionError(what, remedy=error.remedy) from error
+                raise type(error)(what, remedy=error.remedy) from error
             if commit.entry is not None and commit.entry.base >= version:
                 raise LedgerUnreadableError(
                     f"version {version} of {self.path} was planned from version {commit.entry.base}: an older copy was "
@@ -830,8 +846,10 @@ def parse_commit(version: int, text: str) -> Commit:
 
     Raises:
         ValueError: it is not the whole file of a commit.
+        UnsupportedError: it sets the metadata of the table more than once.
     """
     _check_whole(text)
+    _check_metadata(text)
     info: Mapping[str, Any] = {}
     transactions: dict[str, int] = {}
     # Not splitlines(): JSON may hold other line separators in its texts.
@@ -923,6 +941,28 @@ def _check_whole(text: str) -> None:
     if "\0" in text or not all(line.lstrip().startswith("{") for line in lines):
         raise ValueError("it has lines that are not JSON objects")
     _json_of_line(lines[-1])
+
+
+def _check_metadata(text: str) -> None:
+    """Refuse a commit with two metadata: delta-rs, which gives what is checked here, takes others of them than Spark.
+
+    Raises:
+        ValueError: a line is not JSON, or has a name twice.
+        UnsupportedError: the commit has a ``metaData`` or ``protocol`` twice, or another action in the line of one.
+    """
+    found: list[str] = []
+    for line in text.split("\n"):
+        if any(mark in line for mark in _METADATA_MARKS):
+            actions = read_strictly(line)
+            if not _METADATA.isdisjoint(actions):
+                found += actions
+    if sorted(found) != sorted(_METADATA.intersection(found)):
+        raise UnsupportedError(
+            "the commit has more than one metaData or protocol, or another action in the line of one, so that readers "
+            "of the table may take different metadata from it",
+            remedy="Go back to the version before it: move the .json and .crc files of this version and of the later "
+            "ones out of _delta_log. If you do not know what wrote it, find out who can write there.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,14 +66,16 @@ _TOKEN = re.compile(
     |(?P<sign>-(?!-)|/(?![*/])|\|(?!>)|[][(),.:+*%=<>!&^~])""",
     re.DOTALL | re.VERBOSE,
 )
+# Before it parses a text, also what is in quotes there, Spark puts a setting or a variable of the environment there.
+_VARIABLE = "${"
 _SHOWN, _SHOWN_PART = 200, 40
 
 
 def check_expression(text: str, *, where: str) -> None:
     """Refuse an expression that may read other tables or files, or run code.
 
-    It may have only what is known to do neither: no query, no comment, and calls of a list of functions. Spark's own
-    parser is not at hand where a table is only read, nor with Spark Connect.
+    It may have only what is known to do neither: no query, no comment, no variable, and calls of a list of functions.
+    Spark's own parser is not at hand where a table is only read, nor with Spark Connect.
 
     Args:
         text: SQL.
@@ -93,13 +95,16 @@ def check_expression(text: str, *, where: str) -> None:
         raise UnsupportedError(
             f"{where} may run code or read other tables, by {shortened(printable(found), _SHOWN_PART)}: "
             f"{shortened(printable(text), _SHOWN)}",
-            remedy="If it is not of an attacker, write it without queries and comments, with built-in functions that "
-            "work on one row only, and put names of columns that are no plain words, or words of SQL, in back quotes.",
+            remedy="If it is not of an attacker, write it without queries, comments and ${, with built-in functions "
+            "that work on one row only, and put names of columns that are no plain words, or words of SQL, in back "
+            "quotes.",
         )
 
 
 def _unsafe(text: str) -> str | None:
     """The part of an expression that is not known to be harmless; ``None`` if all of it is."""
+    if _VARIABLE in text:
+        return _VARIABLE
     at, kind, part, is_qualified = 0, "sign", "", False
     while at < len(text):
         found = _TOKEN.match(text, at)
@@ -119,13 +124,13 @@ def _unsafe(text: str) -> str | None:
     return None
 
 
-def check_expressions(path: str, configuration: Mapping[str, str], schema: str) -> None:
+def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a table with such an expression.
 
     Args:
         path: of the table.
         configuration: the table properties.
-        schema: the columns as the log has them, as JSON.
+        columns: as the log has them.
 
     Raises:
         UnsupportedError: naming the constraint, or the column.
@@ -133,9 +138,8 @@ def check_expressions(path: str, configuration: Mapping[str, str], schema: str) 
     for name, text in configuration.items():
         if name.lower().startswith(CHECK):
             check_expression(text, where=f"the CHECK constraint {printable(name[len(CHECK) :])} of {path}")
-    if any(key in schema for key in _KEYS):
-        for name, text in _of_columns(json.loads(schema)["fields"]):
-            check_expression(text, where=f"an expression of the column {printable(name)} of {path}")
+    for name, text in _of_columns(columns):
+        check_expression(text, where=f"an expression of the column {printable(name)} of {path}")
 
 
 def check_checksum(path: str, text: str) -> None:
@@ -154,12 +158,22 @@ def check_checksum(path: str, text: str) -> None:
     if not text.strip():
         return
     try:
-        metadata = json.loads(text, object_pairs_hook=_unique, parse_int=str, parse_float=str).get("metadata") or {}
+        metadata = read_strictly(text).get("metadata") or {}
         configuration = {name: str(value) for name, value in metadata.get("configuration", {}).items()}
-        schema = json.dumps(json.loads(metadata.get("schemaString") or '{"fields": []}', object_pairs_hook=_unique))
-        check_expressions(path, configuration, schema)
+        schema = read_strictly(metadata.get("schemaString") or '{"fields": []}')
+        check_expressions(path, configuration, schema["fields"])
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it has another form: {error}") from None
+
+
+def read_strictly(text: str) -> dict[str, Any]:
+    """A JSON object that all parsers read alike; numbers are texts, since Python refuses long ones.
+
+    Raises:
+        ValueError: it is not JSON, or has a name twice.
+    """
+    found: dict[str, Any] = json.loads(text, object_pairs_hook=_unique, parse_int=str, parse_float=str)
+    return found
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.ledger import delta_log
-from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_expressions import check_expression, check_expressions
 from stream_consumers.errors import LedgerUnreadableError, UnsupportedError
@@ -53,6 +54,9 @@ UNSAFE = [
     "ar'\\' = 'x' OR reflect('a', 'b') > 1 OR '' = ''",
     "id > 0 OR 'x",
     "$$'$$ = 'x'",
+    "name = '${env:HOME}'",
+    "`${spark.sql.x}` > 0",
+    'name <> "${system:user.name}"',
 ]
 SAFE = [
     "id > 0",
@@ -162,11 +166,11 @@ def test_other_expressions_are_read(tmp_path: Path) -> None:
 
 
 def test_the_same_metadata_are_checked_once_and_others_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[str] = []
+    checked: list[object] = []
 
-    def counting(path: str, configuration: Mapping[str, str], schema: str) -> None:
-        checked.append(schema)
-        check_expressions(path, configuration, schema)
+    def counting(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
+        checked.append(columns)
+        check_expressions(path, configuration, columns)
 
     monkeypatch.setattr(delta_log, "check_expressions", counting)
     table = tmp_path / "t"
@@ -182,6 +186,87 @@ def test_the_same_metadata_are_checked_once_and_others_again(tmp_path: Path, mon
     write_anew(table, PLACES["check"])
     with pytest.raises(UnsupportedError):
         log.snapshot()
+
+
+COUNTER = "delta.identity.highWaterMark"
+
+
+def column(name: str, **metadata: Any) -> dict[str, Any]:
+    return {"name": name, "type": "string", "nullable": True, "metadata": metadata}
+
+
+def test_an_expression_between_texts_like_identity_counters_is_refused(tmp_path: Path) -> None:
+    # Where such counters were cut out of the text of the schema, the rest was other JSON, without the expression.
+    opens = column("c0", x=[{COUNTER: "0},{"}, {":[{": ":{"}, {":[{": ":"}, {COUNTER: "0z"}])
+    closes = column("c1", x=[{COUNTER: "0}]}}]}]},"}, {":{": ":[{"}, {":0,": ":"}, {COUNTER: "0z"}])
+    evil = field(**{"delta.generationExpression": CALL})
+    table = expressed(tmp_path, lambda metadata, schema: schema["fields"].extend([opens, evil, closes]))
+    with pytest.raises(UnsupportedError):
+        DeltaLog(table).snapshot()
+
+
+def test_a_table_with_an_identity_beside_other_metadata_is_read(tmp_path: Path) -> None:
+    def counted(number: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+        def change(metadata: dict[str, Any], schema: dict[str, Any]) -> None:
+            identity = {"delta.identity.start": 1, COUNTER: number, "delta.identity.step": 1}
+            schema["fields"] = [one for one in schema["fields"] if one["name"] not in ("number", "made")]
+            schema["fields"] += [{**column("number", **identity), "type": "long"}, field(CURRENT_DEFAULT="'x'")]
+
+        return change
+
+    def read() -> TableSnapshot:
+        snapshot = log.snapshot()
+        assert snapshot is not None
+        return snapshot
+
+    log = DeltaLog(expressed(tmp_path, counted(1)))
+    first = read()
+    assert [one["metadata"].get(COUNTER) for one in first.columns if one["name"] == "number"] == [1]
+    assert (first.computed_columns, first.default_columns) == ({"number"}, {"made"})
+    write_anew(Path(log.path), counted(7))
+    assert read().schema == first.schema
+    write_anew(Path(log.path), lambda metadata, schema: schema["fields"].append(column("new")))
+    assert read().schema != first.schema
+
+
+def first_commit(table: Path) -> tuple[Path, list[str]]:
+    commit = table / "_delta_log" / f"{0:020d}.json"
+    return commit, commit.read_text().splitlines()
+
+
+def escaped(line: str) -> str:
+    return line.replace("a", "\\u0061", 1).replace("o", "\\u006f", 1)
+
+
+AGAIN: dict[str, Callable[[str], str]] = {
+    "twice": lambda line: line + "\n" + line,
+    "twice, with escapes in its name": lambda line: line + "\n" + escaped(line),
+    "twice in a line": lambda line: line[:-1] + "," + line[1:],
+    "twice without an end of line": lambda line: line + line,
+    "in the line of another action": lambda line: '{"txn":{"appId":"a","version":1},' + line[1:],
+    "with a name twice": lambda line: re.sub(r'"(id|minReaderVersion)"', r'"\1":1,"\1"', line, count=1),
+}
+
+
+@pytest.mark.parametrize("action", ["metaData", "protocol"])
+@pytest.mark.parametrize("again", AGAIN.values(), ids=AGAIN)
+def test_a_commit_whose_metadata_may_be_read_in_two_ways_is_refused(
+    tmp_path: Path, action: str, again: Callable[[str], str]
+) -> None:
+    write_batch(tmp_path / "t", {1: "2026-11-17"})
+    commit, lines = first_commit(tmp_path / "t")
+    assert DeltaLog(str(tmp_path / "t")).commit(0) is not None
+    commit.write_text("".join(f"{again(line) if action in json.loads(line) else line}\n" for line in lines))
+    with pytest.raises((UnsupportedError, LedgerUnreadableError)):
+        DeltaLog(str(tmp_path / "t")).commit(0)
+
+
+def test_a_commit_is_read_whose_other_actions_only_look_like_it(tmp_path: Path) -> None:
+    write_batch(tmp_path / "t", {1: "2026-11-17"})
+    commit, lines = first_commit(tmp_path / "t")
+    adds = [json.dumps({"add": {"path": "\u0001", "partitionValues": {"metaData": "x", "protocol": "y"}}})] * 2
+    commit.write_text("".join(f"{line}\n" for line in (*lines, *adds)))
+    assert DeltaLog(str(tmp_path / "t")).commit(0) is not None
 
 
 def checksum(configuration: dict[str, Any], *columns: dict[str, Any], files: object = 1) -> str:
