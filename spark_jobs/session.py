@@ -49,8 +49,6 @@ IN_PROCESS = "in-process"
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-# Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or behind 2262.
-TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 UMASK = "spark.hadoop.fs.permissions.umask-mode"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
 # PySpark writes the text of each error to the standard error, with the value that a cast refuses, before it is raised.
@@ -74,10 +72,17 @@ DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
-    "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.redaction.regex": HIDDEN_SETTINGS,
+}
+# Set in each session before it writes, also in one of the user.
+REQUIRED_CONFIG: Mapping[str, str] = {
+    # Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or after 2262.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
+    "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
+    # Spark would replace ${env:NAME} in names of columns and in expressions of tables by secrets of the run.
+    "spark.sql.variable.substitute": "false",
 }
 _PREFIX = "aws_"
 _S3A: Mapping[str, str] = {
@@ -236,7 +241,7 @@ def check_served(session: SparkSession) -> None:
 
 
 def check_session(session: SparkSession) -> SparkSession:
-    """Return the session if it can write Delta tables.
+    """Return the session if it can write Delta tables, with the settings that it needs for that.
 
     Raises:
         SparkSessionError: naming the settings that it lacks.
@@ -259,7 +264,8 @@ def check_session(session: SparkSession) -> SparkSession:
         PySparkLogger.getLogger(name).disabled = True
     _use_own_python(session)
     send_packages(session)
-    session.conf.set(TIMESTAMPS, "TIMESTAMP_MICROS")
+    for name, value in REQUIRED_CONFIG.items():
+        session.conf.set(name, value)
     return session
 
 
@@ -382,7 +388,9 @@ def _is_classic(session: SparkSession) -> bool:
 
 
 def archive() -> Path:
-    """The packages in a file that Python imports from; made at the first call.
+    """The packages in a file that Python imports from.
+
+    It is made at each call, so that what another user may have put there, or could change, is not used.
 
     Example:
         >>> archive().suffix
@@ -399,12 +407,12 @@ def archive() -> Path:
         digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
     own_folder(cache_folder())
     found = own_folder(cache_folder() / "packages") / f"stream-assets-{digest.hexdigest()[:12]}.zip"
-    if not found.exists():
-        with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
-            made = Path(scratch) / found.name
-            with zipfile.ZipFile(made, "w") as packed:
-                for name, file in files.items():
-                    packed.writestr(zipfile.ZipInfo(name, _DATE), file.read_bytes(), zipfile.ZIP_DEFLATED)
-            # Who looks for it finds all of it or nothing.
-            made.replace(found)
+    with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
+        made = Path(scratch) / found.name
+        with zipfile.ZipFile(made, "w") as packed:
+            for name, file in files.items():
+                packed.writestr(zipfile.ZipInfo(name, _DATE), file.read_bytes(), zipfile.ZIP_DEFLATED)
+        made.chmod(0o644)
+        # Who looks for it finds all of it or nothing.
+        made.replace(found)
     return found

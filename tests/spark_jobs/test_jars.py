@@ -201,7 +201,16 @@ class TestRights:
             jars.resolved(COORDINATE)
 
     def test_the_packages_for_executors_are_kept_as_safely(self, repository: Path) -> None:
-        session.archive()
+        before = os.umask(0)
+        try:
+            archive = session.archive()
+        finally:
+            os.umask(before)
+        made = archive.read_bytes()
+        archive.write_bytes(b"of another user")
+        archive.chmod(0o666)
+        assert session.archive() == archive
+        assert (archive.read_bytes(), stat.S_IMODE(archive.stat().st_mode)) == (made, 0o644)
         (repository / "cache" / "packages").chmod(0o777)
         with pytest.raises(UntrustedFileError):
             session.archive()

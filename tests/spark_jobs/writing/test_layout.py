@@ -24,6 +24,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
 from spark_jobs.reading.source import STREAM_COLUMNS, STREAM_DESCRIPTIONS
+from spark_jobs.session import REQUIRED_CONFIG, check_session
 from spark_jobs.verify import verify
 from spark_jobs.writing.layout import STATS_COLUMNS, TableLayout, create_table, register
 from stream_consumers.create import create_producer, open_batch_source
@@ -202,6 +203,16 @@ def test_a_layout_that_cannot_be_is_told_before_anything_is_read(spark: SparkSes
         drain(spark, url, laid_out(folder, generated_columns={"twice": "id * 2"}))
     with pytest.raises(SchemaMismatchError, match=r"partitioned by \['kind'\], not by \['day'\]"):
         drain(spark, url, laid_out(folder, partition_by=["day"]))
+
+
+def test_a_session_puts_no_variable_into_a_text_or_a_name(spark: SparkSession) -> None:
+    for name in REQUIRED_CONFIG:
+        spark.conf.unset(name)
+    spark.conf.set("spark.sql.variable.substitute", "true")
+    assert spark.sql("SELECT '${env:PATH}' AS `${env:HOME}`").first() != Row(**{"${env:HOME}": "${env:PATH}"})
+    check_session(spark)
+    assert spark.sql("SELECT '${env:PATH}' AS `${env:HOME}`").first() == Row(**{"${env:HOME}": "${env:PATH}"})
+    assert {name: spark.conf.get(name) for name in REQUIRED_CONFIG} == REQUIRED_CONFIG
 
 
 @pytest.mark.parametrize(
