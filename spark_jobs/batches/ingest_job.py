@@ -88,6 +88,7 @@ class IngestJob(SourceJob):
             SourceRecreatedError: the stream is not the one the ledger remembers.
             SourceTruncatedError: it lost messages that were read.
             DataLossError: messages or rows are gone, and that is not to be recorded.
+            InvalidOptionError: another group or mode has the stream, or rows are in no ledger.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:

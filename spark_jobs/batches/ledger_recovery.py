@@ -332,22 +332,29 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
         UnsupportedError: the members of the group claim entries one by one, so that it has no positions.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    source = ingestion.in_epochs(source)
-    state = ingestion.ledger().read()
+    positions, _ = _adoption(ingestion.in_epochs(source), ingestion, ingestion.ledger().read())
+    return positions
+
+
+def _adoption(
+    source: BatchSource, ingestion: Ingestion, state: LedgerState
+) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
+    """The next sequence of each shard, and where the rows begin of those that have some."""
     check_sharing(state, ingestion)
     if CLAIMS in (state.sharing, ingestion.sharing_mode):
         raise UnsupportedError(
             f"group {ingestion.group!r} claims entries one by one, so that it does not continue behind a row",
             remedy="Adopt the rows in mode 'resumable', and change it with: stream-assets switch --to load_balanced.",
         )
-    streams = without_positions(state, source.identities())
+    begun, taken_back = _left_to_adopt(state, source)
+    streams = begun | {shard.stream for shard in taken_back}
     if not streams:
         raise InvalidOptionError(
             f"group {ingestion.group!r} has positions of {source.url} in {ingestion.table} already",
             remedy="Just ingest. To move the group, use: stream-assets rewind.",
         )
     check_other_group(ingestion, state, streams, url=source.url)
-    last = {s: sequence for s, sequence in _last(ingestion).items() if s.stream in streams}
+    last = {s: end for s, end in _last(ingestion, taken_back).items() if s.stream in begun or s in taken_back}
     if not last:
         raise StreamNotFoundError(
             f"{ingestion.table} holds no rows of {', '.join(sorted(streams))}",
@@ -363,14 +370,25 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
                 row=sequence,
                 end=end,
             )
-    starts = {shard: extent.start for shard, extent in extents.items()}
-    return dict(sorted((starts | {shard: sequence + 1 for shard, sequence in last.items()}).items()))
+    starts = {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
+    positions = dict(sorted((starts | {shard: sequence + 1 for shard, sequence in last.items()}).items()))
+    rows = {shard: min({**starts, **taken_back}[shard], positions[shard]) for shard in last}
+    return positions, {shard: start for shard, start in rows.items() if start < positions[shard]}
 
 
-def _last(ingestion: Ingestion) -> Mapping[Shard, int]:
+def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
+    """The streams without a position, and the shards whose adopt a RESTORE took back: where their rows began."""
+    streams = source.identities()
+    shards = {s: one for s, one in state.shards.items() if one.lacks_adopted and not one.is_written}
+    return without_positions(state, streams), {s: one.adopted or 0 for s, one in shards.items() if s.stream in streams}
+
+
+def _last(ingestion: Ingestion, taken_back: Container[Shard]) -> Mapping[Shard, int]:
     ledger = ingestion.ledger()
     counted = extents_of(ingestion.dead_letters().counted_places(ledger))
-    letters, rows = {shard: part.end - 1 for shard, part in counted.items()}, last_sequences(ledger.log)
+    # A RESTORE that took the adopt of a shard back has left its dead letters, also behind rows that it removed.
+    letters = {shard: part.end - 1 for shard, part in counted.items() if shard not in taken_back}
+    rows = last_sequences(ledger.log)
     return {shard: max(found.get(shard, -1) for found in (letters, rows)) for shard in letters.keys() | rows.keys()}
 
 
@@ -394,19 +412,21 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
         WriteError: Spark failed; run it again.
     """
     source = ingestion.in_epochs(source)
-    positions = plan_adoption(source, ingestion)
+    positions = dict(plan_adoption(source, ingestion))
     ingestion.ledger().check_first(positions)
-    identities = source.identities()
 
     def fields(state: LedgerState) -> EntryFields | None:
-        begun = without_positions(state, (shard.stream for shard in positions))
-        if not begun:
+        if not any(_left_to_adopt(state, source)):
             # Another run did the same at the same time.
             return None
-        check_other_group(ingestion, state, begun, url=source.url)
+        # As of this state: should a RESTORE remove rows before the commit lands, the ledger sees it.
+        found, adopted = _adoption(source, ingestion, state)
+        positions.clear()
+        positions.update(found)
         return EntryFields(
-            origin=positions,
-            identities={**state.identities, **identities},
+            origin=found,
+            adopted=adopted,
+            identities={**state.identities, **source.identities()},
             switch=None if state.newest else ingestion.sharing_mode,
             hint=source.hint(positions, state.hint),
         )

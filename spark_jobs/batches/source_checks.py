@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardState
-from spark_jobs.ledger.intervals import MIN_SEQUENCE
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import PLACE, in_places, scan
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.epochs import accept_remedy, newest_epochs, split_epoch, truncation_remedy
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, SourceTruncatedError
@@ -115,6 +116,7 @@ def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
 
     Raises:
         DataLossError: with the numbers.
+        InvalidOptionError, TableUnreadableError: see :func:`check_adopted`.
     """
     if state.removed:
         raise DataLossError(
@@ -123,6 +125,39 @@ def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
             remedy="RESTORE the table to a version that has them, or ingest the stream with a new group name into "
             "another table.",
             batches=state.removed.size,
+            version=state.version,
+        )
+    check_adopted(ingestion, state)
+
+
+def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
+    """Refuse to read again, after a RESTORE to before an adopt, what some of the adopted rows are of.
+
+    Args:
+        ingestion: group and table.
+        state: the ledger.
+
+    Raises:
+        InvalidOptionError: the table holds rows that no commit covers.
+        DataLossError: the members of the group claim entries one by one, and those of the rows are acknowledged.
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    taken_back = {shard: known for shard, known in sorted(state.shards.items()) if known.lacks_adopted}
+    if not taken_back:
+        return
+    what = f"a RESTORE of {ingestion.table} to before its rows were adopted has removed some of {min(taken_back)}"
+    remedy = "RESTORE the table to a version after that"
+    if state.sharing == CLAIMS:
+        raise DataLossError(
+            f"{what}, whose entries cannot be claimed again", remedy=f"{remedy}.", version=state.version
+        )
+    places = {s: Intervals.of((known.origin or 0, 2**63 - 1)) - known.covered for s, known in taken_back.items()}
+    if any(
+        rows.num_rows for rows in scan(ingestion.ledger().log, PLACE, where=in_places(places), version=state.version)
+    ):
+        raise InvalidOptionError(
+            f"{what}, and it holds others that no commit covers",
+            remedy=f"{remedy}, or adopt again what is left, with: stream-assets adopt.",
             version=state.version,
         )
 

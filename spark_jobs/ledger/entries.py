@@ -154,6 +154,8 @@ class ShardState:
         ended: where the shard ends for good, since its stream was recreated and the new one accepted; ``None`` while it
             goes on.
         last: the last message that was read; ``None`` if it is not known.
+        adopted: where rows begin that were adopted, up to the origin; at the origin if a RESTORE took that back.
+            ``None`` if none were adopted.
     """
 
     covered: Intervals = field(default_factory=Intervals)
@@ -162,6 +164,12 @@ class ShardState:
     claimed: int | None = None
     ended: int | None = None
     last: LastMessage | None = None
+    adopted: int | None = None
+
+    @property
+    def lacks_adopted(self) -> bool:
+        """Whether rows were adopted and a RESTORE took that back: the table may hold some that no commit covers."""
+        return self.ended is None and self.adopted is not None and self.adopted == self.origin
 
     @property
     def position(self) -> int | None:
@@ -189,7 +197,7 @@ class ShardState:
                 return [covered[0].end, self.origin, *(self.last or ())]
         parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
         known = {"origin": self.origin, "claimed": self.claimed}
-        optional = {"ended": self.ended, "last": self.last}
+        optional = {"ended": self.ended, "last": self.last, "adopted": self.adopted}
         return {**parts, **known, **{name: value for name, value in optional.items() if value is not None}}
 
     @classmethod
@@ -199,10 +207,12 @@ class ShardState:
             position, origin, *last = known
             covered = Intervals.of((MIN_SEQUENCE, position))
             return cls(covered, origin=origin, last=LastMessage(*last) if last else None)
-        check_keys(known, what="the state of a shard", keys=("cov", "redo", "origin", "claimed", "ended", "last"))
+        keys = ("cov", "redo", "origin", "claimed", "ended", "last", "adopted")
+        check_keys(known, what="the state of a shard", keys=keys)
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         remembered = LastMessage(*known["last"]) if known.get("last") else None
-        return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"), remembered)
+        ended, adopted = known.get("ended"), known.get("adopted")
+        return cls(covered, redo, known["origin"], known["claimed"], ended, remembered, adopted)
 
 
 State = Mapping[Shard, ShardState]
@@ -261,6 +271,7 @@ class PlannedFields(TypedDict, total=False):
     transform: str
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage]
+    adopted: Mapping[Shard, int]
 
 
 class EntryFields(PlannedFields, total=False):
@@ -322,6 +333,7 @@ class LedgerEntry:
         ended: for an accept, where the shards of the epoch before it end.
         last_messages: the last message of each range, as the stream held it when the batch was planned.
         removed: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
+        adopted: for an adopt, where the rows begin that it adopts, up to the origins.
     """
 
     kind: str
@@ -357,6 +369,7 @@ class LedgerEntry:
     places: Mapping[Shard, Intervals] = field(default_factory=dict)
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
     removed: Intervals = field(default_factory=Intervals)
+    adopted: Mapping[Shard, int] = field(default_factory=dict)
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -502,7 +515,7 @@ _UNREADABLE = (
 # How the value of one shard is read.
 _PER_SHARD: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("ranges", "goal", "skipped"), lambda pair: Range(*pair)),
-    **dict.fromkeys(("until", "origin", "ended"), int),
+    **dict.fromkeys(("until", "origin", "ended", "adopted"), int),
     **dict.fromkeys(("lost", "places"), Intervals.from_json),
     "state": ShardState.from_json,
     "claims": lambda triple: ClaimedRange(*triple),

@@ -4,9 +4,10 @@ It goes over the commits in log order:
 
     append         redo |= R ∩ covered, and if late R ∩ [−∞, claimed) ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo, last := those of the fold at v ; origins, and what was claimed, stay
+    RESTORE to v   covered, redo, last := those of the fold at v ; origins and what was claimed stay, but an origin goes
+                   back to before what was adopted since v
     dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
-    init, fence    origins, how the group shares ; the transaction number only otherwise
+    init, fence    origins (of an adopt: behind the rows), how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
 What is known at the position of a shard (:mod:`stream_consumers.batches`) is said by the entry that moved it there. The
@@ -44,8 +45,12 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     after = dict(state)
     for shard, origin in entry.origin.items():
         known = after.get(shard, ShardState())
-        if known.origin is None:
-            after[shard] = replace(known, covered=known.covered | Intervals.of((MIN_SEQUENCE, origin)), origin=origin)
+        adopted = entry.adopted.get(shard)
+        if known.origin is None or adopted is not None:
+            # The RESTORE may have removed rows that a late adopt counted on.
+            start = origin if adopted is None or not late else adopted
+            covered = known.covered | Intervals.of((MIN_SEQUENCE, start))
+            after[shard] = replace(known, covered=covered, origin=start, adopted=adopted)
     for shard, end in entry.ended.items():
         # Its messages cannot be read again, so rows that were to be replaced are the last copy.
         after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
@@ -65,6 +70,9 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             # What a batch left out of claimed entries the RESTORE may have removed, and brought back what it has.
             claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
             redo |= written & (known.covered | claimed)
+            if late and known.lacks_adopted:
+                # The rows that the RESTORE brought back from before the adopt may be of the same messages.
+                redo |= written
         elif entry.kind != "dismiss":
             redo -= written
         covered = known.covered | written
@@ -82,14 +90,19 @@ def restore(state: State, past: State) -> State:
     """The state after a RESTORE to a version with the state ``past``: origins and ends stay as they are now.
 
     Without its origin a shard would begin at whatever lands next, and what lies before that would be lost. Without its
-    end, what the RESTORE removed of a stream that is gone would be missing in silence.
+    end, what the RESTORE removed of a stream that is gone would be missing in silence. An origin behind rows that were
+    adopted goes back to before them: the RESTORE removed some.
     """
     after: dict[Shard, ShardState] = {}
     for shard in state.keys() | past.keys():
         now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
-        start = Intervals() if now.origin is None else Intervals.of((MIN_SEQUENCE, now.origin))
+        adopted, origin = (then.adopted, then.origin) if then.adopted is not None else (now.adopted, now.origin)
+        if then.adopted is None and adopted is not None:
+            origin = adopted
+        start = Intervals() if origin is None else Intervals.of((MIN_SEQUENCE, origin))
         redo = then.redo if now.ended is None else Intervals()
-        after[shard] = replace(now, covered=then.covered | start, redo=redo, last=then.last)
+        covered = then.covered | start
+        after[shard] = replace(now, covered=covered, redo=redo, last=then.last, origin=origin, adopted=adopted)
     return after
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.model import (
+    adoption,
     claims,
     cleaned,
     dead_letters,
@@ -21,6 +22,7 @@ from tests.model import (
 from tests.model.search import Variant
 
 MODELS = {
+    "adoption": adoption.VARIANTS,
     "resumable": resumable.VARIANTS,
     "load_balanced": load_balanced.VARIANTS,
     "claims": claims.VARIANTS,

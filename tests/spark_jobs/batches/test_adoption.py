@@ -58,6 +58,26 @@ def test_a_copy_is_refused_until_its_rows_are_adopted(spark: SparkSession, folde
     assert places(spark, copy) == places(spark, original) == [(s, n) for s in (0, 1) for n in range(1, 8)]
 
 
+def test_after_a_restore_to_before_the_adopt_what_is_left_is_adopted_again(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 6, shards=1)
+    original, copy = ingestion(folder / "t"), ingestion(folder / "copy")
+    drain(spark, url, original)
+    rows = f"SELECT * FROM delta.`{original.table}` WHERE _sequence"
+    spark.sql(f"CREATE TABLE delta.`{copy.table}` USING delta AS {rows} <= 3")
+    spark.sql(f"INSERT INTO delta.`{copy.table}` {rows} > 3")
+    with open_batch_source(url) as source:
+        assert adopt(spark, source, copy) == {shard(0): 7}
+    write_stream(folder / "orders.ss", 2, shards=1)
+    drain(spark, url, copy)
+    spark.sql(f"RESTORE TABLE delta.`{copy.table}` TO VERSION AS OF 0")
+    with pytest.raises(InvalidOptionError):
+        drain(spark, url, copy)
+    with open_batch_source(url) as source:
+        assert adopt(spark, source, copy) == {shard(0): 4}
+    drain(spark, url, copy)
+    assert places(spark, copy) == [(0, n) for n in range(1, 9)]
+
+
 @pytest.mark.slow
 def test_rows_of_a_stream_that_a_group_begins_with_later_are_no_less_of_a_copy(
     spark: SparkSession, folder: Path

@@ -35,6 +35,7 @@ class Seen:
     covered: frozenset = frozenset()
     redo: frozenset = frozenset()
     origin: int | None = None
+    adopted: int | None = None
 
 
 @dataclass
@@ -46,10 +47,14 @@ class Reference:
     def fold(self, version):
         states = [self._start()]
         for number, (what, details) in enumerate(self.commits[: version + 1]):
-            now = {shard: Seen(s.covered, s.redo, s.origin) for shard, s in states[-1].items()}
+            now = {shard: Seen(s.covered, s.redo, s.origin, s.adopted) for shard, s in states[-1].items()}
             if what == "restore":
                 past = states[details + 1]
                 for shard, seen in now.items():
+                    if past[shard].adopted is not None:
+                        seen.origin, seen.adopted = past[shard].origin, past[shard].adopted
+                    elif seen.adopted is not None:
+                        seen.origin = seen.adopted
                     begun = frozenset() if seen.origin is None else frozenset(range(BELOW, seen.origin))
                     seen.covered, seen.redo = past[shard].covered | begun, past[shard].redo
             elif what == "ours":
@@ -80,9 +85,10 @@ class Reference:
 
     def _apply(self, now, entry, late):
         for shard, origin in entry.origin.items():
-            if now[shard].origin is None:
-                now[shard].origin = origin
-                now[shard].covered |= frozenset(range(BELOW, origin))
+            if now[shard].origin is None or shard in entry.adopted:
+                start = entry.adopted[shard] if late and shard in entry.adopted else origin
+                now[shard].origin, now[shard].adopted = start, entry.adopted.get(shard)
+                now[shard].covered |= frozenset(range(BELOW, start))
         if entry.kind == "replay" and entry.mode == "append":
             return
         parts = {shard: frozenset(range(*part)) for shard, part in entry.ranges.items()}
@@ -91,6 +97,7 @@ class Reference:
             seen = now[shard]
             if entry.mode == "append" or late:
                 seen.redo |= part & seen.covered
+                seen.redo |= part if late and seen.adopted is not None and seen.adopted == seen.origin else frozenset()
             elif entry.kind != "dismiss":
                 seen.redo -= part
             seen.covered |= part
@@ -104,7 +111,7 @@ def as_intervals(numbers):
 
 def as_state(seen):
     return {
-        shard: ShardState(as_intervals(s.covered), as_intervals(s.redo), s.origin)
+        shard: ShardState(as_intervals(s.covered), as_intervals(s.redo), s.origin, adopted=s.adopted)
         for shard, s in seen.items()
         if s != Seen()
     }
@@ -139,7 +146,7 @@ def entries(draw, version, base, numbers, reference):
     kind = pick("init", "batch", "batch", "batch", "replay", "dismiss", "fence", "keep")
     member = pick(*MEMBERS)
     numbers[member] += 1
-    ranges, places, until, origin = {}, {}, {}, {}
+    ranges, places, until, origin, adopted = {}, {}, {}, {}, {}
     is_redrive = kind == "dismiss" or (kind == "replay" and pick(True, False))
     mode = pick("append", "append", "replace") if kind in ("batch", "replay") else "append"
     mode = "replace" if is_redrive else mode
@@ -153,6 +160,8 @@ def entries(draw, version, base, numbers, reference):
                 until[shard] = draw(st.integers(ranges[shard].end, TOP))
         if kind in ("init", "batch") and pick(True, False):
             origin[shard] = draw(st.integers(0, 4))
+            if kind == "init" and origin[shard] and pick(True, False):
+                adopted[shard] = draw(st.integers(0, origin[shard] - 1))
     is_full = pick(True, False) or not any(what == "ours" for what, _ in reference.commits)
     return made_entry(
         numbers[member],
@@ -165,6 +174,7 @@ def entries(draw, version, base, numbers, reference):
         mode=mode,
         until=until,
         origin=origin,
+        adopted=adopted,
         messages=TOP,
         dead=draw(st.integers(0, 3)),
         lost={shard: Intervals.of(part) for shard, part in ranges.items()} if pick(True, False, False) else {},
