@@ -284,7 +284,7 @@ def test_a_column_may_be_called_interval(ddl):
 
 
 def test_keys_of_maps_are_text():
-    with pytest.raises(SchemaMismatchError, match="those of JSON are text"):
+    with pytest.raises(SchemaMismatchError, match="keys that are int64"):
         value("{}", pa.map_(pa.int64(), pa.int64()))
 
 
