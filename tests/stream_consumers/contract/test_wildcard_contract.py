@@ -198,10 +198,17 @@ def test_every_key_of_redis_is_a_stream_or_one_of_its_shards(redis_address: str)
         for key in ("orders:0", "orders:1", "orders:x", "orders", "a b:1", "clicks", "clicks:01"):
             client.xadd(key, {"msg": key})
         client.set("not-a-stream", 1)
+        # As where the stream is named: with numbered keys, the plain one is none of its shards.
+        with (
+            pytest.raises(UnsupportedError) as error,
+            create_consumer(f"redis://{redis_address}/*", live=False) as all_,
+        ):
+            all_.next()
+        assert error.value.facts["plain_key"] == "orders"
+        client.delete("orders")
         with create_consumer(f"redis://{redis_address}/*", live=False) as consumer:
             found = {str(message.shard): message.text() for message in consumer}
         client.flushdb()
-    # As where the stream is named: with numbered keys, the plain one is none of its shards.
     assert found == {
         "orders/0": "orders:0",
         "orders/1": "orders:1",
