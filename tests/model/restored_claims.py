@@ -284,6 +284,8 @@ VARIANTS = (
     ),
     quick("r7-small", "as it is, one RESTORE", "PASS", lambda: model(restores=1, others=0)),
     quick("r8-small", "same, begun by position", "PASS", lambda: model(restores=1, others=0, start=POSITIONS)),
+    Variant("r7", "as it is, two RESTOREs", "PASS", lambda: model(others=0)),
+    Variant("r8", "same, begun by position", "PASS", lambda: model(start=POSITIONS, others=0)),
     Variant(
         "r9",
         "a limit: a RESTORE before a switch to claims is taken back by another one after it, while a member writes",
