@@ -15,19 +15,17 @@ STORES = ("AWS_", "AZURE_", "GOOGLE_")
 REMOTE_VARIABLE = "SPARK_REMOTE"
 HIDDEN_SETTINGS = (
     r"(?is)^(?!.*provider$).*"
-    r"(secret|pass|pwd|pw$|token|(access|account|private|encryption|api).?key|credential|[.]sas[.]|ConnectionURL"
-    r"|://[^/\s]*:[^\s]*@)"
+    r"(secret|pass|pwd|pw$|[._-]pat$|token|(access|account|private|encryption|provided|signing|ssh|api).?key"
+    r"|credential|authorization|[.]sas[.]|[?&;]sig=|ConnectionURL|(?<!abfs|wasb)(?<!abfss|wasbs)://[^/\s]*@)"
 )
 """A pattern, for Python and for Java, of the names of Spark settings whose values may be secrets.
 
 Spark hides a setting in its user interface and its event logs if the pattern is found in the name or in the value, so
-the pattern includes an address with a password. The name of a class that provides credentials is no secret.
+the pattern includes an address with a user or a signature. The name of a class that provides credentials is no secret.
 """
 _SECRET_SETTING = re.compile(HIDDEN_SETTINGS)
 # An option within a value, such as one of Java, of an agent in it, or of an address.
-_SECRET_OPTION = re.compile(
-    r"([^=]*(?:pass|pwd|secret|token|key|credential|[?&]sig)[^=]*)=(.+)", re.IGNORECASE | re.DOTALL
-)
+_SECRET_OPTION = re.compile(r"pass|pwd|secret|token|key|credential|[?&]sig", re.IGNORECASE)
 _hidden: dict[str, str] = {}
 
 
@@ -68,8 +66,11 @@ def _secret_options(value: str) -> Iterator[tuple[str, str]]:
     except ValueError:  # a quotation is not closed
         words = value.split()
     for word in words:
-        if found := _SECRET_OPTION.search(word):
-            yield found[1], found[2]
+        name, _, rest = word.partition("=")
+        while rest and not _SECRET_OPTION.search(name):
+            name, _, rest = rest.partition("=")
+        if rest:
+            yield name, rest
 
 
 def _behind_server(remote: str) -> str:

@@ -157,7 +157,8 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
             f"the Spark setting {name!r}",
             value,
             remedy="Give the user and the password in settings of their own, or in a file, as spark.jars.ivySettings "
-            "is for a repository; write another '@' as %40.",
+            "is for a repository; write another '@' as %40. What a library takes only in an address belongs into "
+            "spark-defaults.conf, which other users cannot read.",
         )
     remote = options.remote or os.environ.get(REMOTE_VARIABLE)
     hide(options.storage_options, options.config, remote)
@@ -390,7 +391,8 @@ def _is_classic(session: SparkSession) -> bool:
 def archive() -> Path:
     """The packages in a file that Python imports from.
 
-    It is made at each call, so that what another user may have put there, or could change, is not used.
+    It is made at each call, so that what another user may have put there, or could change, is not used. A folder that
+    only root can write has it from root.
 
     Example:
         >>> archive().suffix
@@ -407,6 +409,9 @@ def archive() -> Path:
         digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
     own_folder(cache_folder())
     found = own_folder(cache_folder() / "packages") / f"stream-assets-{digest.hexdigest()[:12]}.zip"
+    if found.exists() and not os.access(found.parent, os.W_OK) and not found.stat().st_mode & 0o022:
+        # The folder is of root, who made the file.
+        return found
     with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
         made = Path(scratch) / found.name
         with zipfile.ZipFile(made, "w") as packed:

@@ -181,8 +181,13 @@ def set_private_folders(conf: SparkConf, gateway: JavaGateway) -> None:
         gateway: the JVM that it is made in, which knows the settings of ``spark-defaults.conf``.
     """
     of_file = gateway.jvm.SparkConf(True)
-    for setting in FOLDER_SETTINGS:
+    # The executors of a cluster get the settings of Hadoop, but not this folder.
+    is_local = (conf.get("spark.master", None) or "local").startswith("local")
+    for setting in FOLDER_SETTINGS if is_local else FOLDER_SETTINGS[:1]:
         given = conf.get(setting, None) or of_file.get(setting, "")
+        if "${" in given or ":/" in given:
+            # Hadoop would look for the folder elsewhere.
+            given = ""
         conf.set(setting, private_folders(given or tempfile.gettempdir()))
 
 

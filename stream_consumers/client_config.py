@@ -8,6 +8,7 @@ from base64 import b64encode, urlsafe_b64encode
 from binascii import hexlify
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 from urllib.parse import unquote
 
@@ -220,7 +221,8 @@ def _may_be_secret(name: str, value: object) -> bool:
     return bool(_SECRET.match(name)) or not (is_choice or _NO_SECRET.fullmatch(text))
 
 
-def _secrets(value: str, *, has_parts: bool) -> set[str]:
+@lru_cache(maxsize=256)
+def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
     """A secret and its parts, also in base64 and hexadecimal, and as they are after a client has decoded a URL."""
     credentials = value.partition("://")[2].rpartition("@")[0] or value
     # A password may have in it what stands between parts.
@@ -233,17 +235,26 @@ def _secrets(value: str, *, has_parts: bool) -> set[str]:
     codes = (b64encode, urlsafe_b64encode, hexlify)
     coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in codes}
     # Of white space and of backslashes any number may be written for one.
-    return {_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded} - {""}
+    return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded) - {""}
+
+
+@lru_cache(maxsize=1024)
+def _beginning(secret: str) -> re.Pattern[str]:
+    """What is looked for: a short secret as a word, and of a longer one its beginning."""
+    pattern = "".join(map(_written, secret[:_LEAST_BEGINNING]))
+    if len(secret) >= _LEAST_BEGINNING:
+        return re.compile(pattern, re.IGNORECASE)
+    before = _BEFORE_WORD if secret[0].isalnum() else ""
+    after = _AFTER_WORD if secret[-1].isalnum() else ""
+    return re.compile(f"{before}{pattern}{after}")
 
 
 def _without(text: str, secret: str) -> str:
-    beginning = "".join(map(_written, secret[:_LEAST_BEGINNING]))
+    beginning = _beginning(secret)
     if len(secret) < _LEAST_BEGINNING:
-        before = _BEFORE_WORD if secret[0].isalnum() else ""
-        after = _AFTER_WORD if secret[-1].isalnum() else ""
-        return re.sub(f"{before}{beginning}{after}", HIDDEN, text)
+        return beginning.sub(HIDDEN, text)
     shown, end = [], 0
-    for found in re.finditer(beginning, text, re.IGNORECASE):
+    for found in beginning.finditer(text):
         if found.start() >= end:
             shown.append(text[end : found.start()])
             end = found.end()

@@ -21,7 +21,9 @@ _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://(?:[\w$.-]|%(?!25|2F|23|3[ABDF]|40
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PARAMETERS = frozenset("?#;")
 # An address in a text ends at white space, or where the next one of a list begins: a password may have a comma.
-_IN_TEXT = re.compile(rf"({_SCHEME.pattern}://\S+?)(?=\s|$|,{_SCHEME.pattern}://)")
+_IN_TEXT = re.compile(rf"({_SCHEME.pattern}://[^\s\"]+?)(?=[\s\"]|$|,{_SCHEME.pattern}://)")
+# A principal of Kerberos in an address is a name.
+_PRINCIPAL = re.compile(r"(?<=principal=)[\w./-]+@[\w.-]+", re.IGNORECASE)
 # Protocols whose stream keys may be any bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # What may be, or be before, a password.
@@ -117,7 +119,9 @@ def check_no_credentials(name: str, text: str, *, remedy: str) -> str:
         >>> check_no_credentials("jars", "/lib/a.jar,abfss://jars@account/b.jar", remedy="Use a file.")
         '/lib/a.jar,abfss://jars@account/b.jar'
     """
-    if any(_has_credentials(*_parts(address), has_host=False) for address in _IN_TEXT.findall(text)):
+    if any(
+        _has_credentials(*_parts(address), has_host=False) for address in _IN_TEXT.findall(_PRINCIPAL.sub("", text))
+    ):
         raise InvalidOptionError(f"{name} {CREDENTIALS}; {NOT_REPEATED}", remedy=remedy)
     return text
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.spark_start import PREFIX, launch, private_folders
+from spark_jobs.spark_start import PREFIX, launch, private_folders, set_private_folders
 from tests.support.settings import ROOT
 
 MAKE = """\
@@ -81,3 +81,26 @@ def test_the_folders_of_the_variable_are_those_of_the_user_but_private(
     assert {stat.S_IMODE(one.stat().st_mode) for one in made} == {0o700}
     assert os.environ["SPARK_LOCAL_DIRS"] == given
     assert private_folders(given) == ",".join(map(str, made)), "a process has one folder in each of them"
+
+
+class Settings(dict[str, str]):
+    """Stands for the settings of a context."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,1,1024]", "spark://m:7077", "k8s://https://m"])
+def test_the_executors_of_a_cluster_do_not_get_the_folder_of_the_driver(master: str, tmp_path: Path) -> None:
+    given = {"spark.local.dir": str(tmp_path), "spark.hadoop.hadoop.tmp.dir": str(tmp_path)}
+    settings = Settings({"spark.master": master, **given})
+    set_private_folders(settings, SimpleNamespace(jvm=SimpleNamespace(SparkConf=lambda _: {})))  # type: ignore[arg-type]
+    private = {name for name in given if Path(settings[name]).parent == tmp_path}
+    assert private == (set(given) if master.startswith("local") else {"spark.local.dir"})
+
+
+@pytest.mark.parametrize("folder", ["/data/hadoop-${user.name}", "file:///data"])
+def test_a_folder_that_only_hadoop_can_read_is_replaced(folder: str) -> None:
+    settings = Settings({"spark.hadoop.hadoop.tmp.dir": folder})
+    set_private_folders(settings, SimpleNamespace(jvm=SimpleNamespace(SparkConf=lambda _: {})))  # type: ignore[arg-type]
+    assert stat.S_IMODE(Path(settings["spark.hadoop.hadoop.tmp.dir"]).stat().st_mode) == 0o700

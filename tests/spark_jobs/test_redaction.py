@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from spark_jobs.redaction import hide, redacted
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.spark_server.client import _fail
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
+from stream_consumers.urls import check_no_credentials
 from tests.support.held_servers import made
 
 SECRET = "hunter2-of-the-lake"
@@ -19,6 +21,7 @@ SETTINGS = {
     "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net": SECRET,
     "spark.hadoop.fs.azure.sas.lake.account.blob.core.windows.net": SECRET,
     "spark.hadoop.fs.azure.client-provided-encryption-key": SECRET,
+    "spark.hadoop.fs.azure.encryption.encoded.client-provided-key": SECRET,
     "spark.hadoop.fs.gs.auth.service.account.private.key": SECRET,
     "spark.hadoop.fs.s3a.encryption.key": SECRET,
     "spark.hadoop.fs.s3a.secret.key": SECRET,
@@ -26,6 +29,8 @@ SETTINGS = {
     "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:postgresql://db/meta?user=hive&password={SECRET}",
     "spark.executorEnv.DB_PW": SECRET,
     "spark.executorEnv.PGPASS": SECRET,
+    "spark.executorEnv.SIGNING_KEY": SECRET,
+    "spark.executorEnv.GITHUB_PAT": SECRET,
     "spark.driver.defaultJavaOptions": f"-Xss2m -Djavax.net.ssl.keyStorePassword={SECRET}",
     "spark.catalog.uri": f"https://catalog?user=hive&password={SECRET}",
 }
@@ -84,6 +89,27 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(value: str) -> N
         create_session(SparkOptions(config={"spark.any.setting": value}))
     assert SECRET not in str(raised.value)
     assert "spark.any.setting" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "jdbc:hive2://hs2:10000/default;principal=hive/_HOST@EXAMPLE.COM",
+        '{"url": "https://wiki", "owner": "me@corp"}',
+        "abfss://lake@account/a,abfss://other@account/b",
+        "hdfs://namenode:8020/user/me@CORP",
+    ],
+)
+def test_an_address_without_a_password_is_taken(value: str) -> None:
+    assert check_no_credentials("spark.any.setting", value, remedy="") == value
+
+
+def test_long_lists_of_files_are_looked_through_at_once() -> None:
+    files = ",".join(f"/opt/lib/aws-token-provider-key-{number}.jar" for number in range(400))
+    began = time.process_time()
+    hide({}, {"spark.jars": files, "spark.driver.extraJavaOptions": f"-Dpassword={SECRET}"}, None)
+    assert time.process_time() - began < 5
+    assert SECRET not in redacted(SECRET)
 
 
 @pytest.mark.spark
