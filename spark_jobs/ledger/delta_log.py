@@ -271,7 +271,7 @@ class TableSnapshot:
     def schema(self) -> str:
         """A text that changes when the columns do, and not when identity columns count on."""
         columns = [
-            {**one, "metadata": {name: value for name, value in one["metadata"].items() if name != _IDENTITY_COUNTER}}
+            {**one, "metadata": {name: kept for name, kept in one.get("metadata", {}).items() if name != _IDENTITY_COUNTER}}
             for one in self.columns
         ]
         # The reader gives metadata in any order.
