@@ -209,7 +209,8 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
 def _is_behind(known: ShardState) -> bool:
     """Whether a group that reads by position has to read something again, before rows that are in the table."""
     is_before_claims = known.ended is None and (known.claimed or 0) > (known.covered.position or 0)
-    return len(known.covered.ranges) > 1 or bool(known.redo) or is_before_claims
+    is_before_adopted = known.lacks_adopted and known.covered.position == known.origin
+    return len(known.covered.ranges) > 1 or bool(known.redo) or is_before_claims or is_before_adopted
 
 
 def check_position(claims: RedisClaims, state: LedgerState) -> None:

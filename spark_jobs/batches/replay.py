@@ -474,7 +474,9 @@ def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
     # A shard that was never read begins at its first message.
     end = known.covered.ranges[-1].end if known.covered else extent.start
     position = end if known.position is None else known.position
-    if to > position and position < end:
+    # A move to the end leaves what is to be replaced, but would leave out what is missing.
+    is_kept = to >= end and len(known.covered.ranges) < 2
+    if position < to and position < end and not is_kept:
         raise InvalidOptionError(
             f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be written again",
             remedy="Ingest first; or, to take a rewind back, RESTORE the table to the version before it.",

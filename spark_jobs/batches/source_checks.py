@@ -143,6 +143,9 @@ def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
     taken_back = {shard: known for shard, known in sorted(state.shards.items()) if known.lacks_adopted}
+    if state.sharing == CLAIMS:
+        # If the RESTORE came before the switch to claims, the group has read by position since, from before the rows.
+        taken_back = {shard: known for shard, known in taken_back.items() if known.covered.position == known.origin}
     if not taken_back:
         return
     what = f"a RESTORE of {ingestion.table} to before its rows were adopted has removed some of {min(taken_back)}"
@@ -155,9 +158,14 @@ def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
     if any(
         rows.num_rows for rows in scan(ingestion.ledger().log, PLACE, where=in_places(places), version=state.version)
     ):
+        again = (
+            ""
+            if any(known.is_written for known in taken_back.values())
+            else (", or adopt again what is left, with: stream-assets adopt")
+        )
         raise InvalidOptionError(
             f"{what}, and it holds others that no commit covers",
-            remedy=f"{remedy}, or adopt again what is left, with: stream-assets adopt.",
+            remedy=f"{remedy}{again}.",
             version=state.version,
         )
 

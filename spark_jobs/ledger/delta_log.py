@@ -270,10 +270,7 @@ class TableSnapshot:
     @cached_property
     def schema(self) -> str:
         """A text that changes when the columns do, and not when identity columns count on."""
-        columns = [
-            {**one, "metadata": {name: kept for name, kept in one.get("metadata", {}).items() if name != _IDENTITY_COUNTER}}
-            for one in self.columns
-        ]
+        columns = [{**one, "metadata": {**one.get("metadata", {}), _IDENTITY_COUNTER: None}} for one in self.columns]
         # The reader gives metadata in any order.
         return json.dumps(columns, sort_keys=True)
 

@@ -578,8 +578,8 @@ class Ledger:
             elif entry := commit.entry:
                 late = self._is_restored(entry, number - 1)
                 is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
-                # The server was set to positions that the RESTORE took back.
-                is_switch = is_switch and not (late and entry.switch == CLAIMS)
+                # The server was set to positions that the RESTORE took back; a first commit sets none.
+                is_switch = is_switch and not (late and entry.switch == CLAIMS and now.sharing)
                 state = fold(now.state, entry, late=late)
                 now = _Folded(
                     state,
@@ -617,7 +617,14 @@ class Ledger:
         while before != target:
             newer = max(before, target)
             commit = self._need(newer)
-            older = newer - 1 if commit.restored is None else self._restored_version(commit, known, level)
+            older = newer - 1
+            if commit.restored is not None:
+                try:
+                    older = self._restored_version(commit, known, level)
+                except LedgerUnreadableError:
+                    # Where an earlier RESTORE went back to cannot be known, but that is no more than was there before.
+                    if newer == target:
+                        raise
             entry = commit.entry
             if newer == target:
                 back |= Intervals.of((newer, newer + 1))

@@ -14,6 +14,7 @@ from spark_jobs.batches.ledger_recovery import plan_adoption
 from spark_jobs.batches.source_checks import check_adopted
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.mode_switch import _is_behind
 from stream_consumers.batches import Range
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError
@@ -145,3 +146,18 @@ def test_a_group_that_claims_cannot_read_again_what_a_restore_of_adopted_rows_re
     DeltaTable(copy.table).restore(0)
     with pytest.raises(DataLossError):
         check_adopted(copy, copy.ledger().read())
+
+
+def test_a_group_that_has_read_the_adopted_messages_itself_may_claim(tmp_path: Path) -> None:
+    group = ingestion(tmp_path / "t")
+    write_deltalake(group.table, pa.table(places(0)).slice(0, 0))
+    write_deltalake(group.table, pa.table(places(1, 2, 3)), mode="append")
+    land(group, adopt(group, 4))
+    DeltaTable(group.table).restore(0)
+    ledger = group.ledger()
+    assert any(map(_is_behind, ledger.read().shards.values()))
+    land(group, append(group, 1, 10), *range(1, 10))
+    assert not any(map(_is_behind, ledger.read().shards.values()))
+    land(group, ledger.entry("fence", ledger.read(), switch="switching"))
+    land(group, ledger.entry("fence", ledger.read(), switch="load_balanced by claims"))
+    check_adopted(group, ledger.read())

@@ -13,7 +13,7 @@ from spark_jobs.ledger.entries import CLAIMS, KEEPER, LEAVING_CLAIMS, SWITCHING,
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
-from stream_consumers.errors import DataLossError
+from stream_consumers.errors import DataLossError, LedgerUnreadableError
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog
 
@@ -206,3 +206,29 @@ def test_what_is_known_of_removed_batches_is_read_back(group: Group) -> None:
     assert '"removed":[[2,3]]' in entry.to_json()
     group.restore(2)
     assert '"removed"' not in group.planned("keep", member=KEEPER).to_json()
+
+
+def test_a_restore_to_a_number_after_one_that_is_ambiguous(tmp_path: Path) -> None:
+    group = Group(tmp_path / "table")
+    group.write(group.claimed(0))
+    group.log.ours(group.claimed(10), files=group.log.files)
+    newest = group.write(group.claimed(20))
+    group.log.restore(back_to=2, timestamp="2023-11-14 22:15:20")
+    with pytest.raises(LedgerUnreadableError):
+        group.read()
+    group.restore(newest)
+    assert (group.read().removed, group.read().shards[SHARD].claimed) == (Intervals(), 30)
+
+
+def test_a_first_commit_that_lands_after_a_restore_says_how_the_group_shares(tmp_path: Path) -> None:
+    log = WrittenLog(tmp_path / "table")
+    log.commit(files=frozenset({"foreign"}))
+    ledger = Ledger(log.log(), group="g", member="main")
+    late = ledger.entry("init", ledger.read(), origin={SHARD: 0}, switch=CLAIMS)
+    log.restore(back_to=0, version=0)
+    log.ours(late)
+    there = log.next
+    log.ours(ledger.entry("batch", ledger.read(), claims={SHARD: ClaimedRange(0, 10, 10)}), files=log.files | {"rows"})
+    assert ledger.read().sharing == CLAIMS
+    log.restore(back_to=there - 1, version=there - 1)
+    assert ledger.read().removed == versions(there)

@@ -61,6 +61,14 @@ def test_forwards_over_a_hole_is_refused(url: str, to: int) -> None:
         moves(url, to, ShardState(HOLE))
 
 
+def test_forwards_to_the_end_leaves_what_is_to_be_replaced(url: str) -> None:
+    known = ShardState(WHOLE, Intervals.of((20, 25)))
+    (ahead,) = moves(url, 70, known)
+    assert (ahead.position, ahead.to) == (20, 70)
+    with pytest.raises(InvalidOptionError):
+        moves(url, 59, known)
+
+
 def test_the_position_is_the_first_that_is_missing_or_to_be_replaced() -> None:
     assert ShardState(HOLE, Intervals.of((40, 50))).position == 20
     assert ShardState(HOLE, Intervals.of((10, 15), (40, 50))).position == 10
