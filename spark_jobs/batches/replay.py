@@ -536,6 +536,8 @@ def _move_shards(
     ledger = ingestion.ledger()
     state, is_guess = read_or_guess(source, ingestion)
     if is_guess:
+        # A move that is refused leaves the table as it is.
+        plan_moves(source, ingestion, to, state=state)
         keep(spark, source, ingestion, state)
     known = replay_progress(ledger, rewind_id, kind="batch")
     done = known.done.keys() if known else ()

@@ -6,18 +6,21 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import commit_positions, read_or_recover, surviving_state
+from spark_jobs.batches.replay import rewind
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import LedgerTruncatedError, SourceRecreatedError, UnsupportedError
+from stream_consumers.errors import InvalidOptionError, LedgerTruncatedError, SourceRecreatedError, UnsupportedError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
@@ -26,6 +29,9 @@ from stream_consumers.urls import StreamUrl
 from tests.support.delta_writes import clean_log
 from tests.support.letter_tables import write_letters
 from tests.support.redis_streams import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SHARD = Shard("orders")
 MESSAGES = 30
@@ -180,3 +186,11 @@ def test_rows_do_not_tell_what_a_group_in_claim_mode_has_read(cleaned: Ingestion
         claims.prepare(AutoStreamReset.EARLIEST)
         with pytest.raises(UnsupportedError):
             surviving_state(cleaned, opened)
+
+
+def test_a_rewind_that_is_refused_leaves_the_table_as_it_is(cleaned: Ingestion, source: BatchSource) -> None:
+    write_letters(cleaned.dead_letters(), SHARD, 24, group=cleaned.group, number=4)
+    version = DeltaTable(cleaned.table).version()
+    with pytest.raises(InvalidOptionError):
+        rewind(cast("SparkSession", None), source, cleaned, Bound(sequence=22))
+    assert DeltaTable(cleaned.table).version() == version
