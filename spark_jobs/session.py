@@ -84,7 +84,7 @@ REQUIRED_CONFIG: Mapping[str, str] = {
     # Spark would replace ${env:NAME} in names of columns and in expressions of tables by secrets of the run.
     "spark.sql.variable.substitute": "false",
 }
-_PREFIX = "aws_"
+_AWS_PREFIX = "aws_"
 _S3A: Mapping[str, str] = {
     "access_key_id": "fs.s3a.access.key",
     "secret_access_key": "fs.s3a.secret.key",
@@ -98,7 +98,7 @@ _S3A: Mapping[str, str] = {
 }
 PACKAGES = (spark_jobs, stream_consumers)
 # An archive of the same files has the same bytes, and so the same name.
-_DATE = (1980, 1, 1, 0, 0, 0)
+_ARCHIVE_DATE = (1980, 1, 1, 0, 0, 0)
 _sent: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
@@ -114,7 +114,7 @@ class SparkOptions:
             outlives the process (:mod:`spark_jobs.spark_server`). The variable ``STREAM_ASSETS_SPARK=in-process`` says
             so for all sessions.
         table: a table that the session is to write, where that is an object store: Spark gets what it needs for it.
-        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.session`.
+        storage_options: for that table, as delta-rs has them; see :func:`object_store_config`.
     """
 
     master: str = "local[*]"
@@ -132,7 +132,7 @@ def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | Non
 
     Args:
         table: a table in an object store that the session is to write, such as ``s3a://lake/orders``.
-        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.session`.
+        storage_options: for that table, as delta-rs has them; see :func:`object_store_config`.
 
     Raises:
         MissingDependencyError: no Java, or the jars cannot be downloaded.
@@ -316,7 +316,7 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
     """
     if not is_s3(table):
         return {}
-    of_environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX.upper())}
+    of_environment = {name: value for name, value in os.environ.items() if name.startswith(_AWS_PREFIX.upper())}
     given = {**_normalized(of_environment), **_normalized(storage_options or {})}
     # Whatever its name is: what is given counts more than the environment, for delta-rs, too.
     config = {**_of_s3a(of_environment), **_of_s3a(storage_options or {})}
@@ -335,7 +335,7 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
 
 
 def brings_s3(config: Mapping[str, str]) -> bool:
-    """Whether somebody has chosen the jars or the log store for Amazon S3 in the settings of Spark.
+    """Whether the user has chosen the jars or the log store for Amazon S3 in the settings of Spark.
 
     Example:
         >>> brings_s3({"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"}), brings_s3({"spark.ui.port": "0"})
@@ -347,7 +347,7 @@ def brings_s3(config: Mapping[str, str]) -> bool:
 
 def _normalized(options: Mapping[str, str]) -> dict[str, str]:
     """In lower case and without the prefix: delta-rs takes them with it or without it, in any case."""
-    return {name.lower().removeprefix(_PREFIX): value for name, value in options.items()}
+    return {name.lower().removeprefix(_AWS_PREFIX): value for name, value in options.items()}
 
 
 def _of_s3a(options: Mapping[str, str]) -> dict[str, str]:
@@ -359,7 +359,7 @@ def _flag(options: Mapping[str, str], name: str) -> bool:
     said = options.get(name, "false").lower()
     if said not in ("true", "false", "1", "0"):
         raise InvalidOptionError(
-            f"the storage option {_PREFIX.upper()}{name.upper()} is {said!r}", remedy="Use 'true' or 'false'."
+            f"the storage option {_AWS_PREFIX.upper()}{name.upper()} is {said!r}", remedy="Use 'true' or 'false'."
         )
     return said in ("true", "1")
 
@@ -399,14 +399,14 @@ def archive() -> Path:
         '.zip'
     """
     files = {
-        f"{Path(*package.__name__.split('.')) / file.relative_to(folder)}": file
+        f"{Path(*package.__name__.split('.')) / file.relative_to(folder)}": file.read_bytes()
         for package in PACKAGES
         for folder in map(Path, package.__path__)
         for file in sorted(folder.rglob("*.py"))
     }
     digest = hashlib.sha256()
-    for name, file in files.items():
-        digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
+    for name, content in files.items():
+        digest.update(f"{name}\0".encode() + content + b"\0")
     own_folder(cache_folder())
     found = own_folder(cache_folder() / "packages") / f"stream-assets-{digest.hexdigest()[:12]}.zip"
     if found.exists() and not os.access(found.parent, os.W_OK) and not found.stat().st_mode & 0o022:
@@ -415,8 +415,8 @@ def archive() -> Path:
     with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
         made = Path(scratch) / found.name
         with zipfile.ZipFile(made, "w") as packed:
-            for name, file in files.items():
-                packed.writestr(zipfile.ZipInfo(name, _DATE), file.read_bytes(), zipfile.ZIP_DEFLATED)
+            for name, content in files.items():
+                packed.writestr(zipfile.ZipInfo(name, _ARCHIVE_DATE), content, zipfile.ZIP_DEFLATED)
         made.chmod(0o644)
         # Who looks for it finds all of it or nothing.
         made.replace(found)

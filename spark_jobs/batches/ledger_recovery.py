@@ -249,7 +249,7 @@ def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
     What lies between that row and the last dead letter has to be replaced.
 
     Raises:
-        UnsupportedError: the members of the group claim entries one by one, so that rows do not tell what was read.
+        UnsupportedError: the members of the group claim entries one by one, so that rows do not show what was read.
         SourceRecreatedError: the stream is another one than that of the rows.
         TableUnreadableError: delta-rs cannot read the table's data.
     """

@@ -474,9 +474,9 @@ def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
     # A shard that was never read begins at its first message.
     end = known.covered.ranges[-1].end if known.covered else extent.start
     position = end if known.position is None else known.position
-    # A move to the end leaves what is to be replaced, but would leave out what is missing.
-    is_kept = to >= end and len(known.covered.ranges) < 2
-    if position < to and position < end and not is_kept:
+    has_hole = len(known.covered.ranges) > 1
+    # A move to the end keeps what is still to be replaced, but would pass over what is missing.
+    if position < to and (to < end or has_hole):
         raise InvalidOptionError(
             f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be written again",
             remedy="Ingest first; or, to take a rewind back, RESTORE the table to the version before it.",
