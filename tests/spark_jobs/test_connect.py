@@ -82,6 +82,7 @@ def ingested(server: str, folder: Path, transform: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.slow
 def test_strings_that_went_through_python_are_strings_in_the_table(server: str, folder: Path) -> None:
     """Of a Connect client they have a collation, by which nobody but Spark could read the table."""
     done = ingested(server, folder, "mapped")
@@ -92,6 +93,7 @@ def test_strings_that_went_through_python_are_strings_in_the_table(server: str, 
     assert all(row["tags"] == [row["user"]] and row["name"] == {"first-name": row["user"]} for row in found)
 
 
+@pytest.mark.slow
 def test_a_udf_that_was_made_for_another_spark_has_a_remedy(server: str, folder: Path) -> None:
     done = ingested(server, folder, "early")
     assert done.returncode == 1

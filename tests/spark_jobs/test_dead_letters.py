@@ -140,6 +140,7 @@ def test_what_others_do_to_the_table_changes_nothing_but_what_they_delete(tables
     assert places(tables.letters().to_arrow()) == [place for place in places(before) if place != "orders/0=40"]
 
 
+@pytest.mark.slow
 def test_they_are_read_from_an_object_store(tables: Tables, tmp_path: Path) -> None:
     expected = tables.letters().to_arrow()
     with object_store(tmp_path) as store:

@@ -117,6 +117,7 @@ def lake(spark: SparkSession, folder: Path) -> Lake:
     return Lake(spark, folder)
 
 
+@pytest.mark.slow
 def test_dismissed_ones_are_done_with_and_still_account_for_their_messages(lake: Lake) -> None:
     assert lake.open() == [4, 9, 22]
     before = lake.version()
@@ -140,6 +141,7 @@ def test_dismissed_ones_are_done_with_and_still_account_for_their_messages(lake:
     lake.assert_each_once()
 
 
+@pytest.mark.slow
 def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None:
     lake.lose_framing()
     before = lake.version()
@@ -165,6 +167,7 @@ def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None
     assert lake.unplaced() == (1, 1, 1)
 
 
+@pytest.mark.slow
 def test_letters_that_another_run_has_redriven_since_they_were_listed_are_passed_over(lake: Lake) -> None:
     payloads = {(Shard("orders"), number + 1): b'{"id": %d}' % number for number in BROKEN}
     redrive = Redrive(corrections=Corrections(payloads, "ann", "by hand"))
@@ -177,6 +180,7 @@ def test_letters_that_another_run_has_redriven_since_they_were_listed_are_passed
     lake.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_dismissed_one_that_is_replayed_and_refused_again_is_a_dead_letter_again(lake: Lake) -> None:
     lake.dismiss()
     lake.replay()
@@ -184,7 +188,10 @@ def test_a_dismissed_one_that_is_replayed_and_refused_again_is_a_dead_letter_aga
     lake.assert_each_once()
 
 
-@pytest.mark.parametrize("step", [Step.DEAD_LETTERS_WRITTEN, Step.WRITING, Step.ROWS_WRITTEN, Step.VERIFIED])
+LATER = [pytest.param(step, marks=pytest.mark.slow) for step in (Step.WRITING, Step.ROWS_WRITTEN, Step.VERIFIED)]
+
+
+@pytest.mark.parametrize("step", [Step.DEAD_LETTERS_WRITTEN, *LATER])
 def test_one_that_was_killed_is_run_again(lake: Lake, step: Step) -> None:
     def die(at: Step, batch: Batch | None) -> None:
         if at is step:
@@ -198,6 +205,7 @@ def test_one_that_was_killed_is_run_again(lake: Lake, step: Step) -> None:
     lake.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_dismissal_that_lands_after_a_restore_leaves_each_message_once(lake: Lake) -> None:
     lake.dismiss(observer=Once(Step.DEAD_LETTERS_WRITTEN, lambda: lake.restore(0)))
     lake.ingest()

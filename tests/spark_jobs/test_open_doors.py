@@ -74,6 +74,7 @@ spark.range(2).selectExpr("id", "id % 2 AS half").write.format("delta").partitio
 """
 
 
+@pytest.mark.slow
 def test_tables_have_the_modes_that_the_umask_gives(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", WRITE, str(folder / "t")], check=True, cwd=ROOT)
     found = [folder / "t", *(folder / "t").rglob("*")]

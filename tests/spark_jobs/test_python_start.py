@@ -52,6 +52,7 @@ print(imports_from_here())
 """
 
 
+@pytest.mark.slow
 def test_what_dagster_loaded_from_the_working_folder_can_be_imported(tmp_path: Path) -> None:
     """``dagster code-server start -f definitions.py``, for instance, looks there only while it loads them."""
     file = tmp_path / "some_code.py"

@@ -151,6 +151,7 @@ session.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("place", ["in_process", "server"])
 def test_no_python_of_spark_imports_from_the_working_folder(tmp_path: Path, place: str) -> None:
@@ -171,7 +172,7 @@ def test_no_python_of_spark_imports_from_the_working_folder(tmp_path: Path, plac
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("is_given", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_report_of_a_crashed_jvm_is_in_a_private_folder_or_where_the_user_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
 ) -> None:

@@ -107,7 +107,7 @@ class Lake:
         return found
 
 
-@pytest.fixture(params=["", "odd"], ids=["", "with a transform"])
+@pytest.fixture(params=[pytest.param("", marks=pytest.mark.slow), "odd"], ids=["", "with a transform"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
     yield Lake(tmp_path, request.param)
     forget_memory_broker(URL)

@@ -53,7 +53,7 @@ class Both:
         return True
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_what_a_block_takes_is_what_its_payloads_are(data):
     writer = data.draw(common_schemas(), label="writer")

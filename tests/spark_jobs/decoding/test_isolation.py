@@ -155,6 +155,7 @@ def test_a_library_that_has_no_memory_has_met_no_damage(monkeypatch: pytest.Monk
     assert [error is None for error in errors] == [True, False]
 
 
+@pytest.mark.slow
 def test_threads_decode_at_the_same_time() -> None:
     found: dict[int, list[str]] = {}
 

@@ -96,7 +96,7 @@ def test_not_null_inside_a_struct():
     assert rows[4]["l"] == [None, {"a": 2}]
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(deadline=None, max_examples=examples(100))
 @given(
     st.integers(-(10**21), 10**21).map(lambda whole: Decimal(whole).scaleb(-9))
     | st.integers(-(10**9), 10**9).map(lambda whole: Decimal(whole).scaleb(-2)),

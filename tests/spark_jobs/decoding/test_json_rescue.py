@@ -59,7 +59,7 @@ objects = st.dictionaries(
 )
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(st.lists(objects, max_size=20))
 def test_what_is_kept_of_a_document_does_not_depend_on_its_neighbours(documents: list[dict[str, Any]]) -> None:
     payloads = [json.dumps(document).encode() for document in documents]

@@ -113,10 +113,10 @@ def test_an_unknown_id_is_asked_for_ever_less_often(registry, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(registries, "time", SimpleNamespace(monotonic=lambda: clock.now))
     registry.asked.clear()
-    for _ in range(24 * 120):
+    for _ in range(6 * 120):
         decode(decoder, [b"\0\0\0\0\2" + payload[5:]])
         clock.now += registries.UNKNOWN_SECONDS
-    assert 90 <= registry.asked.count("GET /schemas/ids/2") <= 100
+    assert 20 <= registry.asked.count("GET /schemas/ids/2") <= 30
     # It may be registered after all.
     assert written(registry, SECOND, {"id": 2, "user": None})[0][:5] == b"\0\0\0\0\2"
     clock.now += 2 * 3600
@@ -127,10 +127,10 @@ def test_damaged_ids_cost_few_requests_and_no_good_message(registry):
     (payload,) = written(registry, FIRST, {"id": 1})
     decoder = stored(registry).resolved()
     random = Random(1)
-    damaged = [b"\0" + random.randbytes(4) + payload[5:] for _ in range(1000)]
+    damaged = [b"\0" + random.randbytes(4) + payload[5:] for _ in range(200)]
     registry.asked.clear()
     errors = decode(decoder, [*damaged, payload, payload])[1]
-    assert [error is None for error in errors] == [False] * 1000 + [True] * 2
+    assert [error is None for error in errors] == [False] * 200 + [True] * 2
     assert len(registry.asked) <= registries.FEW_UNKNOWN + 1
     # A schema that is new is not far above the others.
     (new,) = written(registry, SECOND, {"id": 2, "user": None})
@@ -397,7 +397,7 @@ def test_the_key_may_have_a_schema_too(registry):
 def test_what_the_serializer_of_the_registry_has_written(registry):
     numbers = itertools.count()
 
-    @settings(max_examples=examples(25), deadline=None)
+    @settings(max_examples=examples(12), deadline=None)
     @given(st.data())
     def check(data):
         schema = data.draw(schemas(), label="schema")

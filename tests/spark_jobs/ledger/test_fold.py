@@ -209,7 +209,7 @@ def in_folder(check):
         shutil.rmtree(folder)
 
 
-@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(logs(), st.sampled_from(MEMBERS))
 def test_reading_from_the_newest_full_entry_is_the_fold_of_the_whole_log(reference, member):
     def check(log):
@@ -226,7 +226,7 @@ def test_reading_from_the_newest_full_entry_is_the_fold_of_the_whole_log(referen
     in_folder(check)
 
 
-@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 @given(logs(), st.data())
 def test_a_cleaned_log_gives_the_same_answer_or_none(reference, data):
     ours = [d for what, d in reference.commits if what == "ours"]

@@ -572,7 +572,7 @@ def by_shard(values):
     return st.dictionaries(SHARD_NAMES, values, max_size=3)
 
 
-@settings(deadline=None, max_examples=examples(150))
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.builds(
         LedgerEntry,
@@ -639,7 +639,7 @@ def test_an_entry_that_could_not_be_read_back_is_not_written(fields):
         replace(entry(1, 0), **fields).to_json()
 
 
-@settings(deadline=None, max_examples=examples(150))
+@settings(deadline=None, max_examples=examples(40))
 @given(st.recursive(st.none() | NUMBERS | TEXTS, lambda x: st.lists(x) | st.dictionaries(TEXTS, x)))
 def test_any_other_document_is_foreign(document):
     assert LedgerEntry.from_json(document) is None

@@ -57,7 +57,7 @@ def decode(rows, decoder=None, wanted=WANTED, timestamp_ms=20):
     return batch.to_pylist()
 
 
-@settings(deadline=None, max_examples=examples(400))
+@settings(deadline=None, max_examples=examples(100))
 @given(documents, st.data())
 def test_the_id_inside_is_the_sequence_beside(choices, data):
     lost = data.draw(st.lists(st.booleans(), min_size=len(choices), max_size=len(choices)), label="lost by the stream")

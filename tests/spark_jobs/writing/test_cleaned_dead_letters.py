@@ -86,7 +86,7 @@ class Tables:
         return sorted(DeltaTable(self.letters.path).to_pyarrow_table().column("_sequence").to_pylist())
 
 
-@pytest.fixture(params=[True, False], ids=["", "older entries"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["", "older entries"])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     return Tables(tmp_path, has_totals=request.param)
 

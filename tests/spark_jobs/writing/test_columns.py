@@ -140,11 +140,8 @@ def test_fewer_columns_and_fields_fit(spark: SparkSession) -> None:
 def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     what = ingestion(folder / "t", errors=ErrorPolicy(schema_changes=ADD))
     for schema, document in {
-        "id BIGINT, st STRUCT<a: INT>": b'{"id": 1, "st": {"a": 1}}',
-        "id BIGINT, st STRUCT<a: INT, b: INT>": b'{"id": 1, "st": {"a": 1, "b": 2}}',
-        "id BIGINT, st STRUCT<a: INT>, extra STRING": b'{"id": 1, "st": {"a": 1}, "extra": "x"}',
-        "id BIGINT": b'{"id": 1}',
-        "id BIGINT, st STRUCT<c: ARRAY<STRUCT<d: INT>>>": b'{"id": 1, "st": {"c": [{"d": 3}]}}',
+        "id BIGINT, st STRUCT<a: INT, c: ARRAY<STRUCT<d: INT>>>": b'{"id": 1, "st": {"a": 1, "c": [{"d": 3}]}}',
+        "st STRUCT<b: INT>, extra STRING": b'{"st": {"b": 2}, "extra": "x"}',
         "id BIGINT, st STRUCT<c: ARRAY<STRUCT<e: INT>>>": b'{"id": 1, "st": {"c": [{"e": 4}]}}',
     }.items():
         memory_broker(url).append(Shard("orders"), document)
@@ -153,14 +150,11 @@ def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl
     rows = spark.read.format("delta").load(str(folder / "t")).orderBy("_sequence").collect()
     structs = [row["st"].asDict(recursive=True) if row["st"] else None for row in rows]
     assert structs == [
-        {"a": 1, "b": None, "c": None},
-        {"a": 1, "b": 2, "c": None},
-        {"a": 1, "b": None, "c": None},
-        None,
-        {"a": None, "b": None, "c": [{"d": 3, "e": None}]},
+        {"a": 1, "b": None, "c": [{"d": 3, "e": None}]},
+        {"a": None, "b": 2, "c": None},
         {"a": None, "b": None, "c": [{"d": None, "e": 4}]},
     ]
-    assert [row["extra"] for row in rows] == [None, None, "x", None, None, None]
+    assert [row["extra"] for row in rows] == [None, "x", None]
 
 
 def test_times_of_all_years_are_what_other_readers_read(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
@@ -173,6 +167,7 @@ def test_times_of_all_years_are_what_other_readers_read(spark: SparkSession, fol
         assert sorted(moment.year for moment in found["at"].to_pylist()) == years
 
 
+@pytest.mark.slow
 def test_a_column_of_ours_that_is_gone_is_not_made_anew(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     """Its rows would have no place any more, and be written a second time by a replay."""
     what = ingestion(folder / "t", decoder=Json("id BIGINT"), errors=ErrorPolicy(schema_changes=ADD))
@@ -189,6 +184,7 @@ def test_a_column_of_ours_that_is_gone_is_not_made_anew(spark: SparkSession, fol
     assert sorted(row["id"] for row in spark.read.format("delta").load(what.table).collect()) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_dead_letter_table_of_an_older_version_gets_the_new_columns(
     spark: SparkSession, folder: Path, url: StreamUrl
 ) -> None:

@@ -149,7 +149,8 @@ def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
     assert_each_once(what.rows(), stream.messages())
 
 
-@pytest.mark.parametrize("is_told", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_told", [True, False])
 def test_rows_that_a_restore_removed_before_the_log_was_cleaned_are_not_lost(
     spark: SparkSession, stream: Stream, folder: Path, is_told: bool
 ) -> None:
@@ -173,9 +174,8 @@ def test_rows_that_a_restore_removed_before_the_log_was_cleaned_are_not_lost(
     assert_each_once(what.rows(), {(SHARD.stream, SHARD.id, sequence) for sequence in range(5)})
 
 
-@pytest.mark.parametrize(
-    "position", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 5]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("position", [0, 2, 5])
 def test_a_lost_ledger_goes_on_anywhere_without_doubling(
     spark: SparkSession, stream: Stream, folder: Path, position: int
 ) -> None:
@@ -193,6 +193,7 @@ def test_a_lost_ledger_goes_on_anywhere_without_doubling(
     assert_each_once(what.rows(), stream.messages())
 
 
+@pytest.mark.slow
 def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, stream: Stream, what: Pipeline) -> None:
     stream.send(*orders(6))
     what.drain()
@@ -268,6 +269,7 @@ def test_d05_no_transaction_of_ours_leaks_into_the_session(
     assert DeltaTable(path).to_pyarrow_table().column("id").to_pylist() == [1]
 
 
+@pytest.mark.slow
 def test_d05_a_transaction_that_leaked_into_the_session_hides_nothing_of_ours(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, what: Pipeline
 ) -> None:

@@ -59,7 +59,10 @@ class Sessions:
         return self._remote
 
 
-@pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.xdist_group("server"))])
+CONNECT = pytest.param("connect", marks=[pytest.mark.slow, pytest.mark.xdist_group("server")])
+
+
+@pytest.fixture(scope="module", params=["classic", CONNECT])
 def session(request: pytest.FixtureRequest) -> Any:
     return Sessions(request).get(request.param)
 

@@ -19,7 +19,8 @@ from py4j.protocol import Py4JJavaError
 from spark_jobs.jars import LOG_STORE_CLASS
 from tests.support.log_stores import LogStore, log_store
 
-VERSIONS = 1000
+pytestmark = pytest.mark.xdist_group("log_store")
+VERSIONS = 200
 
 
 @pytest.fixture(scope="module")

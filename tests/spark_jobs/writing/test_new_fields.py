@@ -49,7 +49,7 @@ def kinds(spark: SparkSession, what: Ingestion) -> dict[str, str]:
     return {c.name: c.dataType.simpleString() for c in schema.fields if not c.name.startswith("_")}
 
 
-@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+@pytest.mark.parametrize("driver_records", [pytest.param(0, marks=pytest.mark.slow), 1000], ids=["executors", "driver"])
 def test_new_fields_become_columns(spark: SparkSession, url: StreamUrl, what: Ingestion, driver_records: int) -> None:
     what = replace(what, driver_records=driver_records, decoder=Json("id BIGINT, shop STRUCT<name: STRING>"))
     send(url, {"id": 1})
@@ -131,6 +131,7 @@ def test_a_transform_may_make_columns_of_new_fields(spark: SparkSession, url: St
     assert rows(spark, what) == [{"id": 1, "y": 5}, {"id": 2, "y": 6}, {"id": 3, "y": 7}]
 
 
+@pytest.mark.slow
 def test_a_change_data_feed_keeps_its_columns(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     feed = TableLayout(properties={"delta.enableChangeDataFeed": "true"})
     send(url, {"id": 1, "_change_type": "x", "_commit_version": 1, "_commit_timestamp": 2, "color": "red"})
@@ -167,7 +168,8 @@ def test_names_with_spaces_are_columns_where_the_table_takes_them(
     assert rows(spark, what)[1] == {"id": 2, "first name": "ada", "by": {"a,b": 1}}
 
 
-@pytest.mark.parametrize("mode", ["lenient", pytest.param("strict", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["lenient", "strict"])
 def test_values_of_several_types_are_kept(spark: SparkSession, url: StreamUrl, what: Ingestion, mode: str) -> None:
     send(url, {"id": 1, "any": 1, "big": 2**70}, {"id": 2, "any": "a", "big": 1}, {"id": 3, "any": [1.5]})
     (report,) = drain(spark, str(url), replace(what, decoder=Json("id BIGINT", mode=mode)))
@@ -297,7 +299,9 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
     assert DeltaTable(what.table).to_pyarrow_table().num_rows == 1
 
 
-@pytest.mark.parametrize("name", ["user-{}", pytest.param("user {}", id="that can be no columns")])
+@pytest.mark.parametrize(
+    "name", ["user-{}", pytest.param("user {}", id="that can be no columns", marks=pytest.mark.slow)]
+)
 def test_names_that_are_ids_are_refused(
     spark: SparkSession, url: StreamUrl, what: Ingestion, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -311,18 +315,17 @@ def test_names_that_are_ids_are_refused(
     assert len(rows(spark, what)) == 21
 
 
-def test_names_that_are_ids_are_counted_while_they_are_looked_at(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_are_ids_are_counted_while_they_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_evolution, "MOST_FIELDS", 20)
     decoder = Json("id BIGINT, known MAP<STRING, STRUCT<a: BIGINT>>")
     endless = (f'{{"user-{number}": 1, "by": {{"in-{number}": 1}}}}' for number in count())
     with pytest.raises(SchemaMismatchError, match="more than 200 fields"):
         schema_evolution.seen_in(endless, decoder)
-    keys = (f'{{"known": {{"u{number}": {{"b": 1}}}}, "new": {{"u{number}": [1]}}}}' for number in range(100_000))
+    keys = (f'{{"known": {{"u{number}": {{"b": 1}}}}, "new": {{"u{number}": [1]}}}}' for number in range(10_000))
     assert schema_evolution.seen_in(keys, decoder).size() == 6, "the keys of maps are not kept"
 
 
+@pytest.mark.slow
 def test_a_replay_fills_new_columns_of_old_rows(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     send(url, {"id": 1, "color": "red"}, {"id": 2, "color": "blue"}, b"{")
     drain(spark, str(url), replace(what, errors=ErrorPolicy()))
@@ -332,6 +335,7 @@ def test_a_replay_fills_new_columns_of_old_rows(spark: SparkSession, url: Stream
     assert rows(spark, what) == [{"id": 1, "color": "red"}, {"id": 2, "color": "blue"}]
 
 
+@pytest.mark.slow
 def test_a_lost_race_keeps_what_another_run_has_made_of_the_field(
     spark: SparkSession, url: StreamUrl, what: Ingestion
 ) -> None:

@@ -82,18 +82,7 @@ def test_a_run_on_amazon_is_refused_before_anything_is_written(spark: SparkSessi
 
 
 @pytest.mark.spark
-def test_a_session_of_ours_puts_local_commits_by_links(spark: SparkSession, folder: Path) -> None:
-    url = write_stream(folder / "orders.ss", 10)
-    what = ingestion(folder / "t")
-    drain(spark, url, what)
-    assert delta_table.log_store_of(spark, what.table) == LOG_STORE_CLASS
-    left = [file.name for file in (folder / "t" / "_delta_log").glob(".*")]
-    assert not [name for name in left if name.endswith(".tmp")], "no draft is left"
-    assert not [name for name in left if name.endswith(".json.crc")], "Hadoop has put a commit, by a rename"
-
-
-@pytest.mark.spark
-def test_a_relative_table_is_where_the_process_was_when_it_was_named(
+def test_a_relative_table_is_where_the_process_was_when_it_was_named_and_its_commits_are_put_by_links(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write_stream(folder / "orders.ss", 10, malformed=frozenset({3}))
@@ -105,8 +94,13 @@ def test_a_relative_table_is_where_the_process_was_when_it_was_named(
     assert_each_once(folder / "orders.ss", folder / "lake" / "orders")
     assert [entry.kind for entry in entries(what)] == ["init", "batch"]
     assert list(Path.cwd().iterdir()) == []
+    assert delta_table.log_store_of(spark, what.table) == LOG_STORE_CLASS
+    left = [file.suffixes for file in (folder / "lake" / "orders" / "_delta_log").glob(".*")]
+    assert [".tmp"] not in left, "no draft is left"
+    assert [".json", ".crc"] not in left, "Hadoop has put a commit, by a rename"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_path_is_a_local_one_whatever_the_default_file_system(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 10, malformed=frozenset({3}))
@@ -168,6 +162,7 @@ def test_a_table_that_only_we_see_is_not_written(
     assert not disk.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_batch_that_only_spark_sees_is_an_error_and_written_once(
     spark: SparkSession, folder: Path, request: pytest.FixtureRequest
