@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # others wait for brokers.
 WORKERS ?= 3
 
-.PHONY: help setup demo dev pictures bench kafka redis test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
+.PHONY: help setup demo dev pictures docs bench kafka redis test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -32,6 +32,9 @@ dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 pictures: setup ## The pictures of the Dagster UI in docs/images, by the tests that look at its pages
 	@tools/browser
 	STREAM_ASSETS_PICTURES=1 $(PYTEST) -m browser tests/stream_assets $(ARGS)
+
+docs: setup ## The site of the documentation into .site; make docs ARGS="serve" shows it at http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build --strict)
 
 bench: setup ## How fast it is, beside its peers, into docs/benchmarks.md: an hour; ARGS="--scale 0.1 --only kafka --rounds 3"
 	@$(BIN)/python -m benchmarks $(ARGS)
