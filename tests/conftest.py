@@ -143,6 +143,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
-    """A Dagster instance of its own."""
-    with dg.DagsterInstance.local_temp(str(folder)) as made:
+    """A Dagster instance of its own, in memory: the databases of one on disk take seconds to make."""
+    with dg.DagsterInstance.ephemeral(tempdir=str(folder)) as made:
         yield made

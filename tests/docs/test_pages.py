@@ -134,6 +134,7 @@ def test_the_python_of_a_page_runs(
         assert {asset.key for asset in assets(namespace)} <= {spec.key for spec in defs.resolve_all_asset_specs()}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_readme_from_the_first_message_to_the_verdict(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,7 @@ def test_the_readme_from_the_first_message_to_the_verdict(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_csv_and_xml_are_read_as_the_page_about_payloads_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -237,7 +237,6 @@ VARIANTS = [
             "made again twice, and a RESTORE",
             "PASS",
             partial(model, per_shard=per_shard, recreations=2, restores=1, accepts=1, runs=1),
-            is_small=not per_shard,
         ),
         quick(
             f"{name}-no-epochs",

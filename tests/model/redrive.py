@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.search import Model, Result, State, put, quick, search
+from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 ROW, FIXED, HOPELESS = range(3)
 """What a message is: a row for each decoder, a dead letter for the old one, a dead letter for both."""
@@ -207,7 +207,7 @@ VARIANTS = (
         "PASS",
         lambda: model(redrives=1, crashes=0, messages=(FIXED, HOPELESS)),
     ),
-    quick("d1'", "same, two redrives", "PASS", lambda: model(messages=(FIXED,))),
+    Variant("d1'", "same, two redrives", "PASS", lambda: model(messages=(FIXED,))),
     quick(
         "d1-small",
         "same, one redrive, no crash, a row between",

@@ -264,7 +264,7 @@ VARIANTS = (
         "BAD",
         lambda: model(compares=False, restores=1, others=0),
     ),
-    quick(
+    Variant(
         "r4",
         "what it left out is not read again, although a RESTORE removed it before the batch landed",
         "BAD",

@@ -26,7 +26,8 @@ from tests.support.streams import assert_each_once, sequences_in_table, write_st
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
 
 
-@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("own", "eager")), "lazy"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "eager", "lazy"])
 def test_any_resource_with_a_spark_session_works(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance, kind: str
 ) -> None:
@@ -89,6 +90,7 @@ def test_limits_in_the_run_config_and_a_wrong_key(
         execute(declare(folder), instance, config={"max_recrods": 10})
 
 
+@pytest.mark.slow
 def test_a_terminal_error_fails_the_run_with_its_message_and_the_next_run_goes_on(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_quiet_stream_waits_for_min_lag_but_no_longer_than_max_wait(
     assert tick(declare(folder, sensor=LagPolicy(min_lag=5)), instance).run_requests
 
 
+@pytest.mark.slow
 def test_the_wait_begins_anew_after_each_run(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
     write_stream(folder / "orders.ss", 5)
     stream = declare(folder, sensor=LagPolicy(min_lag=10, max_wait_seconds=60))
@@ -155,6 +158,7 @@ def test_a_replaced_file_fails_the_tick(spark: SparkSession, folder: Path, insta
         tick(declare(folder), instance)
 
 
+@pytest.mark.slow
 def test_a_run_accepts_a_replaced_file_and_the_sensor_goes_on_with_it(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance
 ) -> None:
@@ -223,6 +227,7 @@ def test_a_missing_file_fails_the_tick_with_the_remedy(folder: Path, instance: d
         tick(declare(folder), instance)
 
 
+@pytest.mark.slow
 def test_a_tick_starts_no_jvm(folder: Path) -> None:
     write_stream(folder / "orders.ss", 1000)
     code = f"""
@@ -240,6 +245,7 @@ assert children == [], children
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_workspace_loads_from_any_folder(folder: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("dagster")),

@@ -185,6 +185,7 @@ def test_a_name_that_moves_is_not_another_table(unity: Unity, instance: dg.Dagst
     assert tick(orders, instance).run_requests
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_run_writes_where_the_name_is_and_nowhere_else(
     unity: Unity, instance: dg.DagsterInstance, folder: Path, spark: SparkSession

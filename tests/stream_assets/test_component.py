@@ -92,6 +92,7 @@ def test_a_scaffolded_project_is_checked_and_listed_by_the_commands(project: DgP
     assert "stream_assets.StreamIngestionComponent" in project.dg("list", "components")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_message_becomes_a_row(project: DgProject, spark: SparkSession, instance: dg.DagsterInstance) -> None:
     project.write("defs/shop/transforms.py", "def orders(batch):\n    return batch.where('id > 1')\n")

@@ -142,6 +142,7 @@ def test_the_group_is_named_after_the_host_by_default(monkeypatch: pytest.Monkey
     assert asset.declared.ingestion.group == "7EA8906533EDr"
 
 
+@pytest.mark.slow
 def test_the_example(
     spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_columns_with_other_names_in_the_files_are_loaded_also_by_day(
     assert ids_of(load(lake, instance, wanted, partitions=DAYS, of=DAYS, partition_key="2026-01-02")) == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("wanted", [DataFrame, Any], ids=["annotated", "bare"])
 def test_a_spark_frame_is_pinned_too(

@@ -106,6 +106,7 @@ def test_a_future_version(folder: Path) -> None:
     assert not (folder / "t").exists()
 
 
+@pytest.mark.slow
 def test_a_truncated_tail_is_told_after_all_whole_messages_are_in_the_table(spark: SparkSession, folder: Path) -> None:
     write_stream(folder / "orders.ss", 40)
     file = folder / "orders.ss"

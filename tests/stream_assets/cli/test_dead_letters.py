@@ -132,6 +132,7 @@ def test_an_empty_payload_is_no_missing_one(tmp_path: Path) -> None:
     assert "payload  (empty)" in letters("show", made, "orders/0=2")
 
 
+@pytest.mark.slow
 def test_no_jvm_is_started(tables: Tables) -> None:
     script = (
         "import sys; from stream_assets.cli.main import main\n"

@@ -76,8 +76,22 @@ def test_produce_ingest_lag_verify_and_switch(spark: SparkSession, redis_address
     client.close()
 
 
-@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
-@pytest.mark.parametrize("how", ["made again", "trimmed", "deleted"])
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [
+        ("trimmed", "load_balanced"),
+        *(
+            pytest.param(how, mode, marks=pytest.mark.slow)
+            for how, mode in [
+                ("made again", "resumable"),
+                ("made again", "load_balanced"),
+                ("trimmed", "resumable"),
+                ("deleted", "resumable"),
+                ("deleted", "load_balanced"),
+            ]
+        ),
+    ],
+)
 def test_lag_and_verify_say_what_stops_the_next_run(
     spark: SparkSession, redis_address: str, folder: Path, how: str, mode: str
 ) -> None:

@@ -96,12 +96,14 @@ def test_a_pipe_into_redis_and_back(server: str) -> None:
     assert read_all(back.stdout) == [("orders", 0, n, payload) for n, payload in enumerate(PAYLOADS)]
 
 
+@pytest.mark.slow
 def test_a_producer_that_fails_is_told_and_what_it_said_has_arrived(server: str) -> None:
     done = shell(f"(printf 'one\\ntwo\\n'; exit 3) | {RELAY} stdio:///orders {server}orders")
     assert done.returncode == 3
     assert [m.payload for m in messages(f"{server}orders")] == [b"one", b"two"]
 
 
+@pytest.mark.slow
 def test_any_bytes_go_through_pipes_into_a_file(tmp_path: Path) -> None:
     first, second = f"file://{tmp_path}/a.ss/orders,clicks", f"file://{tmp_path}/b.ss/orders,clicks"
     with create_producer(first) as producer:
@@ -132,6 +134,7 @@ def test_lines_for_other_tools(tmp_path: Path, memory: str) -> None:
     assert "read and not known to have arrived: 2 of orders/0, sequences 0 to 1" in refused.stderr
 
 
+@pytest.mark.slow
 def test_messages_arrive_while_the_pipe_is_open(server: str) -> None:
     with relaying("stdio:///orders", f"{server}orders") as process:
         assert process.stdin
@@ -143,6 +146,7 @@ def test_messages_arrive_while_the_pipe_is_open(server: str) -> None:
         assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     with create_producer(f"file://{tmp_path}/a.ss/orders") as producer:
         for n in range(20_000):
@@ -154,6 +158,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_following_ends_with_an_interrupt(tmp_path: Path) -> None:
     source = f"file://{tmp_path}/a.ss/orders"
     with create_producer(source) as producer, relaying(source, "stdio:///orders", "--live") as process:
