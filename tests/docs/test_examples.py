@@ -90,10 +90,3 @@ def test_coredis(tmp_path: Path, server: str) -> None:
 
 def test_seastreamer_on_redis(tmp_path: Path, server: str) -> None:
     assert run("seastreamer.py", server, folder=tmp_path) == FRUIT
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_a_program_is_short_and_in_the_readme(path: Path) -> None:
-    # The formatter gives each imported name a line.
-    assert len(path.read_text().splitlines()) <= 65
-    assert f"examples/consumers/{path.name}" in (FOLDER / "README.md").read_text()

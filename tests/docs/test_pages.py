@@ -1,16 +1,19 @@
-"""The documentation is true: its examples run, its commands and settings are accepted, its links lead somewhere.
+"""The documentation is true: its examples run, its commands, settings and names are there.
 
 The Python blocks of a page are one program: they run in order, in an empty folder. A ``text`` block behind one of them
-is what it prints. Addresses like ``localhost:9092`` become those of the test servers. What is done with a block depends
-on the language behind its fence; a language that nothing here checks is an error.
+is what it prints. Addresses like ``localhost:9092`` become those of the test servers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,21 +32,39 @@ from stream_assets import RedriveConfig, StreamAsset, StreamConfig
 from stream_assets.cli.main import main
 from stream_consumers import StreamUrl, create_producer
 from tests.support.dg_projects import DgProject
-from tests.support.documents import Block, anchors, blocks, commands, links, mentioned, resolve
 from tests.support.settings import ROOT
 from tests.support.topics import delete_topics, topics
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
-LANGUAGES = {"python", "sh", "yaml", "toml", "text"}
+FENCE = re.compile(r"^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page, with the line where it begins and the word behind its fence."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["text"])
+        for found in FENCE.finditer(text)
+    ]
+
+
 PROGRAMS = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 README = ROOT / "README.md"
 # Their programs write tables.
@@ -53,12 +74,7 @@ LETTERS = ROOT / "docs" / "dead-letters.md"
 BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"
-# Programs whose options are not ours to check.
-OTHERS = {"cat", "cd", "cp", "dg", "echo", "export", "jq", "mkdir", "pip", "producer", "source", "tail", "uv", "uvx"}
 CODE = re.compile(r"(stream_consumers|spark_jobs|sensors|stream_assets)(\.\w+)+(\(\w+\))?\Z")
-PATH = re.compile(
-    r"(stream_consumers|spark_jobs|sensors|stream_assets|tests|examples|docs|tools|benchmarks)/[\w./-]+\Z"
-)
 
 
 def in_project(page: Path) -> str:
@@ -201,17 +217,34 @@ def test_the_page_about_dead_letters_runs(spark: SparkSession, tmp_path: Path, m
     assert [(row.error, row.letters) for row in namespace["as_rows"](spark)] == [("not a JSON object", 2)]
 
 
-# -- shell ------------------------------------------------------------------------------------------------------------
+# -- options ----------------------------------------------------------------------------------------------------------
 
 
-def check_command(words: list[str]) -> None:
-    """Raises unless the command is one that there is, with options that it has."""
-    while re.match(r"[A-Z_]+=", words[0]):
-        words = words[1:]
-    program, *rest = words
-    if program == "stream-assets":
-        with click.Context(main, info_name=program) as context:
-            name, command, options = main.resolve_command(context, rest)
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a block of shell lines, without comments and redirections."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("|&;"):
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+def check_commands(text: str) -> None:
+    """Raises unless each command of ours is one that there is, with options that it has."""
+    for line in commands(text):
+        words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, line))
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no make {words[1]}"
+        if words[0] != "stream-assets":
+            continue
+        with click.Context(main, info_name=words[0]) as context:
+            name, command, options = main.resolve_command(context, words[1:])
             if isinstance(command, click.Group):
                 name, command, options = command.resolve_command(context, options)
             assert command is not None
@@ -219,21 +252,14 @@ def check_command(words: list[str]) -> None:
                 for word in words:
                     if re.match(r"(file|kafka|redis|rediss|stdio)://", word):
                         StreamUrl.parse(word).required_streams()
-    elif program == "make":
-        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no make {rest[0]}"
-    elif program == "dg" and rest[0] == "dev" and "-f" in rest:
-        assert rest[2] == "definitions.py" or (ROOT / rest[2]).is_file()
-    elif program == ".venv/bin/pytest":
-        assert all((ROOT / word).exists() for word in rest if word.startswith("tests"))
-    elif program == ".venv/bin/python":
-        assert (ROOT / rest[0]).is_file()
-    else:
-        assert program in OTHERS, f"nobody checks {program}"
 
 
-def check_commands(text: str) -> None:
-    for words in commands(text):
-        check_command(words)
+def helps(group: click.Group) -> Iterator[str]:
+    """The help of each command of a group, and of the groups in it."""
+    for command in group.commands.values():
+        yield command.help or ""
+        if isinstance(command, click.Group):
+            yield from helps(command)
 
 
 @pytest.mark.parametrize("block", blocks_of("sh"))
@@ -242,61 +268,12 @@ def test_the_shell_lines_of_a_page_are_accepted(block: Block, monkeypatch: pytes
     check_commands(block.text)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if (page.parent / "definitions.py").exists()], ids=in_project)
-def test_what_an_example_ingests_by_hand_is_made_as_its_asset_makes_it(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table of the asset refuses rows of no transform."""
+def test_the_examples_in_the_help_of_a_command_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    module = ".".join((*page.parent.relative_to(ROOT).parts, "definitions"))
-    made = {asset.declared.ingestion.table: asset.declared.name for asset in assets(vars(import_module(module)))}
-    shell = [block.text for block in blocks(page) if block.language == "sh"]
-    lines = [words for text in shell for words in commands(text) if words[:2] == ["stream-assets", "ingest"]]
-    by_hand = [words for words in lines if str(Path(words[words.index("--table") + 1]).absolute()) in made]
-    assert by_hand
-    for words in by_hand:
-        name = made[str(Path(words[words.index("--table") + 1]).absolute())]
-        assert words[words.index("--transform") + 1] == f"{module}:{name}"
-
-
-def named_commands(group: click.Group, *before: str) -> dict[str, click.Command]:
-    """The commands of a group, with those of the groups in it."""
-    found: dict[str, click.Command] = {}
-    for name, command in sorted(group.commands.items()):
-        found[" ".join((*before, name))] = command
-        found |= named_commands(command, *before, name) if isinstance(command, click.Group) else {}
-    return found
-
-
-COMMANDS = named_commands(main)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_examples_in_the_help_of_a_command_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    _, heading, examples = (COMMANDS[name].help or "").partition("Example")
-    assert heading, f"stream-assets {name} --help shows no example"
-    check_commands(examples.partition("\n")[2])
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("stream-assets ingst --table t", click.UsageError),
-        ("stream-assets verify --source file://a.ss/a", click.UsageError),
-        ("stream-assets lag file://a.ss/a --tabel t", click.UsageError),
-        ("stream-assets dead-letters list --tabel t", click.UsageError),
-        ("stream-assets dead-letters lst --table t", click.UsageError),
-        ("cat a | curl -d @- somewhere", AssertionError),
-        ("make everything", AssertionError),
-    ],
-)
-def test_a_wrong_line_is_found(line: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        check_commands(line)
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
+    for text in helps(main):
+        _, heading, examples = text.partition("Example")
+        assert heading, f"no example in: {text}"
+        check_commands(examples.partition("\n")[2])
 
 
 @pytest.mark.parametrize("block", blocks_of("yaml"))
@@ -327,46 +304,27 @@ def test_the_settings_of_a_page_are_accepted(block: Block, tmp_path: Path, monke
     config.replay()
 
 
-@pytest.mark.parametrize("block", blocks_of("toml"))
-def test_the_toml_of_a_page_can_be_read(block: Block) -> None:
-    assert tomllib.loads(block.text)
-
-
-# -- links and names --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", PAGES, ids=in_project)
-def test_its_links_and_names_lead_somewhere(page: Path) -> None:
-    for link in links(page):
-        if link.startswith("https://"):
+def resolve(name: str) -> None:
+    """Raise unless a dotted name is one that there is; ``name(option)`` must have the option."""
+    path, _, option = name.removesuffix(")").partition("(")
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
             continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"no {link}"
-        assert not anchor or anchor in anchors(target), f"no heading for {link}"
-    for name in mentioned(page):
-        if PATH.match(name.partition("::")[0]):
-            assert (ROOT / name.partition("::")[0]).exists(), f"no {name}"
-        elif CODE.match(name) and name != ENTRY_POINT_GROUP:
-            resolve(name)
+        for index, part in enumerate(parts[length:], start=length + 1):
+            is_field = is_dataclass(found) and part in {field.name for field in fields(found)}
+            if is_field and index == len(parts):
+                return
+            found = getattr(found, part)
+        assert not option or (callable(found) and option in inspect.signature(found).parameters), name
+        return
+    raise AssertionError(f"no module of {name}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=in_project)
-def test_every_block_says_what_it_is(page: Path) -> None:
-    found = blocks(page)
-    assert {block.language for block in found} <= LANGUAGES
-    # Behind nothing that runs, a text could claim anything.
-    for before, block in zip([None, *found], found):
-        assert block.language != "text" or (before and before.language in {"python", "sh"}), block.place
-
-
-def test_a_reader_finds_every_page() -> None:
-    index = {(ROOT / "docs" / link).resolve() for link in links(ROOT / "docs" / "README.md")}
-    assert {page for page in PAGES if page.parent == ROOT / "docs" and page.name != "README.md"} <= index
-
-
-def test_the_pages_are_short() -> None:
-    assert len(README.read_text().splitlines()) <= 150
-    assert len((ROOT / "DESIGN.md").read_bytes()) <= 25_000
-    for image in (ROOT / "docs" / "images").iterdir():
-        assert image.stat().st_size < 200_000
+def test_the_names_on_a_page_are_there(page: Path) -> None:
+    for name in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
+        if CODE.match(name) and name != ENTRY_POINT_GROUP:
+            resolve(name)
