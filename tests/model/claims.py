@@ -157,10 +157,7 @@ def model(
                 ok = last(log, name[0]) < name[1]
                 yield (
                     f"{who} fences {name[0]}:{name[1]}{'' if ok else ': skipped'}",
-                    to(
-                        ("k", tuple(rest), e, old),
-                        log=(*log, (name[0], name[1], "f", 0, frozenset())) if ok else log,
-                    ),
+                    to(("k", tuple(rest), e, old), log=(*log, (name[0], name[1], "f", 0, frozenset())) if ok else log),
                 )
             elif ph[0] == "k":
                 _, _, e, old = ph

@@ -252,12 +252,7 @@ def model(
 
 VARIANTS = (
     quick("r1", "asks for a RESTORE since the newest commit", "BAD", lambda: model(alarm="newest", switches=0)),
-    quick(
-        "r2",
-        "same, no other commit, but a switch",
-        "BAD",
-        lambda: model(alarm="newest", others=0, restores=1),
-    ),
+    quick("r2", "same, no other commit, but a switch", "BAD", lambda: model(alarm="newest", others=0, restores=1)),
     quick(
         "r3",
         "does not compare with claimed rows when a position lies before them",

@@ -17,12 +17,7 @@ from stream_assets import HiveMetastore, RunLimits, StreamAsset, UnityCatalog, s
 from stream_assets.catalogs import CatalogTable
 from stream_assets.metadata import TABLE_URI
 from stream_consumers.create import create_producer
-from stream_consumers.errors import (
-    AccessDeniedError,
-    CatalogUnavailableError,
-    InvalidOptionError,
-    StreamAssetsError,
-)
+from stream_consumers.errors import AccessDeniedError, CatalogUnavailableError, InvalidOptionError, StreamAssetsError
 from tests.support.dagster_runs import declare as declare_on_file
 from tests.support.dagster_runs import execute, materializations, plain_asset, tick
 from tests.support.kept_errors import kept

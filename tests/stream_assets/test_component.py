@@ -455,11 +455,7 @@ def test_each_attribute_is_described() -> None:
         ({"decode": {"type": "json", "schema": "id INT", "mod": "strict"}}, "streams.0.decode", "'mod' was unexpected"),
         ({"decode": {"type": "jsn"}}, "streams.0.decode.type", "'jsn' is not one of"),
         (
-            {
-                "group": "{{ EnvVar('T_GROUP') }}",
-                "decode": {"type": "json", "schema": "id INT"},
-                "op": {"pool": "p"},
-            },
+            {"group": "{{ EnvVar('T_GROUP') }}", "decode": {"type": "json", "schema": "id INT"}, "op": {"pool": "p"}},
             "",
             "",
         ),

@@ -9,13 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets import (
-    OpOptions,
-    StreamRun,
-    build_maintenance,
-    stream_asset,
-    stream_definitions,
-)
+from stream_assets import OpOptions, StreamRun, build_maintenance, stream_asset, stream_definitions
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import plain_asset
 
@@ -36,10 +30,7 @@ def test_two_calls_merge_with_each_other_and_with_a_resource_of_the_users_own() 
     graph = merged.resolve_asset_graph()
     stream = dg.AssetKey(["memory", "declared", "orders"])
     assert graph.get_all_asset_keys() == {stream, dg.AssetKey("orders"), dg.AssetKey("bills")}
-    assert graph.get(stream).child_keys == {
-        dg.AssetKey("orders"),
-        dg.AssetKey("bills"),
-    }
+    assert graph.get(stream).child_keys == {dg.AssetKey("orders"), dg.AssetKey("bills")}
 
 
 def test_it_is_an_asset_of_definitions_with_its_checks() -> None:

@@ -57,8 +57,7 @@ def test_members_are_runs_and_the_sensor_asks_for_those_that_are_missing(
     assert len(tick(stream, instance).run_requests or []) == 3
     name = stream.declared.job_name
     instance.create_run_for_job(
-        dg.Definitions(jobs=[dg.job(name=name)(lambda: None)]).resolve_job_def(name),
-        status=dg.DagsterRunStatus.STARTED,
+        dg.Definitions(jobs=[dg.job(name=name)(lambda: None)]).resolve_job_def(name), status=dg.DagsterRunStatus.STARTED
     )
     assert len(tick(stream, instance).run_requests or []) == 2
     assert execute(stream, instance).success

@@ -203,11 +203,7 @@ def test_a_table_that_somebody_made_anew_is_ingested_from_its_start(lake: Lake) 
 
 @pytest.mark.parametrize("first", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
 def test_a_restore_across_a_switch_of_how_a_group_shares(
-    spark: SparkSession,
-    kafka: str,
-    folder: Path,
-    instance: dg.DagsterInstance,
-    first: ConsumerMode,
+    spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance, first: ConsumerMode
 ) -> None:
     """The group goes on with the transaction sequences that it has now, whatever the table had then."""
     second = next(mode for mode in (ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED) if mode is not first)

@@ -65,9 +65,7 @@ class Sales(StreamTranslator):
     def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
         spec = super().get_asset_spec(data)
         return spec.replace_attributes(
-            key=spec.key.with_prefix("sales"),
-            group_name="sales",
-            automation_condition=dg.AutomationCondition.eager(),
+            key=spec.key.with_prefix("sales"), group_name="sales", automation_condition=dg.AutomationCondition.eager()
         ).merge_attributes(tags={"domain": "sales"})
 
     def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:

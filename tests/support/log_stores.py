@@ -59,11 +59,7 @@ class LogStore:
             self._configuration.unset(name)
 
     def put(
-        self,
-        file: Path | str,
-        *lines: str,
-        meanwhile: Callable[[], object] | None = None,
-        overwrite: bool = False,
+        self, file: Path | str, *lines: str, meanwhile: Callable[[], object] | None = None, overwrite: bool = False
     ) -> bool:
         """Put a commit, at a path or a URI; ``False`` if the log store says that it is there."""
         path = self._jvm.org.apache.hadoop.fs.Path(f"file://{file}" if isinstance(file, Path) else file)
