@@ -37,13 +37,18 @@ LONG_SECONDS = 3000
 # Before pytest-xdist looks at the marks, or it sees none of these.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tell the processes of ``pytest -n`` which tests belong together and come first; give long tests more time."""
+    """Tell the processes of ``pytest -n`` which tests belong together and come first; give long tests more time.
+
+    What has a session is marked ``spark``.
+    """
     # Behind all others they would keep one process busy for minutes.
     items.sort(key=lambda item: not (item.get_closest_marker("slow") and item.get_closest_marker("dagster")))
     for item in items:
         if item.get_closest_marker("slow") or item.get_closest_marker("kill"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
         needed = getattr(item, "fixturenames", ())
+        if "spark" in needed:
+            item.add_marker(pytest.mark.spark)
         group = next((name for name in STARTED_ONCE if name in needed), None)
         if group:
             item.add_marker(pytest.mark.xdist_group(group))

@@ -405,21 +405,20 @@ def crash() -> None:
     raise CrashError
 
 
-def pipeline(spark: SparkSession, broker: Broker, folder: Path, topic: str, **options: Any) -> Pipeline:
-    """From this topic into the table ``t`` of a folder."""
-    return Pipeline.of(spark, f"kafka://{broker.address}/{topic}", folder / "t", **options)
+class Topics(Broker):
+    """A broker whose topics are read into the table ``t`` of a folder."""
 
+    def __init__(self, address: str, spark: SparkSession, folder: Path) -> None:
+        super().__init__(address)
+        self.spark = spark
+        self.folder = folder
 
-def filled(
-    spark: SparkSession,
-    broker: Broker,
-    folder: Path,
-    payloads: Iterable[Payload],
-    *,
-    partitions: int = 1,
-    **options: Any,
-) -> tuple[str, Pipeline]:
-    """A new topic with these messages in its first partition, and a pipeline from it."""
-    topic = broker.create(partitions=partitions)
-    broker.send(topic, payloads)
-    return topic, pipeline(spark, broker, folder, topic, **options)
+    def pipeline(self, topic: str, **options: Any) -> Pipeline:
+        """From a topic into the table."""
+        return Pipeline.of(self.spark, f"kafka://{self.address}/{topic}", self.folder / "t", **options)
+
+    def filled(self, payloads: Iterable[Payload], *, partitions: int = 1, **options: Any) -> tuple[str, Pipeline]:
+        """A new topic with these messages in its first partition, and a pipeline from it."""
+        topic = self.create(partitions=partitions)
+        self.send(topic, payloads)
+        return topic, self.pipeline(topic, **options)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.support.kafka_topics import Broker
+from tests.support.kafka_topics import Topics
 
 
 @pytest.fixture
-def broker(kafka: str) -> Iterator[Broker]:
+def topics(kafka: str, spark: SparkSession, folder: Path) -> Iterator[Topics]:
     """The broker; the topics that a test makes there are gone after it."""
-    with Broker(kafka) as made:
+    made = Topics(kafka, spark, folder)
+    with made:
         yield made

@@ -30,7 +30,6 @@ from stream_consumers.options import ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.bad_rows import FAILING, bad_rows, is_bad
 from tests.support.ingesting import drain, ingestion
-from tests.support.killed_runs import kill_in_turn
 from tests.support.steps import Steps
 from tests.support.streams import Identity, assert_each_once, sequences_in_table, write_stream
 
@@ -423,19 +422,3 @@ def test_without_a_run_bad_rows_are_left_out(spark: SparkSession) -> None:
     """And where the condition is null, a row is not bad."""
     rows = spark.sql("SELECT * FROM VALUES (1), (2), (NULL) AS rows(id)")
     assert sorted(str(row.id) for row in reject(rows, f.col("id") > 1, "more").collect()) == ["1", "None"]
-
-
-@pytest.mark.kill
-@pytest.mark.slow
-def test_runs_that_are_killed_at_any_step_are_continued(lake: Lake, server: str) -> None:
-    """Rejected rows, broken constraints, and rows that the transform fails for, on both ways of a batch."""
-    url = lake.send(400, malformed=frozenset({50, 170, 290}))
-    table = Path(lake.table)
-    faults = ["planned", "writing", "unclean", "read@4", "mid-dead-letters", "dead letters written", "mid-write"]
-    faults += ["rows written", "verified", "committed"]
-    kill_in_turn(url, table, faults, "lakehouse", "resumable", server, "main", "bad rows")
-    assert 0 < sum(sequences_in_table(table).values()) < 400, "each was killed on the way"
-    what = lake.what(bad_rows, errors=DEAD, records=40)
-    lake.ingest(what)
-    lake.assert_each_once(what)
-    assert set(lake.letters()) == {50, 170, 290, *(index for index in range(400) if is_bad(index))}

@@ -31,16 +31,16 @@ from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.dagster_runs import source_with
 from tests.support.kafka_broker import SECURE_PASSWORD, SECURE_USER, Listeners
-from tests.support.kafka_topics import Broker, Pipeline, assert_each_once, orders, pipeline, shard
+from tests.support.kafka_topics import Pipeline, Topics, assert_each_once, orders, shard
 
-pytestmark = pytest.mark.spark
 SECRET = SECURE_PASSWORD
 _LONG = re.compile(r"[A-Za-z0-9+/_-]{24,}")
 
 
 @pytest.fixture
-def broker(kafka_listeners: Listeners) -> Iterator[Broker]:
-    with Broker(kafka_listeners.plain) as made:
+def topics(kafka_listeners: Listeners, spark: SparkSession, folder: Path) -> Iterator[Topics]:
+    made = Topics(kafka_listeners.plain, spark, folder)
+    with made:
         yield made
 
 
@@ -91,10 +91,10 @@ def planned(address: str, topic: str) -> BatchPlan:
 
 @pytest.mark.parametrize("is_variable", [False, True], ids=["text", "variable"])
 def test_no_value_of_ours_shows_a_secret(
-    spark: SparkSession, broker: Broker, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch, is_variable: bool
+    topics: Topics, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch, is_variable: bool
 ) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(4))
+    topic = topics.create()
+    topics.send(topic, orders(4))
     monkeypatch.setenv("TRAP_PASSWORD", SECRET)
     given = client(dg.EnvVar("TRAP_PASSWORD") if is_variable else SECRET)
     url = f"kafka://{address}/{topic}"
@@ -120,11 +120,11 @@ def test_no_value_of_ours_shows_a_secret(
         assert [value for value in values if tells(f"{value!r} {value!s}")] == []
 
 
-def test_no_plan_of_spark_shows_a_secret(spark: SparkSession, broker: Broker, address: str, folder: Path) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(4))
+def test_no_plan_of_spark_shows_a_secret(topics: Topics, address: str) -> None:
+    topic = topics.create()
+    topics.send(topic, orders(4))
     frame = (
-        read_splits(spark, planned(address, topic).splits, SourceColumns.of(Raw()))
+        read_splits(topics.spark, planned(address, topic).splits, SourceColumns.of(Raw()))
         .where("payload IS NOT NULL")
         .persist()
     )
@@ -142,30 +142,28 @@ def test_no_plan_of_spark_shows_a_secret(spark: SparkSession, broker: Broker, ad
     assert [text for text in texts if tells(text)] == []
 
 
-def test_no_error_shows_a_secret(
-    spark: SparkSession, broker: Broker, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(4))
+def test_no_error_shows_a_secret(topics: Topics, address: str, folder: Path) -> None:
+    topic = topics.create()
+    topics.send(topic, orders(4))
     # An executor that finds less than was planned.
     url = StreamUrl.parse(f"kafka://{address}/{topic}")
-    frame = read_splits(spark, [KafkaSplit(url, client(), {shard(topic): Range(0, 9)})], SourceColumns.of(Raw()))
+    frame = read_splits(topics.spark, [KafkaSplit(url, client(), {shard(topic): Range(0, 9)})], SourceColumns.of(Raw()))
     with pytest.raises(PythonException, match="ends before the planned end") as read:
         frame.collect()
     assert not tells(f"{read.value!r} {read.value}")
     for option in ({"enable.auto.commit": True}, {"isolation.level": "some"}):
         with pytest.raises(InvalidOptionError) as refused:
-            Pipeline.of(spark, str(url), folder / "t", client={**client(), **option}).drain()
+            Pipeline.of(topics.spark, str(url), folder / "t", client={**client(), **option}).drain()
         assert not tells(f"{refused.value!r} {refused.value}")
 
 
-def test_a_wrong_password_is_told_as_such_and_not_shown(
-    spark: SparkSession, broker: Broker, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_password_is_reported_as_such_and_not_shown(
+    topics: Topics, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = broker.create()
+    topic = topics.create()
     # As long as a request may take, the client tries again.
     monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 2.0)
-    what = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", client=client(f"not-{SECRET}"))
+    what = Pipeline.of(topics.spark, f"kafka://{address}/{topic}", folder / "t", client=client(f"not-{SECRET}"))
     began = time.monotonic()
     with pytest.raises(AccessDeniedError, match=r"Invalid username or password.*sasl\.") as denied:
         what.drain()
@@ -184,11 +182,11 @@ def declare(source: StreamLocation, folder: Path, **options: Any) -> StreamAsset
 
 @pytest.mark.dagster
 def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
-    spark: SparkSession, broker: Broker, address: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    topics: Topics, address: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    topic = broker.create(partitions=2)
-    broker.send(topic, orders(5))
-    broker.send(topic, orders(5), partition=1)
+    topic = topics.create(partitions=2)
+    topics.send(topic, orders(5))
+    topics.send(topic, orders(5), partition=1)
     stream = declare(source_with(f"kafka://{address}/{topic}", client()), folder, limits=RunLimits(max_records=6))
     definitions = stream_definitions([stream])
     with dg.DagsterInstance.ephemeral() as instance:
@@ -196,9 +194,9 @@ def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
         run = instance.get_run_by_id(result.run_id)
         told = [repr(record) for record in instance.all_logs(result.run_id)]
     assert result.success
-    what = Pipeline.of(spark, f"kafka://{broker.address}/{topic}", folder / "t", group="lakehouse")
-    assert_each_once(what.rows(), broker.messages(topic))
-    assert broker.committed("lakehouse", topic) == {0: 5, 1: 5}
+    what = topics.pipeline(topic, group="lakehouse")
+    assert_each_once(what.rows(), topics.messages(topic))
+    assert topics.committed("lakehouse", topic) == {0: 5, 1: 5}
     assert any("ASSET_MATERIALIZATION" in text for text in told)
     told += [repr(run), repr(stream), *map(repr, definitions.assets or []), *map(repr, definitions.sensors or [])]
     told += [repr(spec) for spec in definitions.resolve_all_asset_specs()]
@@ -206,45 +204,39 @@ def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
     assert [text for text in told if tells(text)] == []
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"enable.auto.commit": True},
-        {"enable.auto.commit": "true"},
-        {"auto.offset.reset": "earliest"},
-        {"auto.offset.reset": "latest"},
-        {"group.id": "another"},
-        {"bootstrap.servers": "127.0.0.1:1"},
-        {"enable.partition.eof": False},
-    ],
-    ids=str,
-)
-def test_options_that_this_project_decides_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOptionError, match=next(iter(option))):
-        StreamSource(StreamUrl.parse("kafka://127.0.0.1:1/orders"), client=option).open()
+REFUSED = {
+    "enable.auto.commit": "true",
+    "auto.offset.reset": "latest",
+    "group.id": "another",
+    "bootstrap.servers": "127.0.0.1:1",
+    "enable.partition.eof": False,
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_options_that_this_project_decides_are_refused(option: str) -> None:
+    with pytest.raises(InvalidOptionError, match=option):
+        StreamSource(StreamUrl.parse("kafka://127.0.0.1:1/orders"), client={option: REFUSED[option]}).open()
 
 
 @pytest.mark.parametrize("option", [{"sasl.pasword": "x"}, {"security.protocol": "none"}, {"fetch.min.bytes": "many"}])
-def test_options_that_the_client_does_not_know_are_told_as_such(
-    spark: SparkSession, broker: Broker, folder: Path, option: dict[str, Any]
-) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(1))
+def test_options_that_the_client_does_not_know_are_reported_as_such(topics: Topics, option: dict[str, Any]) -> None:
+    topic = topics.create()
+    topics.send(topic, orders(1))
     with pytest.raises(InvalidOptionError, match=next(iter(option))):
-        pipeline(spark, broker, folder, topic, client=option).drain()
+        topics.pipeline(topic, client=option).drain()
 
 
-def test_drivers_and_executors_have_tokens_of_a_named_provider(
-    spark: SparkSession, broker: Broker, address: str, folder: Path
-) -> None:
-    topic = broker.create()
-    broker.send(topic, orders(4))
+@pytest.mark.slow
+def test_drivers_and_executors_have_tokens_of_a_named_provider(topics: Topics, address: str) -> None:
+    topic = topics.create()
+    topics.send(topic, orders(4))
     given = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "OAUTHBEARER",
         "oauth_token_provider": "tests.support.tokens:token",
     }
-    what = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", client=given)
+    what = Pipeline.of(topics.spark, f"kafka://{address}/{topic}", topics.folder / "t", client=given)
     what.drain()
-    assert_each_once(what.rows(), broker.messages(topic))
-    assert broker.committed(what.group, topic) == {0: 4}
+    assert_each_once(what.rows(), topics.messages(topic))
+    assert topics.committed(what.group, topic) == {0: 4}

@@ -28,12 +28,13 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ingestion
-from tests.support.kafka_topics import Broker, Pipeline, filled, orders
+from tests.support.kafka_topics import Topics, orders
+from tests.support.kafka_topics import assert_each_once as assert_these_once
 from tests.support.outages import stoppable_redis
 from tests.support.redis_tables import Stream
 from tests.support.scripted_jobs import ScriptedJob, values_of
 from tests.support.streams import assert_each_once, sequences_in_table, shard, write_stream
-from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
+from tests.support.topics import fill
 
 LONG = 600.0
 
@@ -164,7 +165,6 @@ def staying(
     return found
 
 
-@pytest.mark.spark
 def test_what_comes_while_a_run_stays_is_written(spark: SparkSession, folder: Path) -> None:
     path = folder / "orders.ss"
     url = write_stream(path, 30)
@@ -174,7 +174,6 @@ def test_what_comes_while_a_run_stays_is_written(spark: SparkSession, folder: Pa
     assert_each_once(path, folder / "t")
 
 
-@pytest.mark.spark
 def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder: Path) -> None:
     url = StreamUrl.parse("memory://staying/orders")
     broker = memory_broker(url)
@@ -191,7 +190,6 @@ def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder
     forget_memory_broker(url)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     "mode",
     [
@@ -220,34 +218,31 @@ def test_redis_is_followed_and_so_are_its_new_shards(
     assert stream.rows() == stream.there()
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
-def test_kafka_is_followed(spark: SparkSession, folder: Path, kafka: str, mode: str) -> None:
-    topic = create_topic(kafka, 2)
-    fill(kafka, topic, 10, partitions=2)
-    pipe = Pipeline.of(spark, f"kafka://{kafka}/{topic}", folder / "t", records=100, group=unique_group())
-    pipe = pipe.shared() if mode == "load_balanced" else pipe
-    acts = [lambda: fill(kafka, topic, 10, partitions=2), lambda: fill(kafka, topic, 20, partitions=2)]
+@pytest.mark.parametrize("is_shared", [False, True], ids=["resumable", "load_balanced"])
+def test_kafka_is_followed(topics: Topics, is_shared: bool) -> None:
+    topic = topics.create(partitions=2)
+    pipe = topics.pipeline(topic, records=100)
+    pipe = pipe.shared() if is_shared else pipe
+    fill(topics.address, topic, 10, partitions=2)
+    acts = [lambda count=count: fill(topics.address, topic, count, partitions=2) for count in (10, 20)]
     # A look may come between two messages of one fill, so that how many batches there are is left to the broker.
-    found = staying(spark, pipe.source, pipe.ingestion, *acts, batches=40, rows=40)
+    found = staying(topics.spark, pipe.source, pipe.ingestion, *acts, batches=40, rows=40)
     assert sum(report.rows for report in found) == 40
-    assert pipe.rows() == dict.fromkeys(sequences_in_topic(kafka, topic), 1)
-    assert pipe.positions() == ends(kafka, topic)
+    assert_these_once(pipe.rows(), topics.messages(topic))
+    assert pipe.positions() == {number: topics.end(topic, partition=number) for number in range(2)}
 
 
-@pytest.mark.spark
-def test_a_partition_that_is_new_and_empty_holds_nothing_up(
-    spark: SparkSession, folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_partition_that_is_new_and_empty_holds_nothing_up(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
-    topic, what = filled(spark, broker, folder, orders(10))
+    topic, what = topics.filled(orders(10))
     acts = [
-        lambda: broker.add_partitions(topic, 2),
-        lambda: broker.send(topic, orders(5)),
-        lambda: broker.send(topic, orders(3), partition=1),
+        lambda: topics.add_partitions(topic, 2),
+        lambda: topics.send(topic, orders(5)),
+        lambda: topics.send(topic, orders(3), partition=1),
     ]
-    found = staying(spark, what.source, what.ingestion, *acts, batches=3)
+    found = staying(topics.spark, what.source, what.ingestion, *acts, batches=3)
     assert [dict(report.messages) for report in found] == [
         {Shard(topic, 0): 10},
         {Shard(topic, 0): 5},
@@ -267,7 +262,6 @@ def test_a_run_that_waits_notices_that_its_server_has_ended(kind: type[Any]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +281,6 @@ def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +301,6 @@ def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
-@pytest.mark.spark
 def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_asked_anew(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +322,6 @@ def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_a
     forget_memory_broker(url)
 
 
-@pytest.mark.spark
 def test_a_file_that_was_replaced_stops_the_run_that_stays(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +339,6 @@ def test_a_file_that_was_replaced_stops_the_run_that_stays(
     assert sum(before.values()) + 10 == sum(sequences_in_table(folder / "t").values())
 
 
-@pytest.mark.spark
 def test_an_outage_while_a_run_waits_is_waited_for(spark: SparkSession, folder: Path) -> None:
     told: list[str] = []
     with stoppable_redis(folder) as (server, address):

@@ -15,9 +15,8 @@ from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.ledger.ledger import FEW
 from stream_consumers.errors import SourceRecreatedError
 from tests.support.ingesting import drain, entries, ingestion
-from tests.support.kafka_topics import Broker, Once, filled, orders, pipeline, shard
+from tests.support.kafka_topics import Once, Topics, orders, shard
 from tests.support.kafka_topics import assert_each_once as assert_these_once
-from tests.support.killed_runs import kill_in_turn
 from tests.support.steps import Steps
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -102,13 +101,13 @@ def test_no_transform_lets_a_dead_letter_pass_unseen(name: str, spark: SparkSess
     assert sequences_in_table(f"{folder}/t_dead_letters") == {("orders", 0, 100): 1}
 
 
-def test_a_topic_recreated_in_the_middle_is_not_written(spark: SparkSession, broker: Broker, folder: Path) -> None:
+def test_a_topic_recreated_in_the_middle_is_not_written(topics: Topics) -> None:
     """With just as many messages, so that only the identity tells."""
-    topic, what = filled(spark, broker, folder, orders(10))
+    topic, what = topics.filled(orders(10))
 
     def recreate() -> None:
-        broker.recreate(topic)
-        broker.send(topic, orders(10, first=100))
+        topics.recreate(topic)
+        topics.send(topic, orders(10, first=100))
 
     steps = Steps()
     recreated = Once(Step.WRITING, recreate)
@@ -124,31 +123,16 @@ def test_a_topic_recreated_in_the_middle_is_not_written(spark: SparkSession, bro
 
 
 @pytest.mark.slow
-def test_a_topic_with_holes_is_tried_once_a_run(spark: SparkSession, broker: Broker, folder: Path) -> None:
-    topic = broker.create()
-    broker.commit(topic, 5)
-    broker.commit(topic, 4)
-    assert broker.end(topic) == 11, "9 messages and 2 markers"
-    what, steps, later = pipeline(spark, broker, folder, topic), Steps(), Steps()
+def test_a_topic_with_holes_is_tried_once_a_run(topics: Topics) -> None:
+    topic = topics.create()
+    topics.commit(topic, 5)
+    topics.commit(topic, 4)
+    assert topics.end(topic) == 11, "9 messages and 2 markers"
+    what, steps, later = topics.pipeline(topic), Steps(), Steps()
     (report,) = what.drain(steps)
     assert (steps.ways(), dict(report.messages)) == (["both"], {shard(topic): 9})
-    broker.commit(topic, 3)
+    topics.commit(topic, 3)
     what.drain(later)
     assert later.ways() == ["careful"]
     assert [entry.messages for entry in entries(what.ingestion) if entry.kind == "batch"] == [9, 3]
-    assert_these_once(what.rows(), broker.messages(topic))
-
-
-@pytest.mark.kill
-@pytest.mark.slow
-def test_runs_that_are_killed_at_any_step_of_both_ways_are_continued(
-    spark: SparkSession, server: str, folder: Path
-) -> None:
-    """The first batch is clean, the second one is not, and so on: each run finds what the one before it left."""
-    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({50, 170, 290}))
-    table = folder / "t"
-    faults = ["writing", "rows written", "verified", "unclean", "mid-dead-letters", "mid-write", "committed"]
-    kill_in_turn(url, table, faults, "lakehouse", "resumable", server)
-    assert 0 < sum(sequences_in_table(table).values()) < 400, "each was killed on the way"
-    drain(spark, url, ingestion(table, records=40))
-    assert_each_once(folder / "orders.ss", table)
+    assert_these_once(what.rows(), topics.messages(topic))

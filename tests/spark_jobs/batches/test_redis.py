@@ -23,7 +23,6 @@ from stream_consumers.options import AutoStreamReset, ErrorPolicy
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_topics import Once
-from tests.support.killed_runs import kill_in_turn
 from tests.support.redis_server import redis_server
 from tests.support.redis_tables import Stream
 
@@ -261,13 +260,3 @@ def test_a_password_that_is_wrong(spark: SparkSession, folder: Path) -> None:
         right = StreamSource(StreamUrl.parse(f"redis://{address}/orders"), client={"password": "hunter2"})
         with right.open() as opened:
             assert opened.extents() == {}
-
-
-@pytest.mark.kill
-def test_runs_that_are_killed_at_any_step_are_continued(spark: SparkSession, server: str, stream: Stream) -> None:
-    stream.add(400)
-    faults = ["planned", "mid-write", "rows written", "verified"]
-    kill_in_turn(stream.url, stream.table, faults, stream.group, "resumable", server)
-    assert 0 < len(stream.rows()) < 400, "each was killed on the way"
-    stream.drain(spark)
-    stream.assert_each_once()

@@ -19,9 +19,7 @@ from spark_jobs.reading import source
 from stream_consumers.create import create_producer
 from stream_consumers.errors import DecoderCrashedError, SourceRecreatedError
 from tests.support.ingesting import ORDERS, drain, ingestion
-from tests.support.kafka_topics import Broker, Once, orders, pipeline
-from tests.support.killed_runs import kill_in_turn
-from tests.support.one_run import DRIVER_RECORDS_VARIABLE
+from tests.support.kafka_topics import Once, Topics, orders
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 pytestmark = pytest.mark.spark
@@ -119,31 +117,16 @@ def test_a_decoder_that_raises_for_all_is_an_error_and_nothing_is_written(spark:
     assert len(sequences_in_table(folder / "t")) == 10
 
 
-def test_a_topic_recreated_behind_the_plan_is_not_written(spark: SparkSession, broker: Broker, folder: Path) -> None:
+def test_a_topic_recreated_behind_the_plan_is_not_written(topics: Topics) -> None:
     """With just as many messages, so that only the identity tells."""
-    topic = broker.create()
-    broker.send(topic, orders(10))
-    what = pipeline(spark, broker, folder, topic).having(driver_records=IN_DRIVER)
+    topic = topics.create()
+    topics.send(topic, orders(10))
+    what = topics.pipeline(topic).having(driver_records=IN_DRIVER)
 
     def recreate() -> None:
-        broker.recreate(topic)
-        broker.send(topic, orders(10, first=100))
+        topics.recreate(topic)
+        topics.send(topic, orders(10, first=100))
 
     with pytest.raises(SourceRecreatedError, match="recreated while it was read"):
         what.drain(Once(Step.PLANNED, recreate))
     assert what.rows() == {}
-
-
-@pytest.mark.kill
-@pytest.mark.slow
-def test_runs_that_read_small_batches_are_killed_at_any_step_and_continued(
-    spark: SparkSession, server: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DRIVER_RECORDS_VARIABLE, str(IN_DRIVER))
-    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({50, 170, 290}))
-    table = folder / "t"
-    faults = ["planned", "read", "mid-dead-letters", "dead letters written", "mid-write", "rows written", "committed"]
-    kill_in_turn(url, table, faults, "lakehouse", "resumable", server)
-    assert 0 < sum(sequences_in_table(table).values()) < 400, "each was killed on the way"
-    drain(spark, url, replace(ingestion(table, records=40), driver_records=IN_DRIVER))
-    assert_each_once(folder / "orders.ss", table)
