@@ -240,9 +240,7 @@ def test_two_accepts_at_the_same_time_begin_one_epoch(stage: Stage, monkeypatch:
 
 
 @pytest.mark.parametrize("is_written", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
-def test_an_accept_that_dies_before_or_behind_its_commit_is_run_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, is_written: bool
-) -> None:
+def test_an_accept_that_dies_is_run_again(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_written: bool) -> None:
     stage.recreated(5, 4)
     write = DeltaWriter.write
 
@@ -432,7 +430,7 @@ def test_the_mode_is_switched_in_a_later_epoch(topics: Topics) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
-def test_a_redis_stream_that_was_made_again_with_lower_ids_continues(
+def test_a_redis_stream_with_lower_ids_continues(
     spark: SparkSession, redis_address: str, folder: Path, mode: str
 ) -> None:
     stream = Stream(redis_address, folder, shards=1, mode=mode)
@@ -475,9 +473,7 @@ def add_with_ids(stream: Stream, count: int, *, first: int = 0) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_that_is_gone_from_the_same_stream_is_not_accepted_as_another_one(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+def test_a_stream_whose_group_is_gone_was_not_recreated(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
     stream.add(10)
     stream.drain(spark)
@@ -492,7 +488,7 @@ def test_a_group_that_is_gone_from_the_same_stream_is_not_accepted_as_another_on
 
 
 @pytest.mark.slow
-def test_members_that_claim_from_the_new_group_under_the_old_name_write_nothing(
+def test_members_that_claim_under_the_old_name_write_nothing(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:
     """A member looked into the ledger before the accept, and claims after another one has made the group."""
@@ -521,9 +517,7 @@ def test_members_that_claim_from_the_new_group_under_the_old_name_write_nothing(
 
 @pytest.mark.kill
 @pytest.mark.slow
-def test_runs_that_are_killed_before_and_after_an_accept_are_continued(
-    spark: SparkSession, server: str, folder: Path
-) -> None:
+def test_runs_killed_before_and_after_an_accept_are_continued(spark: SparkSession, server: str, folder: Path) -> None:
     stage = Stage(spark, f"file://{folder}/orders.ss/orders", folder)
     # Each kill happens once.
     faults = {"orders": ["planned", "mid-write"], "orders#2": ["writing", "rows written"], "orders#3": ["verified"]}

@@ -162,6 +162,7 @@ def test_one_batch_has_all_kinds_of_bad_rows(lake: Lake, driver_records: int) ->
     lake.assert_each_once(what)
 
 
+@pytest.mark.slow
 def test_what_is_dropped_later_does_not_take_a_rejection_back(lake: Lake) -> None:
     """Spark would ask for the later condition first, and never see that the row is bad."""
 

@@ -44,6 +44,7 @@ def assert_right(url: str, folder: Path) -> None:
         assert [verdict.is_right for verdict in found] == [True, True]
 
 
+@pytest.mark.slow
 def test_executors_are_sent_the_packages_that_they_lack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     url = write_stream(folder / "orders.ss", 100, malformed=frozenset({7}))
     with (
@@ -55,9 +56,7 @@ def test_executors_are_sent_the_packages_that_they_lack(folder: Path, tmp_path_f
 
 
 @pytest.mark.slow
-def test_payloads_that_crash_the_decoder_on_executors_are_dead_letters(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_what_crashes_the_decoder_on_executors_is_dead(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     url = write_crashing(folder / "orders.ss", 100, segfault=17, hungry=80)
     with (
         spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster,
@@ -116,7 +115,7 @@ def test_what_speculation_reads_twice_is_there_once(folder: Path, tmp_path_facto
 
 
 @pytest.mark.slow
-def test_a_spark_connect_server_elsewhere_shares_no_folder_and_lacks_the_packages(
+def test_a_connect_server_elsewhere_lacks_the_packages(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, redis_address: str
 ) -> None:
     url, sent = sent_orders(redis_address, folder.name, 100)
@@ -159,9 +158,7 @@ socket.gethostname = lambda: "worker-7"
 
 
 @pytest.mark.slow
-def test_executors_that_do_not_reach_the_broker_say_so(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, redis_address: str
-) -> None:
+def test_executors_cut_off_say_so(folder: Path, tmp_path_factory: pytest.TempPathFactory, redis_address: str) -> None:
     url, _ = sent_orders(redis_address, folder.name, 10)
     site = _CUT_OFF.format(port=redis_address.rpartition(":")[2])
     with (

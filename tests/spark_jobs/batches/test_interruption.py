@@ -110,7 +110,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *, at:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_signal_that_comes_at_the_beginning_or_the_end_counts_once_and_leaves_nothing_behind(
+def test_a_signal_while_handlers_change_counts_once(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, at: int
 ) -> None:
     called: list[int] = []
@@ -186,9 +186,7 @@ def test_a_run_that_is_asked_to_end_finishes_its_batch_and_tells_of_it(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ingest_that_stays_ends_when_it_is_told_to_and_prints_what_it_wrote(
-    server: str, folder: Path, number: signal.Signals
-) -> None:
+def test_ingest_that_stays_ends_and_prints_what_it_wrote(server: str, folder: Path, number: signal.Signals) -> None:
     """In a process of its own: a signal that comes too late would end the tests."""
     url, table = write_stream(folder / "orders.ss", 10), folder / "t"
     words = ["ingest", "--source", url, "--table", str(table), "--linger", "3600", "--json", "--remote", server]

@@ -92,9 +92,7 @@ def test_two_runs_at_the_same_time_write_each_message_once(server: str, folder: 
 
 
 @pytest.mark.slow
-def test_redis_runs_that_are_killed_at_any_step_are_continued(
-    spark: SparkSession, server: str, redis_address: str, folder: Path
-) -> None:
+def test_redis_runs_killed_at_any_step(spark: SparkSession, server: str, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder)
     stream.add(MESSAGES)
     faults = ["planned", "mid-write", "rows written", "verified"]

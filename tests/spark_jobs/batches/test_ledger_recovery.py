@@ -129,7 +129,7 @@ def test_what_the_broker_was_told_of_this_table(cleaned: Ingestion, source: Batc
 
 
 @pytest.mark.parametrize("ends", [(10, 30), (15, 20)])
-def test_another_table_of_the_group_with_the_same_number(
+def test_another_table_with_the_number(
     cleaned: Ingestion, source: BatchSource, tmp_path: Path, ends: tuple[int, ...]
 ) -> None:
     other = replace(cleaned, table=str(tmp_path / "other"))
@@ -157,18 +157,14 @@ def test_the_broker_has_to_name_the_newest_batch(
 
 
 @pytest.mark.parametrize("position", [20, 30])
-def test_where_the_batch_was_cleaned_too_the_rows_have_to_reach_the_position(
-    cleaned: Ingestion, source: BatchSource, position: int
-) -> None:
+def test_cleaned_rows_have_to_reach_the_position(cleaned: Ingestion, source: BatchSource, position: int) -> None:
     source.commit(cleaned.group, {SHARD: position}, metadata=source.committed_metadata(cleaned.group)[SHARD])
     clean_log(cleaned.table)
     assert recovered(cleaned, source) == ({SHARD: position} if position == 20 else None)
 
 
 @pytest.mark.parametrize("last", [None, 15, 24], ids=["none", "below the last row", "after it"])
-def test_what_lies_between_the_last_row_and_a_dead_letter_is_replaced(
-    cleaned: Ingestion, source: BatchSource, last: int | None
-) -> None:
+def test_what_lies_before_a_dead_letter_is_replaced(cleaned: Ingestion, source: BatchSource, last: int | None) -> None:
     """A batch died after its dead letters were written, or a RESTORE removed its rows."""
     if last is not None:
         write_letters(cleaned.dead_letters(), SHARD, last, group=cleaned.group, number=4)
@@ -180,9 +176,7 @@ def test_what_lies_between_the_last_row_and_a_dead_letter_is_replaced(
 
 
 @pytest.mark.parametrize("is_same", [False, True])
-def test_a_stream_that_was_made_again_and_is_longer_by_now(
-    cleaned: Ingestion, source: BatchSource, is_same: bool
-) -> None:
+def test_a_stream_that_was_recreated_and_is_longer(cleaned: Ingestion, source: BatchSource, is_same: bool) -> None:
     forget_memory_broker(source.url)
     for number in range(2 * MESSAGES):
         memory_broker(source.url).append(SHARD, b"{}", 1000 * number + (0 if is_same else 1))
@@ -234,9 +228,7 @@ def write_dead_letters(what: Ingestion, *sequences: int, number: int | None) -> 
     ("number", "position"),
     [pytest.param(7, 4, id="left from the table before"), pytest.param(None, 6, id="copied with the rows")],
 )
-def test_dead_letters_of_a_table_that_was_replaced_by_a_copy_of_older_rows_are_not_gone_over(
-    folder: Path, number: int | None, position: int
-) -> None:
+def test_dead_letters_beside_a_copy_are_not_skipped(folder: Path, number: int | None, position: int) -> None:
     url, what = write_stream(folder / "orders.ss", 10, shards=1), ingestion(folder / "t")
     write_deltalake(what.table, pa.table(places(1, 2, 3)))
     write_dead_letters(what, 5, number=number)

@@ -198,7 +198,7 @@ def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder
         "load_balanced",
     ],
 )
-def test_redis_is_followed_and_so_are_its_new_shards(
+def test_redis_and_its_new_shards_are_followed(
     spark: SparkSession, folder: Path, redis_address: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (ingest_job, claim_job):
@@ -262,9 +262,7 @@ def test_a_run_that_waits_notices_that_its_server_has_ended(kind: type[Any]) -> 
 
 
 @pytest.mark.slow
-def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_run_reads_no_ledger(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = StreamUrl.parse("memory://cheap/orders")
     broker = memory_broker(url)
     broker.append(shard(0), b'{"id": 1}')
@@ -281,9 +279,7 @@ def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends
 
 
 @pytest.mark.slow
-def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_staying_run_reads_what_is_left(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
     url = write_stream(folder / "orders.ss", 40)
     what = ingestion(folder / "t", records=20)
@@ -301,7 +297,8 @@ def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
-def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_asked_anew(
+@pytest.mark.slow
+def test_a_table_deleted_under_a_run_is_begun_anew(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
@@ -322,9 +319,7 @@ def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_a
     forget_memory_broker(url)
 
 
-def test_a_file_that_was_replaced_stops_the_run_that_stays(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_file_stops_the_run(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "orders.ss"
     url = write_stream(path, 10)
     before = sequences_in_table(folder / "t")
@@ -339,6 +334,7 @@ def test_a_file_that_was_replaced_stops_the_run_that_stays(
     assert sum(before.values()) + 10 == sum(sequences_in_table(folder / "t").values())
 
 
+@pytest.mark.slow
 def test_an_outage_while_a_run_waits_is_waited_for(spark: SparkSession, folder: Path) -> None:
     told: list[str] = []
     with stoppable_redis(folder) as (server, address):

@@ -52,8 +52,8 @@ def test_a_stream_becomes_a_table_and_its_group_is_told(spark: SparkSession, str
     assert sum(verdict.lag > 0 for verdict in verdicts) == 2
 
 
-@pytest.mark.parametrize("records", [2, 1000], ids=["after the batch", "in the batch"])
-def test_entries_that_were_deleted_unread_are_a_loss_though_older_ones_are_left(
+@pytest.mark.parametrize("records", [pytest.param(2, marks=pytest.mark.slow), 1000])
+def test_entries_deleted_unread_are_a_loss_though_older_ones_stay(
     spark: SparkSession, redis_address: str, folder: Path, records: int
 ) -> None:
     stream = Stream(redis_address, folder, shards=1)
@@ -122,6 +122,7 @@ def test_what_was_trimmed_before_it_was_read_is_told_or_recorded(spark: SparkSes
     assert stream.drain(spark) == []
 
 
+@pytest.mark.slow
 def test_what_is_trimmed_after_it_was_read_is_no_loss(spark: SparkSession, stream: Stream) -> None:
     stream.add(20)
     stream.drain(spark, stream.ingestion(12))
@@ -133,8 +134,9 @@ def test_what_is_trimmed_after_it_was_read_is_no_loss(spark: SparkSession, strea
     assert sum(report.messages.values()) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_what_is_gone_between_two_batches_of_a_run_is_an_error_or_recorded(
+def test_what_is_gone_between_batches_is_reported(
     spark: SparkSession, redis_address: str, folder: Path, how: str
 ) -> None:
     stream = Stream(redis_address, folder, shards=1)
@@ -161,9 +163,8 @@ def test_what_is_gone_between_two_batches_of_a_run_is_an_error_or_recorded(
     assert [report.entry.lost for report in stream.drain(spark)] == [{}]
 
 
-def test_what_is_gone_in_a_run_that_records_losses_is_recorded_by_it(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+@pytest.mark.slow
+def test_what_is_gone_during_a_run_is_recorded_by_it(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder, shards=1)
     stream.add(30)
     trim = Once(Step.COMMITTED, lambda: stream.client.xtrim(stream.name, maxlen=5, approximate=False))
@@ -171,6 +172,7 @@ def test_what_is_gone_in_a_run_that_records_losses_is_recorded_by_it(
     assert [(report.rows, bool(report.entry.lost)) for report in reports] == [(10, False), (5, True)]
 
 
+@pytest.mark.slow
 def test_the_last_entry_may_be_deleted_after_it_was_read(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder, shards=1)
     stream.add(20)
@@ -178,7 +180,8 @@ def test_the_last_entry_may_be_deleted_after_it_was_read(spark: SparkSession, re
     assert [report.rows for report in stream.drain(spark, stream.ingestion(10), delete)] == [10, 10]
 
 
-def test_what_is_gone_after_the_first_commit_a_move_or_a_restore_is_noticed(
+@pytest.mark.slow
+def test_what_is_gone_after_a_move_or_a_restore_is_noticed(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:
     stream = Stream(redis_address, folder, shards=1)

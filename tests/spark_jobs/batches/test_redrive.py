@@ -187,7 +187,7 @@ def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSe
 
 
 @pytest.mark.slow
-def test_a_replay_that_was_faster_leaves_nothing_to_do(
+def test_a_faster_replay_leaves_nothing_to_do(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.0)
@@ -210,7 +210,7 @@ def test_a_replay_that_was_faster_leaves_nothing_to_do(
 
 
 @pytest.mark.slow
-def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
+def test_others_write_in_the_middle_of_a_redrive(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.0)
@@ -309,18 +309,14 @@ def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSessi
 
 @pytest.mark.kill
 @pytest.mark.slow
-def test_a_redrive_that_is_killed_at_each_step_in_turn_is_gone_on_with(
-    spark: SparkSession, server: str, folder: Path
-) -> None:
+def test_a_redrive_killed_at_each_step_is_continued(spark: SparkSession, server: str, folder: Path) -> None:
     lake = Lake.of(spark, folder)
     assert_killed_in_turn(lake, server)
 
 
 @pytest.mark.kill
 @pytest.mark.slow
-def test_a_redrive_of_payloads_whose_schema_is_in_a_registry_is_killed(
-    spark: SparkSession, server: str, folder: Path
-) -> None:
+def test_a_redrive_with_a_schema_registry_is_killed(spark: SparkSession, server: str, folder: Path) -> None:
     """What was read as JSON is Avro."""
     with schema_registry() as registry:
         lake = Lake.of(spark, folder, fixed=partial(order_in_avro, registry))

@@ -179,7 +179,7 @@ def test_a_run_goes_on_when_the_registry_is_back(registry: Registry, writer: Wri
 
 
 @pytest.mark.slow
-def test_without_time_to_try_again_the_error_is_that_of_the_registry(
+def test_without_a_budget_the_registry_is_named(
     registry: Registry, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.send((None, writer.encoded(FIRST, row(0)), []))

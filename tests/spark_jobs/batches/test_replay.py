@@ -113,6 +113,7 @@ def test_a_replay_by_time_replaces_what_has_such_timestamps(spark: SparkSession,
     assert rows_of(folder / "t") == expected(100, lambda number, sequence: 20 <= (sequence - 1) * 2 + number < 40)
 
 
+@pytest.mark.slow
 def test_a_replay_is_clamped_to_what_was_ingested(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 200), ingestion(folder / "t")
     ingest(spark, url, what, max_batches=1)
@@ -232,6 +233,7 @@ def test_rewind_moves_the_position_and_the_next_run_replaces(spark: SparkSession
         assert all(verdict.is_right for verdict in verify(source, what))
 
 
+@pytest.mark.slow
 def test_rewind_with_the_id_of_one_that_is_done_does_nothing(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 40), ingestion(folder / "t")
     ingest(spark, url, what)
@@ -302,7 +304,7 @@ def test_rows_whose_messages_are_gone_are_never_replaced(spark: SparkSession, fo
     forget_memory_broker(StreamUrl.parse(url))
 
 
-@pytest.mark.parametrize("way", ["replay", "rewind"])
+@pytest.mark.parametrize("way", ["replay", pytest.param("rewind", marks=pytest.mark.slow)])
 def test_dead_letters_whose_messages_are_gone_are_never_dropped(spark: SparkSession, folder: Path, way: str) -> None:
     url, what = f"memory://letters-gone-{way}/orders", ingestion(folder / "t")
     with create_producer(url) as producer:

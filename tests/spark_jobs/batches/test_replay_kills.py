@@ -158,7 +158,7 @@ def test_a_rewind_and_its_ingestion_that_are_killed_at_each_step_in_turn_are_gon
 
 
 @pytest.mark.parametrize("kind", ["kafka", "redis"])
-def test_a_replay_and_then_a_rewind_are_killed_on_a_broker(
+def test_both_are_killed_on_a_broker(
     spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     lake = Lake.of(spark, kind, folder, request, records=40)

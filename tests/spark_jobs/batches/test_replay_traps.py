@@ -111,6 +111,7 @@ def nothing(rows: DataFrame) -> DataFrame:
     return new(rows).where("id < 0")
 
 
+@pytest.mark.slow
 def test_d04_a_replay_without_rows_takes_the_rows_away_and_is_done(lake: Lake) -> None:
     emptied = lake.with_transform(nothing)
     (report,) = emptied.rerun(lake.replay)
@@ -137,6 +138,7 @@ def test_d04_a_rewind_and_batches_without_rows_move_on(lake: Lake) -> None:
     lake.assert_made(by_new=range(30, MESSAGES))
 
 
+@pytest.mark.slow
 def test_d05_no_transaction_of_a_replay_or_a_rewind_leaks_into_the_session(lake: Lake, folder: Path) -> None:
     fresh = lake.with_transform(new)
     with suppress(CrashError):
@@ -151,9 +153,7 @@ def test_d05_no_transaction_of_a_replay_or_a_rewind_leaks_into_the_session(lake:
 
 
 @pytest.mark.slow
-def test_d05_a_transaction_that_leaked_into_the_session_hides_no_replay_and_no_rewind(
-    spark: SparkSession, folder: Path
-) -> None:
+def test_d05_a_leaked_transaction_hides_no_replay_and_no_rewind(spark: SparkSession, folder: Path) -> None:
     bad = frozenset({25, 45})
     lake = Lake.of(spark, FileFeed(folder), folder, malformed=bad)
     good = [number for number in range(MESSAGES) if number not in bad]
@@ -197,9 +197,7 @@ class ReplayWrites(Writes):
 
 
 @pytest.mark.slow
-def test_d06_a_conflict_over_the_number_of_a_replay_drops_the_slower_one(
-    lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_d06_a_conflict_drops_the_slower_replay(lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes run the same replay; the slow one finds that its range is done."""
     started, landed = folder / "started", folder / "landed"
 
@@ -227,6 +225,7 @@ def test_d06_a_conflict_over_the_number_of_a_replay_drops_the_slower_one(
     lake.assert_made(by_new=MIDDLE)
 
 
+@pytest.mark.slow
 def test_d06_a_number_that_delta_skips_without_a_word_is_planned_again(lake: Lake) -> None:
     fresh, other = lake.with_transform(new), replace(lake.replay, id="another")
     hijack = Once(Step.WRITING, lambda: fresh.rerun(other))
@@ -237,13 +236,12 @@ def test_d06_a_number_that_delta_skips_without_a_word_is_planned_again(lake: Lak
     lake.assert_made(by_new=MIDDLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [ConcurrentTransactionException("txn"), pytest.param(RuntimeError("the answer was lost"), marks=pytest.mark.slow)],
 )
-def test_d06_a_replay_that_landed_counts_whatever_its_write_raised(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_d06_a_replay_that_landed_counts(lake: Lake, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     writes = ReplayWrites(monkeypatch)
     writes.after = FailOnce(error)
     (report,) = lake.with_transform(new).rerun(lake.replay)
@@ -252,6 +250,7 @@ def test_d06_a_replay_that_landed_counts_whatever_its_write_raised(
     lake.assert_made(by_new=MIDDLE)
 
 
+@pytest.mark.slow
 def test_d06_a_rewind_next_to_a_batch_is_tried_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.feed.send(9)
     write, met = DeltaWriter.write, []
@@ -329,6 +328,7 @@ def test_k14_after_a_rewind_the_rows_are_really_written_again(any_lake: Lake) ->
     assert lake.drain() == []
 
 
+@pytest.mark.slow
 def test_k14_after_a_replay_the_rows_are_really_written_again(any_lake: Lake) -> None:
     lake = any_lake
     before, files = lake.rows(), set(DeltaTable(lake.what.table).file_uris())

@@ -64,6 +64,7 @@ def pipeline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Pipeline(store, folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_behind_its_commit_is_continued(pipeline: Pipeline, folder: Path) -> None:
     with spark_servers(folder / "servers") as servers:
         more = ("lakehouse", "resumable", f"servers:{servers.folder}")

@@ -210,9 +210,7 @@ def test_where_entries_are_claimed_the_commands_say_so(claiming: Group) -> None:
 
 @pytest.mark.slow
 @pytest.mark.dagster
-def test_where_entries_are_claimed_runs_say_so_and_there_is_no_replay_job(
-    claiming: Group, instance: dg.DagsterInstance
-) -> None:
+def test_where_entries_are_claimed_there_is_no_replay_job(claiming: Group, instance: dg.DagsterInstance) -> None:
     declared = stream_asset(
         source=source_with(str(claiming.feed.url), QUICK_CLAIMS),
         group=claiming.feed.group,

@@ -88,10 +88,8 @@ def test_what_is_too_large_is_left_to_executors(
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
-@pytest.mark.parametrize("driver_records", [0, IN_DRIVER], ids=["executors", "driver"])
-def test_a_payload_for_which_the_decoder_raises_is_a_dead_letter(
-    spark: SparkSession, folder: Path, driver_records: int
-) -> None:
+@pytest.mark.parametrize("driver_records", [pytest.param(0, marks=pytest.mark.slow), IN_DRIVER])
+def test_what_the_decoder_raises_for_is_a_dead_letter(spark: SparkSession, folder: Path, driver_records: int) -> None:
     url = write_stream(folder / "orders.ss", 10, shards=1)
     with create_producer(url) as producer:
         producer.send(b"odd", shard=0)
@@ -105,6 +103,7 @@ def test_a_payload_for_which_the_decoder_raises_is_a_dead_letter(
     assert "an odd payload" not in letters[0]["error"], "what a decoder says may hold values"
 
 
+@pytest.mark.slow
 def test_a_decoder_that_raises_for_all_is_an_error_and_nothing_is_written(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 10)
     what, _ = in_driver(folder)

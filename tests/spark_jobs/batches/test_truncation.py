@@ -152,9 +152,7 @@ def test_shards_that_lost_nothing_continue_at_their_positions_and_are_still_watc
 
 
 @pytest.mark.slow
-def test_a_shard_that_the_stream_has_lost_as_a_whole_begins_anew_when_it_comes_back(
-    spark: SparkSession, folder: Path
-) -> None:
+def test_a_shard_that_was_lost_as_a_whole_begins_anew(spark: SparkSession, folder: Path) -> None:
     path = folder / "orders.ss"
     what = replace(ingestion(folder / "t"), driver_records=10_000, errors=RECORD)
     source = StreamSource(StreamUrl.parse(f"file://{path}/orders"))
@@ -294,9 +292,7 @@ def test_messages_in_place_of_some_that_nobody_could_read(stage: Stage) -> None:
     assert_each_once(stage.rows(), orders_of("orders", 0, 5) | orders_of("orders#2", 5, 15))
 
 
-def test_entries_of_older_versions_remember_no_message_and_raise_no_alarm(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_of_older_releases_raise_no_alarm(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.send(10)
     with monkeypatch.context() as older:
         older.setattr("stream_consumers.memory.MemoryBatchSource.last_messages", lambda self, ranges: {})
@@ -354,9 +350,7 @@ def test_topics_that_lose_messages_to_retention_and_transactions_raise_no_false_
     assert sum(what.rows().values()) == 3 + 2 + 2
 
 
-def test_a_redis_replica_that_was_promoted_without_the_newest_entries(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+def test_a_redis_replica_that_lacks_the_newest_entries(spark: SparkSession, redis_address: str, folder: Path) -> None:
     """Its clock is behind, so that some new entries have lower ids than those that were lost."""
     stream = Stream(redis_address, folder, shards=1)
     (key,) = stream.keys
@@ -468,7 +462,7 @@ def test_entries_of_redis_with_the_ids_of_lost_ones_are_read(redis_address: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [0, 1], ids=["same_leader_epoch", "newer_leader_epoch"])
-def test_a_broker_that_was_restored_and_grew_past_the_position(
+def test_a_broker_that_was_restored_and_grew_past(
     spark: SparkSession, folder: Path, tmp_path: Path, restarts: int
 ) -> None:
     server, snapshot = tmp_path / "broker", tmp_path / "snapshot"

@@ -64,7 +64,7 @@ def test_nobody_waits_where_nobody_asks(table: Table) -> None:
 
 
 @pytest.mark.parametrize("group", ["g", "other"])
-def test_a_request_is_waited_for_until_its_sequence_has_written(
+def test_a_request_is_waited_for_until_it_has_written(
     table: Table, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of another group, too: Delta does not tell their rows apart."""

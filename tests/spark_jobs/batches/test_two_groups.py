@@ -56,8 +56,10 @@ def assert_refused(spark: SparkSession, url: str, second: Ingestion) -> None:
     assert [entry.kind for entry in entries(second)] == kinds
 
 
-@pytest.mark.parametrize("begins", ["table", "layout", "stream"])
-def test_the_second_of_two_groups_is_refused(
+@pytest.mark.parametrize(
+    "begins", ["table", *(pytest.param(one, marks=pytest.mark.slow) for one in ("layout", "stream"))]
+)
+def test_the_second_group_is_refused(
     begins: str, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, users = write_stream(folder / "orders.ss", 10), stream_of_users(folder)
@@ -77,7 +79,8 @@ def test_the_second_of_two_groups_is_refused(
     assert set(found.values()) == {1}
 
 
-def test_a_group_that_was_rewound_before_its_first_batch_replaces_no_rows_of_another_one(
+@pytest.mark.slow
+def test_a_rewound_group_replaces_no_rows_of_another(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it is to replace was not there when it was rewound, and the other group did not see its claim."""

@@ -105,9 +105,7 @@ def verdicts(stream: Stream) -> list[ShardVerdict]:
         return verify(opened, ingestion, claims=claimed)
 
 
-def test_members_claim_what_nobody_has_and_the_group_is_done(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+def test_members_claim_what_is_free_until_the_end(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder, shards=3, mode="load_balanced")
     stream.add(100)
     reports = stream.drain(spark, stream.ingestion(40))
@@ -123,6 +121,7 @@ def test_members_claim_what_nobody_has_and_the_group_is_done(
     assert stream.drain(spark) == []
 
 
+@pytest.mark.slow
 def test_limits_of_bytes_hold_and_one_entry_always_fits(spark: SparkSession, stream: Stream) -> None:
     for size in (10, 10, 5000, 10):
         stream.client.xadd(stream.keys[0], {"msg": b'{"id": 1, "user": "%s"}' % (b"x" * size)})
@@ -159,7 +158,7 @@ def test_r1_a_trimmed_entry_is_recorded_once_where_that_is_chosen(spark: SparkSe
 
 
 @pytest.mark.slow
-def test_r2_trimmed_entries_in_the_backlog_of_a_dead_member_are_told_and_the_rest_is_written(
+def test_r2_trimmed_entries_of_a_dead_member_are_lost(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(spark, stream, 6, more=6)
@@ -174,6 +173,7 @@ def test_r2_trimmed_entries_in_the_backlog_of_a_dead_member_are_told_and_the_res
     assert measured.steps.count("verified") == len(reports), "the batch that records the loss is measured, too"
 
 
+@pytest.mark.slow
 def test_r4_a_sweep_of_a_peer_that_purges_trimmed_ids_hides_no_loss(spark: SparkSession, stream: Stream) -> None:
     stream.add(10)
     victim = stream.entry_ids()[3]
@@ -191,9 +191,7 @@ def test_r4_a_sweep_of_a_peer_that_purges_trimmed_ids_hides_no_loss(spark: Spark
     stream.assert_each_once()
 
 
-def test_r5_entries_whose_batch_is_in_the_table_are_acknowledged_and_not_written_again(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_r5_entries_in_the_table_are_acknowledged_and_not_written_again(spark: SparkSession, stream: Stream) -> None:
     """As after a crash between the write and the acknowledgement; another member comes."""
     stream.add(10)
     with pytest.raises(InterruptedError):
@@ -205,7 +203,7 @@ def test_r5_entries_whose_batch_is_in_the_table_are_acknowledged_and_not_written
     assert stream.ingestion().ledger().read().version == version
 
 
-@pytest.mark.parametrize("beats", [True, False])
+@pytest.mark.parametrize("beats", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_r6_a_batch_longer_than_the_idle_time_is_kept_by_its_heartbeat_or_fenced(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, beats: bool
 ) -> None:
@@ -228,6 +226,7 @@ def test_r6_a_batch_longer_than_the_idle_time_is_kept_by_its_heartbeat_or_fenced
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_r7_fewer_acknowledged_than_sent_is_no_error(spark: SparkSession, stream: Stream) -> None:
     stream.add(10)
     ids = stream.entry_ids()[:4]
@@ -314,9 +313,7 @@ def test_r13_the_lag_is_right_where_that_of_redis_is_not(spark: SparkSession, st
         assert source.count({Shard(stream.name): Range(start, end)}) == {Shard(stream.name): 5}, "entries, not ids"
 
 
-def test_r14_entries_that_maxlen_trimmed_unread_are_counted_and_recorded_once(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_r14_entries_that_were_trimmed_unread_are_recorded_once(spark: SparkSession, stream: Stream) -> None:
     begin(spark, stream, 10, more=10)
     left = stream.entry_ids()[17]
     stream.client.xtrim(stream.keys[0], maxlen=3, approximate=False)
@@ -331,9 +328,8 @@ def test_r14_entries_that_maxlen_trimmed_unread_are_counted_and_recorded_once(
     assert stream.drain(spark, wanted) == []
 
 
-def test_entries_that_were_deleted_unread_are_a_loss_though_older_ones_are_left(
-    spark: SparkSession, stream: Stream
-) -> None:
+@pytest.mark.slow
+def test_entries_deleted_unread_are_a_loss_though_older_ones_stay(spark: SparkSession, stream: Stream) -> None:
     (key,) = stream.keys
     stream.add(4)
     stream.client.xdel(key, stream.entry_ids()[1])
@@ -370,6 +366,7 @@ def test_r14_a_loss_that_was_recorded_before_a_crash_is_not_recorded_again(spark
     assert len(letters) == 1
 
 
+@pytest.mark.slow
 def test_r17_field_order_duplicates_and_binary_names(spark: SparkSession, stream: Stream) -> None:
     key = stream.keys[0]
     for words in (["a", "1", "msg", "x", "a", "2", b"\xff", b"\xfe"], ["msg", "1", "msg", "2"], ["other", "x"]):
@@ -385,6 +382,7 @@ def test_r17_field_order_duplicates_and_binary_names(spark: SparkSession, stream
     ]
 
 
+@pytest.mark.slow
 def test_r18_two_runs_under_one_name_write_each_entry_once(spark: SparkSession, stream: Stream) -> None:
     """The same member twice: they race for every number, and one of the two drops its batch."""
     stream.add(40)
@@ -407,7 +405,7 @@ def test_r18_two_runs_under_one_name_write_each_entry_once(spark: SparkSession, 
 
 
 @pytest.mark.slow
-def test_entries_of_a_client_that_is_not_ours_are_taken_over_once_when_they_are_idle(
+def test_idle_entries_of_another_client_are_taken_over_once(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:
     stream, worker = Stream(redis_address, folder, shards=2, mode="load_balanced"), b"worker-\xff"
@@ -472,9 +470,7 @@ def test_a_heartbeat_goes_on_when_the_server_does_not_answer(stream: Stream, mon
 
 
 @pytest.mark.slow
-def test_r4_of_the_protocol_a_claim_whose_reply_is_lost_is_given_up(
-    spark: SparkSession, stream: Stream, redis_address: str
-) -> None:
+def test_r4_a_claim_whose_reply_is_lost_is_given_up(spark: SparkSession, stream: Stream, redis_address: str) -> None:
     """The server has done it, its answer never comes: what the name holds is in no batch, and is claimed anew."""
     stream.add(20)
     stream.drain(spark, stream.ingestion(5), max_batches=1)
@@ -496,9 +492,7 @@ def test_r4_of_the_protocol_a_claim_whose_reply_is_lost_is_given_up(
     assert len(fences) == 1, "the name was fenced before its entries were moved"
 
 
-def test_a_transform_that_fails_releases_its_entries_and_counts_no_delivery(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_a_transform_that_fails_releases_its_entries_and_is_no_delivery(spark: SparkSession, stream: Stream) -> None:
     def broken(rows: DataFrame) -> DataFrame:
         raise ValueError("on purpose")
 
@@ -519,9 +513,7 @@ def test_a_transform_that_fails_releases_its_entries_and_counts_no_delivery(
 
 
 @pytest.mark.slow
-def test_entries_whose_rows_are_bad_become_dead_letters_and_are_acknowledged(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_entries_with_bad_rows_become_dead_letters_and_are_acknowledged(spark: SparkSession, stream: Stream) -> None:
     stream.add(130)
     wanted = stream.ingestion(transform=bad_rows, errors=ErrorPolicy(on_bad_rows="dead_letter"))
     assert sum(report.dead for report in stream.drain(spark, wanted)) == len([*filter(is_bad, range(130))])
@@ -566,6 +558,7 @@ def test_the_sensor_measures_unread_and_pending_entries(spark: SparkSession, str
         measure(stream.source, replace(wanted, claims=False))
 
 
+@pytest.mark.slow
 def test_a_filtering_transform_is_told_from_loss(spark: SparkSession, stream: Stream) -> None:
     stream.add(50)
     stream.drain(spark, stream.ingestion(20, transform=lambda rows: rows.where("id % 5 != 0")))
@@ -586,6 +579,7 @@ def test_a_group_that_was_moved_back_is_told_with_numbers(spark: SparkSession, s
     assert len(stream.rows()) == 10
 
 
+@pytest.mark.slow
 def test_a_group_that_is_moved_back_during_a_run_is_an_error(spark: SparkSession, stream: Stream) -> None:
     stream.add(20)
 
@@ -601,7 +595,7 @@ def test_a_group_that_is_moved_back_during_a_run_is_an_error(spark: SparkSession
     assert len(stream.rows()) == 10
 
 
-def test_what_a_group_that_is_moved_back_after_the_look_delivers_is_compared_with_the_table(
+def test_a_move_back_after_the_look_writes_nothing_twice(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.add(10)
@@ -619,6 +613,7 @@ def test_what_a_group_that_is_moved_back_after_the_look_delivers_is_compared_wit
     assert stream.rows() == stream.there()
 
 
+@pytest.mark.slow
 def test_what_a_promoted_replica_has_not_heard_of_is_not_written_again(spark: SparkSession, stream: Stream) -> None:
     """It knows that the first member holds the entries, not that another one has written and acknowledged them."""
     key, name = stream.keys[0], f"one/1/{BID}"
@@ -636,9 +631,7 @@ def test_what_a_promoted_replica_has_not_heard_of_is_not_written_again(spark: Sp
     stream.assert_each_once()
 
 
-def test_entries_that_another_client_took_from_a_member_at_work_are_written_once(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_entries_taken_from_a_member_at_work_are_written_once(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     stream.drain(spark)
     stream.add(20, first=5)
@@ -653,8 +646,9 @@ def test_entries_that_another_client_took_from_a_member_at_work_are_written_once
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_group_looks_for_an_earlier_claim_of_a_stream_when_its_first_entry_comes(
+def test_an_earlier_group_is_found_when_the_first_entry_comes(
     is_lost: bool, spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the look would go back through the whole log in each run; and another group may write it later."""
@@ -695,10 +689,8 @@ def test_a_group_looks_for_an_earlier_claim_of_a_stream_when_its_first_entry_com
     assert len([place for place in sequences_in_table(stream.table).elements() if place[0] == quiet]) == 1
 
 
-@pytest.mark.parametrize("is_counted", [False, True])
-def test_a_group_that_was_moved_forwards_is_an_error_or_recorded(
-    spark: SparkSession, stream: Stream, is_counted: bool
-) -> None:
+@pytest.mark.parametrize("is_counted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_group_moved_forwards_is_an_error_or_recorded(spark: SparkSession, stream: Stream, is_counted: bool) -> None:
     key, shard = stream.keys[0], Shard(stream.name)
     begin(spark, stream, 10, more=30)
     ids = stream.entry_ids()
@@ -733,6 +725,7 @@ def test_a_group_that_is_moved_forwards_after_the_look_is_given_nothing(spark: S
         assert held.count == 5, "what it holds itself is no reason to stop"
 
 
+@pytest.mark.slow
 def test_a_member_of_another_kind_moves_the_group_as_it_likes(spark: SparkSession, stream: Stream) -> None:
     begin(spark, stream, 5, more=10)
     for entry_id in stream.read_as("worker-1", 4):
@@ -740,6 +733,7 @@ def test_a_member_of_another_kind_moves_the_group_as_it_likes(spark: SparkSessio
     assert [report.rows for report in stream.drain(spark)] == [6]
 
 
+@pytest.mark.slow
 def test_a_member_that_was_fenced_and_wakes_up_reports_no_loss(spark: SparkSession, stream: Stream) -> None:
     """The other one wrote its entries, and somebody trimmed them: what the sleeper misses is in the table."""
     begin(spark, stream, 10, more=10)
@@ -757,9 +751,7 @@ def test_a_member_that_was_fenced_and_wakes_up_reports_no_loss(spark: SparkSessi
 
 
 @pytest.mark.slow
-def test_deleted_entries_are_recorded_each_time_and_name_no_entry_that_is_there(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_deleted_entries_are_recorded_each_time(spark: SparkSession, stream: Stream) -> None:
     stream.add(6)
     stream.drain(spark)
     wanted = stream.ingestion(errors=RECORD)
@@ -774,6 +766,7 @@ def test_deleted_entries_are_recorded_each_time_and_name_no_entry_that_is_there(
     assert stream.there() <= stream.rows()
 
 
+@pytest.mark.slow
 def test_r14_a_deleted_entry_ahead_hides_no_loss(spark: SparkSession, stream: Stream) -> None:
     """Redis stops counting what a group has read where an entry was deleted ahead of it."""
     begin(spark, stream, 10, more=40)
@@ -786,6 +779,7 @@ def test_r14_a_deleted_entry_ahead_hides_no_loss(spark: SparkSession, stream: St
         stream.drain(spark)
 
 
+@pytest.mark.slow
 def test_r14_a_group_of_somebody_else_is_counted_from_the_first_run_on(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     stream.client.xgroup_create(stream.keys[0], stream.group, id="$")
@@ -796,6 +790,7 @@ def test_r14_a_group_of_somebody_else_is_counted_from_the_first_run_on(spark: Sp
         stream.drain(spark)
 
 
+@pytest.mark.slow
 def test_a_new_shard_without_a_group_is_no_obstacle(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder, shards=2, mode="load_balanced")
     stream.add(10)
@@ -810,6 +805,7 @@ def test_a_new_shard_without_a_group_is_no_obstacle(spark: SparkSession, redis_a
     assert all(verdict.is_right for verdict in verdicts(stream)), "the shard began at its first entry"
 
 
+@pytest.mark.slow
 def test_entries_that_a_foreign_client_read_often_get_their_tries(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     stream.client.xgroup_create(stream.keys[0], stream.group, id="0")
@@ -822,9 +818,7 @@ def test_entries_that_a_foreign_client_read_often_get_their_tries(spark: SparkSe
 
 
 @pytest.mark.slow
-def test_entries_that_a_foreign_client_took_from_a_finished_batch_are_not_written_again(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_entries_taken_from_a_finished_batch_are_not_written_again(spark: SparkSession, stream: Stream) -> None:
     """Killed behind the write; a client that takes over whatever is idle has them then, and dies, too."""
     stream.add(10)
     with pytest.raises(InterruptedError):
@@ -844,6 +838,7 @@ def test_verify_leaves_out_what_members_are_writing(spark: SparkSession, stream:
     assert [verdict.is_right for verdict in found] == [True]
 
 
+@pytest.mark.slow
 def test_an_empty_name_whose_batch_the_log_forgot_is_removed(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     stream.drain(spark)

@@ -51,9 +51,7 @@ def assert_taken_over(
 
 
 @pytest.mark.slow
-def test_a_member_that_is_killed_at_each_step_in_turn_is_continued_by_another(
-    spark: SparkSession, server: str, stream: Stream
-) -> None:
+def test_a_member_killed_at_each_step_is_continued(spark: SparkSession, server: str, stream: Stream) -> None:
     assert_taken_over(spark, server, stream)
 
 
@@ -67,9 +65,7 @@ def test_members_whose_schema_is_in_a_registry_are_killed(spark: SparkSession, s
 
 
 @pytest.mark.slow
-def test_a_member_that_sleeps_in_the_middle_of_its_write_wakes_up_after_its_entries_were_taken_over(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_a_member_stopped_in_its_write_wakes_up_after_a_takeover(spark: SparkSession, stream: Stream) -> None:
     words = ("mid-write@2!group-SIGSTOP", stream.group, "load_balanced", "", "sleeper")
     with asleep(stream.url, stream.table, *words):
         stream.drain(spark, stream.ingestion(member="other"))

@@ -66,6 +66,7 @@ def test_a_batch_by_position_that_is_on_its_way_never_lands_after_a_switch(spark
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
@@ -83,8 +84,9 @@ def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream:
     stream.assert_each_once()
 
 
-@pytest.mark.parametrize("to", ["load_balanced", pytest.param("resumable", marks=pytest.mark.slow)])
-def test_a_switch_that_is_interrupted_at_any_step_is_run_again(
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["load_balanced", "resumable"])
+def test_a_switch_interrupted_at_any_step(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     other = "resumable" if to == "load_balanced" else "load_balanced"
@@ -139,6 +141,7 @@ def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession,
         assert stream.there() <= stream.rows()
 
 
+@pytest.mark.slow
 def test_what_a_foreign_client_held_before_the_switch_is_not_written_again(spark: SparkSession, stream: Stream) -> None:
     for shard, key in enumerate(stream.keys):
         stream.client.xgroup_create(key, stream.group, id="0")
@@ -150,6 +153,7 @@ def test_what_a_foreign_client_held_before_the_switch_is_not_written_again(spark
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_mark_that_somebody_removed_comes_back_and_moves_nothing(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
@@ -181,7 +185,7 @@ def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSessio
 
 
 @pytest.mark.slow
-def test_a_switch_back_to_claims_after_a_restore_is_refused_like_the_one_that_was_begun(
+def test_a_switch_back_is_refused_after_a_restore(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
@@ -206,8 +210,9 @@ def test_a_switch_back_to_claims_after_a_restore_is_refused_like_the_one_that_wa
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [None, even])
-def test_after_a_restore_to_before_a_switch_from_claims_only_what_is_missing_is_written(
+def test_after_a_restore_only_missing_rows_are_written(
     spark: SparkSession, stream: Stream, transform: Callable[[DataFrame], DataFrame] | None
 ) -> None:
     """Of the claimed entries, one batch stays and one is removed; the position is where the claims began."""
@@ -228,9 +233,7 @@ def test_after_a_restore_to_before_a_switch_from_claims_only_what_is_missing_is_
     assert switch(spark, stream, "load_balanced")
 
 
-def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_over_entries(
-    spark: SparkSession, stream: Stream
-) -> None:
+def test_a_switch_from_claims_is_refused_where_the_group_skipped_entries(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
     stream.add(8, first=20)
@@ -240,9 +243,8 @@ def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_over_ent
     assert error.value.facts["given"] == to_sequence(stream.entry_ids()[-5]) + 1
 
 
-def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_back(
-    spark: SparkSession, stream: Stream
-) -> None:
+@pytest.mark.slow
+def test_a_switch_from_claims_is_refused_where_the_group_was_moved_back(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
     end = stream.entry_ids()[-1]
@@ -256,7 +258,8 @@ def test_a_switch_away_from_claims_is_refused_where_the_group_was_moved_back(
     stream.assert_each_once()
 
 
-def test_a_switch_away_from_claims_begins_only_where_the_group_is_there(spark: SparkSession, stream: Stream) -> None:
+@pytest.mark.slow
+def test_a_switch_from_claims_is_refused_where_the_group_is_gone(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
     stream.client.xgroup_destroy(stream.keys[0], stream.group)
@@ -265,6 +268,7 @@ def test_a_switch_away_from_claims_begins_only_where_the_group_is_there(spark: S
     assert stream.ingestion().ledger().read().sharing == CLAIMS
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_group_is_no_obstacle_to_a_switch(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
@@ -275,6 +279,7 @@ def test_a_shard_without_a_group_is_no_obstacle_to_a_switch(spark: SparkSession,
     assert stream.rows() == stream.there()
 
 
+@pytest.mark.slow
 def test_a_group_that_is_moved_back_before_its_first_claim_is_an_error(spark: SparkSession, stream: Stream) -> None:
     stream.drain(spark)
     assert switch(spark, stream, "load_balanced")
