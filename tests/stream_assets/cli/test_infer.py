@@ -98,15 +98,6 @@ def test_what_cannot_be_done_is_told(url: str, words: tuple[str, ...], told: str
     assert told in done.stderr
 
 
-def test_a_stream_without_objects_has_no_schema(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/other.ss/other"
-    with create_producer(url) as producer:
-        producer.send(b"[]")
-    done = run(url)
-    assert done.exit_code == 1
-    assert "of 1 message, none has a field: 1 are not a JSON object. Read from another place" in done.stderr
-
-
 def test_it_needs_no_java(url: str) -> None:
     command = [sys.executable, "-m", "stream_assets.cli.main", "infer", url]
     environment = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}

@@ -232,15 +232,12 @@ def test_streams_keep_their_names_or_one_gets_another(memory: str) -> None:
     [
         (("stdio:///a,b", "memory://m/a"), "has no stream for b"),
         (("stdio:///a", "memory://m/b,c"), "has no stream for a"),
-        (("memory://m/a", "memory://m/a"), "would be sent to itself"),
         (("memory://m/a,b", "memory://m/b,a"), "would be sent to itself"),
         (("file://a.ss/a", "file://./a.ss/a"), "would be sent to itself"),
-        (("ftp://x/a", "memory://m/a"), "no backend for 'ftp'"),
         (("memory://m/a", "ftp://x/a"), "no backend for 'ftp'"),
         (("memory://m/a", "memory://n/a", "--bare"), "--bare is for stdio"),
         (("memory://m/a", "memory://n/a", "--shards", "2"), "--shards is for Kafka and Redis"),
         (("stdio:///a", "memory://m/a", "--source-client", "a=b"), "no client to configure"),
-        (("stdio:///a", "memory://m/a", "--target-client", "a=b"), "no client to configure"),
         (("stdio://host/a", "memory://m/a"), "a pipe has no host"),
     ],
 )
@@ -262,13 +259,11 @@ def test_what_a_message_has_besides_its_payload_goes_where_it_can(server: str, m
     assert "1 message with a key, headers or no payload" in lost.stderr
 
 
-@pytest.mark.parametrize("key", [b"", b"k", None])
-def test_an_empty_key_is_sent_as_one_and_not_as_none(
-    monkeypatch: pytest.MonkeyPatch, memory: str, key: bytes | None
-) -> None:
+def test_an_empty_key_is_sent_as_one_and_not_as_none(monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
     sent: list[dict[str, object]] = []
     monkeypatch.setattr(cli_relay, "kept", lambda producer, message: message)
     monkeypatch.setattr(MemoryProducer, "send", lambda producer, payload, **more: sent.append(more))
     with create_producer(f"{memory}orders") as producer:
-        cli_relay.send_message(producer, Message(Shard("orders"), 0, 1, b"x", key=key))
-    assert [more.get("key") for more in sent] == [key]
+        for key in (b"", None):
+            cli_relay.send_message(producer, Message(Shard("orders"), 0, 1, b"x", key=key))
+    assert [more.get("key") for more in sent] == [b"", None]

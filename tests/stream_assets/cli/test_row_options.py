@@ -104,7 +104,6 @@ def test_a_registry_and_its_options_are_shown_nowhere() -> None:
         {"decode": "json"},
         {"decode": "variant", "schema": "id BIGINT"},
         {"decode": "avro"},
-        {"decode": "avro", "schema_registry": "http://registry"},
         {"decode": "avro", "subject": "orders-value"},
         {"decode": "avro", "registry_option": {"a": "b"}, "schema_file": "f"},
         {"decode": "avro", "schema_file": "f", "message": "M"},

@@ -1,4 +1,4 @@
-"""What Dagster is told of dead letters: without payloads unless somebody wants them, and as Markdown that is shown."""
+"""What Dagster shows of a table and of its dead letters: without payloads unless the asset asks for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField
 
 from spark_jobs.batches.ingestion import Ingestion
 from stream_assets import NO_DEAD_LETTERS, ErrorPolicy, StreamCheckContext
 from stream_assets.materializations import IngestMaterializations, RunScope
-from stream_assets.metadata import dead_letter_reasons
+from stream_assets.metadata import column_schema, dead_letter_reasons, table_metadata
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
 from tests.support.batch_reports import report
@@ -55,12 +56,10 @@ def test_kinds_are_a_table_without_payloads_unless_they_are_wanted(tables: Table
     assert dead_letter_reasons(ingestion(tables), batches=["another"]) is None
 
 
-def test_what_cannot_be_read_is_told_and_fails_nothing(tables: Tables) -> None:
+def test_dead_letters_that_cannot_be_read_fail_nothing(tables: Tables) -> None:
     for file in Path(tables.table.path).glob("*.parquet"):
         file.unlink()
-    found = dead_letter_reasons(ingestion(tables))
-    assert isinstance(found, dg.TextMetadataValue)
-    assert str(found.value).startswith("the dead letters cannot be read: ")
+    assert isinstance(dead_letter_reasons(ingestion(tables)), dg.TextMetadataValue)
 
 
 @pytest.mark.usefixtures("no_spark")
@@ -108,3 +107,26 @@ def test_the_asset_says_before_any_run_how_to_look_and_which_job_redrives(tmp_pa
     assert "--group '{GROUP}'`" in commands(group=dg.EnvVar("GROUP")), "never what a variable holds"
     claimed = commands(group="g", source="redis://localhost:6379/orders", mode="load_balanced")
     assert "redrive" not in claimed
+
+
+def test_an_asset_that_was_never_made_names_its_table() -> None:
+    orders = plain_asset(table="s3a://bucket/lake/sales/orders")
+    assert orders.get_asset_spec().metadata["dagster/table_name"] == "sales.orders"
+
+
+def test_a_materialization_has_the_version_and_the_place_of_the_table() -> None:
+    columns = [StructField("id", LongType())]
+    told = table_metadata("/lake/sales/orders", version=3, total_rows=5, columns=columns)
+    assert {name: value.value for name, value in told.items() if name != "dagster/column_schema"} == {
+        "delta/version": 3,
+        "dagster/uri": "file:///lake/sales/orders",
+        "dagster/row_count": 5,
+    }
+
+
+def test_the_columns_of_a_message_are_described_and_a_comment_of_the_table_counts_more() -> None:
+    columns = [StructField(name, StringType()) for name in ("_stream", "_shard", "_sequence", "_timestamp", "user")]
+    columns.append(StructField("_timestamp", StringType(), metadata={"comment": "by the table"}))
+    *places, user, own = (column.description for column in column_schema(columns).columns)
+    assert all(places)
+    assert (user, own) == (None, "by the table")

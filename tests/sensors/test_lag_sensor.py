@@ -1,29 +1,120 @@
-"""What the page of a stream says of the groups that read it. No Spark."""
+"""Ticks of the lag sensor: what they observe, and what they do while a broker does not answer."""
 
 from __future__ import annotations
 
+import json
+import socket
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+import redis
 
 from sensors.lag import LagObserver, Measurement, measure
+from sensors.lag_sensor import LagCursor, LagPolicy, read_cursor, write_cursor
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from stream_assets import StreamAsset
+from stream_assets import RunLimits, StreamAsset
 from stream_consumers.batches import Extent, Range
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
-from stream_consumers.errors import SourceRecreatedError
+from stream_consumers.errors import BrokerUnavailableError, SourceRecreatedError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-from tests.support.dagster_runs import plain_asset, tick
+from tests.support.dagster_runs import declare, plain_asset, skip_message, tick
 from tests.support.written_log import WrittenLog, made_entry
 
 pytestmark = pytest.mark.dagster
+# Requests of Kafka wait for 10 s by default, and more than one may be made.
+SHORT_SECONDS = 8.0
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A port at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def somebody_mute() -> Iterator[int]:
+    """A port at which connections are taken, and nothing is ever said."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        yield int(listener.getsockname()[1])
+
+
+def asset(folder: Path, address: str, *, answer_seconds: float = 5.0, retry_seconds: float = 300.0) -> StreamAsset:
+    policy = LagPolicy(answer_seconds=answer_seconds)
+    return declare(folder, source=f"{address}/orders", sensor=policy, limits=RunLimits(retry_seconds=retry_seconds))
+
+
+def moved(result: dg.SensorResult, seconds: float) -> str:
+    """The cursor as if so much time had gone by."""
+    cursor: dict[str, Any] = json.loads(result.cursor or "")
+    return json.dumps(
+        {**cursor, "silent_since": cursor["silent_since"] - seconds, "ask_at": cursor["ask_at"] - seconds}
+    )
+
+
+def test_a_tick_of_a_dead_kafka_is_short(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
+    began = time.monotonic()
+    assert tick(asset(folder, f"kafka://127.0.0.1:{nobody}"), instance).skip_reason
+    assert time.monotonic() - began < SHORT_SECONDS
+
+
+@pytest.mark.parametrize("protocol", ["kafka", "redis"])
+def test_a_tick_of_a_broker_that_says_nothing_is_short(
+    folder: Path, instance: dg.DagsterInstance, somebody_mute: int, protocol: str
+) -> None:
+    began = time.monotonic()
+    tick(asset(folder, f"{protocol}://127.0.0.1:{somebody_mute}", answer_seconds=1.0), instance)
+    assert time.monotonic() - began < SHORT_SECONDS
+
+
+def test_pauses_grow_as_long_as_it_is_silent(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
+    stream = asset(folder, f"redis://127.0.0.1:{nobody}")
+    first = tick(stream, instance)
+    second = tick(stream, instance, moved(first, 40))
+    assert "It has not answered for 40 s and is asked again in 40 s" in skip_message(second)
+    between = skip_message(tick(stream, instance, moved(second, 10)))
+    assert f"redis://127.0.0.1:{nobody}/orders did not answer. It has not answered for 50 s" in between
+    assert "is asked again in 30 s" in between
+    assert "asked again in 60 s" in skip_message(tick(stream, instance, moved(first, 200))), "and no longer"
+
+
+def test_what_the_sensor_knew_survives_the_silence(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
+    known = LagCursor(waiting_since=7.0, observed="digest", number=12)
+    result = tick(asset(folder, f"redis://127.0.0.1:{nobody}"), instance, write_cursor(known))
+    assert replace(read_cursor(result.cursor, LagCursor), silent_since=None, ask_at=0.0) == known
+
+
+def test_after_the_budget_of_a_run_the_tick_fails(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
+    stream = asset(folder, f"redis://127.0.0.1:{nobody}")
+    with pytest.raises(BrokerUnavailableError, match=r"refused, for 30\d s now"):
+        tick(stream, instance, moved(tick(stream, instance), 300))
+    with pytest.raises(BrokerUnavailableError, match="for 0 s now"):
+        tick(asset(folder, f"redis://127.0.0.1:{nobody}", retry_seconds=0.0), instance)
+
+
+def test_a_broker_that_is_back_is_forgiven(folder: Path, instance: dg.DagsterInstance, redis_address: str) -> None:
+    host, _, port = redis_address.partition(":")
+    redis.Redis(host, int(port)).xadd("silent", {"msg": b"{}"})
+    stream = declare(folder, source=f"redis://{redis_address}/silent", group="silent")
+    cursor = LagCursor(silent_since=time.time() - 400, ask_at=time.time() - 1)
+    result = tick(stream, instance, write_cursor(cursor))
+    assert result.run_requests
+    assert read_cursor(result.cursor, LagCursor).silent_since is None
+
+
 URL = StreamUrl.parse("memory://observed/orders")
 SHARD = Shard("orders")
 
@@ -50,7 +141,7 @@ def write(table: Path, group: str, position: int) -> None:
     WrittenLog(table).ours(made_entry(1, -1, group=group, state=state, **written))
 
 
-def declare(folder: Path, group: str, name: str = "orders") -> StreamAsset:
+def reader(folder: Path, group: str, name: str = "orders") -> StreamAsset:
     return plain_asset(name, source=str(URL), group=group, table=str(folder / name))
 
 
@@ -65,7 +156,7 @@ def test_groups_and_tables_that_read_one_stream_have_plots_of_their_own(
 ) -> None:
     write(folder / "orders", "lakehouse", 4)
     found = [
-        told(tick(declare(folder, group, name), instance))
+        told(tick(reader(folder, group, name), instance))
         for group, name in (("lakehouse", "orders"), ("audit", "orders"), ("lakehouse", "bills"))
     ]
     plots = [{name: value for name, value in one.items() if name.startswith("stream/lag")} for one in found]
@@ -80,12 +171,11 @@ def test_groups_and_tables_that_read_one_stream_have_plots_of_their_own(
     assert [one["stream/sensor"] for one in found] == ["orders_lag", "orders_lag", "bills_lag"]
 
 
-@pytest.mark.parametrize(("position", "status"), [(4, "behind"), (10, "idle")])
-def test_a_group_is_behind_until_all_is_in_the_table(
-    folder: Path, instance: dg.DagsterInstance, position: int, status: str
-) -> None:
-    write(folder / "orders", "lakehouse", position)
-    assert told(tick(declare(folder, "lakehouse"), instance))["stream/status"] == status
+def test_a_group_is_behind_until_all_is_in_the_table(folder: Path, instance: dg.DagsterInstance) -> None:
+    for position, status in ((4, "behind"), (10, "idle")):
+        write(folder / status / "orders", "lakehouse", position)
+        found = told(tick(reader(folder / status, "lakehouse"), instance))
+        assert found["stream/status"] == status
 
 
 @pytest.mark.parametrize(
@@ -108,7 +198,7 @@ def test_what_is_blocked_or_gone_is_told(extent: Extent, lag: int, lost: dict[Sh
 
 def test_a_stream_that_was_made_again_is_lost_and_that_is_told_once(folder: Path, instance: dg.DagsterInstance) -> None:
     write(folder / "orders", "lakehouse", 4)
-    stream = declare(folder, "lakehouse")
+    stream = reader(folder, "lakehouse")
     forget_memory_broker(URL)
     produce()
     for _ in range(2):
@@ -131,7 +221,7 @@ def test_rows_that_a_restore_removed_of_a_stream_that_has_ended_are_lost(
     state = {SHARD: ended, Shard("orders#2"): ShardState(Intervals.of((MIN_SEQUENCE, 10)), origin=0)}
     details = {"kind": "keep", "state": state, "identities": identities, "sharing": "resumable"}
     WrittenLog(folder / "orders").ours(made_entry(1, -1, group="lakehouse", **details))
-    asset = declare(folder, "lakehouse")
+    asset = reader(folder, "lakehouse")
     found = told(tick(asset, instance))
     assert (found["stream/status"], found["stream/lag/lakehouse/orders"]) == ("lost", 0)
     measured = measure(StreamSource(URL), Ingestion("lakehouse", str(folder / "orders")))

@@ -1,11 +1,21 @@
-"""How streams and tables become assets, by default and as somebody wants it. No Spark."""
+"""How streams and tables become assets, and which two assets are refused. No Spark."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import dagster as dg
 import pytest
 
-from stream_assets import StreamTranslator, StreamTranslatorData, stream_definitions
+from stream_assets import (
+    DeltaLake,
+    KafkaCluster,
+    StreamAsset,
+    StreamTranslator,
+    StreamTranslatorData,
+    stream_asset,
+    stream_definitions,
+)
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import plain_asset
 
@@ -13,7 +23,6 @@ from tests.support.dagster_runs import plain_asset
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("kafka://eu:9092/orders", "kafka://us:9092/orders"),
         ("kafka://localhost:9092/orders", "kafka://localhost:9093/orders"),
         ("redis://a/orders", "redis://b/orders"),
         ("file://a.ss/orders", "file://b.ss/orders"),
@@ -50,9 +59,7 @@ def test_a_stream_is_one_node_however_its_servers_are_written(one: str, other: s
 
 def test_two_streams_are_not_one_node_unless_somebody_says_so() -> None:
     files = [plain_asset("a", source="file:///eu/orders.ss/o"), plain_asset("b", source="file:///us/orders.ss/o")]
-    with pytest.raises(
-        InvalidOptionError, match=r"file:///eu/orders.ss/o and file:///us/orders.ss/o would be one asset"
-    ):
+    with pytest.raises(InvalidOptionError):
         stream_definitions(files)
     both = dg.AssetSpec(["file", "orders.ss", "o"], description="Of both halls.")
     definitions = stream_definitions([*files, both])
@@ -97,3 +104,77 @@ def test_a_stream_that_somebody_describes_himself_takes_the_place_of_ours() -> N
     assert definitions.resolve_asset_graph().get(mine.key).description == "What the shop sells."
     # Without the convenience nothing is declared for the stream, and everything is left to its owner.
     dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, mine]))
+
+
+LAKE = DeltaLake(root=dg.EnvVar("LAKE"))
+
+
+def declare(name: str, source: Any, table: Any = "lake/all", **options: Any) -> StreamAsset:
+    given = {"source": source, "group": "g", "table": table, "spec": dg.AssetSpec(name), **options}
+    return stream_asset(**given)(lambda rows: rows)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("kafka://eu:9092/orders", "kafka://us:9092/orders,returns"),
+        ("redis://a/orders", "redis://b/orders"),
+        ("redis://a/orders", "kafka://a/orders"),
+        ("file:///lake/eu.ss/orders", "file:///lake/us.ss/orders"),
+        (
+            KafkaCluster(bootstrap_servers=dg.EnvVar("EU")).stream("orders"),
+            KafkaCluster(bootstrap_servers=dg.EnvVar("US")).stream("orders"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("table", ["lake/all", LAKE.table("all")], ids=["path", "lake"])
+def test_streams_of_one_key_at_two_places_need_two_tables(one: Any, other: Any, table: Any) -> None:
+    with pytest.raises(InvalidOptionError):
+        stream_definitions([declare("a", one, table), declare("b", other, table, group="h")])
+    assert stream_definitions([declare("a", one, table), declare("b", other, "lake/b")])
+
+
+@pytest.mark.parametrize("table", ["lake/all", LAKE.table("all")], ids=["path", "lake"])
+def test_several_assets_may_write_one_table_each_stream_once(table: Any) -> None:
+    one = declare("orders", "kafka://a:9092,b:9092/orders", table)
+    for other in ("kafka://a:9092/returns", "kafka://b:9092/returns"):
+        assert stream_definitions([one, declare("others", other, table)])
+    with pytest.raises(InvalidOptionError):
+        stream_definitions([one, declare("others", "kafka://b:9092,a:9092/returns,orders", table)])
+
+
+def test_one_table_is_found_however_it_is_written() -> None:
+    one, other = "kafka://eu:9092/orders", "kafka://us:9092/orders"
+    for path in ("./lake/all", "lake/all/"):
+        with pytest.raises(InvalidOptionError):
+            stream_definitions([declare("a", one), declare("b", other, path)])
+
+
+def test_two_keys_that_stand_for_one_table_of_a_lake_are_refused() -> None:
+    eu = declare("o", "kafka://a:9092/eu", LAKE, spec=dg.AssetSpec(["eu", "sales", "o"]))
+    us = declare("o", "kafka://a:9092/us", LAKE, spec=dg.AssetSpec(["us", "sales", "o"]))
+    with pytest.raises(InvalidOptionError):
+        stream_definitions([eu, us])
+    said = declare("o", "kafka://a:9092/us", LAKE.table("o", schema="sales"), spec=dg.AssetSpec(["us", "sales", "o"]))
+    assert stream_definitions([eu, said])
+
+
+@pytest.mark.parametrize("tables", [("lake/o", "lake/o_dead_letters"), (LAKE, LAKE)], ids=["path", "lake"])
+def test_the_table_of_the_dead_letters_of_another_asset_is_refused(tables: tuple[Any, Any]) -> None:
+    one = declare("o", "kafka://a:9092/o", tables[0])
+    other = declare("o_dead_letters", "kafka://a:9092/o_dead_letters", tables[1])
+    for assets in ([one, other], [other, one]):
+        with pytest.raises(InvalidOptionError):
+            stream_definitions(assets)
+
+
+@pytest.mark.parametrize("server", ["kafka://a:9092", "redis://a:6379"])
+def test_members_of_one_group_share_messages_so_that_two_tables_need_two_groups(server: str) -> None:
+    one = declare("a", f"{server}/orders", "lake/a", mode="load_balanced")
+    other = f"{server}/orders,returns"
+    with pytest.raises(InvalidOptionError):
+        stream_definitions([one, declare("b", other, "lake/b", mode="load_balanced")])
+    assert stream_definitions([one, declare("b", other, "lake/b", mode="load_balanced", group="h")])
+    assert stream_definitions([one, declare("b", f"{server}/returns", "lake/b", mode="load_balanced")])
+    assert stream_definitions([one, declare("b", "redis://b:1/orders", "lake/b", mode="load_balanced")])
+    assert stream_definitions([one, declare("b", other, "lake/b")])
