@@ -29,7 +29,6 @@ from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from tests.support.dagster_runs import plain_asset, tick
 from tests.support.kept_errors import kept
-from tests.support.parameters import shown
 
 SECRETS = {
     "T_KAFKA": "kafka-1.internal:9092",
@@ -200,7 +199,6 @@ class WithPartitions(StreamTranslator):
         ({"translator": WithPartitions()}, InvalidOptionError),
         ({"source": StreamFile(path="x.ss").stream("orders"), "mode": "load_balanced"}, InvalidOptionError),
     ],
-    ids=shown,
 )
 def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):

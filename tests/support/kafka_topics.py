@@ -7,7 +7,6 @@ code under test.
 from __future__ import annotations
 
 import ctypes
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,14 +21,13 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
-    KafkaError,
     KafkaException,
     Producer,
     TopicCollection,
     TopicPartition,
 )
 from confluent_kafka import admin as kafka_admin
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
@@ -42,7 +40,7 @@ from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.streams import Identity, sequences_in_table
-from tests.support.topics import admin
+from tests.support.topics import admin, committed, create_topic, leaders, sequences_in_topic
 
 SECONDS = 20.0
 MALFORMED = b'{"id": '
@@ -69,25 +67,8 @@ class Broker:
 
     def create(self, *, partitions: int = 1, name: str = "", config: Mapping[str, str] | None = None) -> str:
         """A new topic, ready to be written to; its name."""
-        name = name or f"orders-{uuid.uuid4().hex[:8]}"
-        until(lambda: self._created(NewTopic(name, partitions, 1, config=dict(config or {}))), what=f"topic {name}")
-        until(lambda: self._has(name, partitions), what=f"topic {name}")
-        self.topics.append(name)
-        return name
-
-    def _created(self, topic: NewTopic) -> bool:
-        try:
-            self._admin.create_topics([topic])[topic.topic].result(SECONDS)
-        except KafkaException as error:
-            # One of this name is still being deleted.
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return False
-            raise
-        return True
-
-    def _has(self, name: str, partitions: int) -> bool:
-        found = self._admin.list_topics(name, timeout=SECONDS).topics[name].partitions.values()
-        return len(found) == partitions and all(partition.leader >= 0 for partition in found)
+        self.topics.append(create_topic(self.address, partitions, name=name, **(config or {})))
+        return self.topics[-1]
 
     def delete(self, name: str) -> None:
         """Delete a topic, and wait until it is gone."""
@@ -110,7 +91,7 @@ class Broker:
     def add_partitions(self, name: str, total: int) -> None:
         """Make it so many."""
         self._admin.create_partitions([NewPartitions(name, total)])[name].result(SECONDS)
-        until(lambda: self._has(name, total), what=f"{total} partitions")
+        until(lambda: leaders(self._admin, name) == total, what=f"{total} partitions")
 
     def remove_before(self, name: str, offset: int, *, partition: int = 0) -> None:
         """Remove the messages before an offset, as retention does."""
@@ -184,33 +165,11 @@ class Broker:
 
     def messages(self, name: str, *, level: str = "read_committed") -> set[Identity]:
         """What a plain consumer finds in a topic."""
-        partitions = self._admin.list_topics(name, timeout=SECONDS).topics[name].partitions
-        settings: dict[str, Any] = {"group.id": "reader", "enable.partition.eof": True, "enable.auto.commit": False}
-        # The end is told by a fetch that waited in vain: let it not wait long.
-        settings |= {"isolation.level": level, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10}
-        consumer = Consumer(self._settings(**settings))
-        consumer.assign([TopicPartition(name, number, 0) for number in partitions])
-        found: set[Identity] = set()
-        left = set(partitions)
-        deadline = time.monotonic() + SECONDS
-        while left:
-            assert time.monotonic() < deadline, f"partitions {left} of {name} did not end"
-            for message in consumer.consume(1000, 0.1):
-                error = message.error()
-                if error is None:
-                    found.add((message.topic(), message.partition(), message.offset()))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard(message.partition())
-                else:
-                    raise KafkaException(error)
-        consumer.close()
-        return found
+        return sequences_in_topic(self.address, name, level=level)
 
     def committed(self, group: str, name: str) -> dict[int, int]:
         """The offsets that the group has committed, by partition; without one it is left out."""
-        future = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-        places = _result(future).topic_partitions
-        return {place.partition: place.offset for place in places if place.topic == name and place.offset >= 0}
+        return committed(self.address, group, name)
 
     def move(self, group: str, name: str, offset: int, *, partition: int = 0) -> None:
         """Commit an offset by hand."""

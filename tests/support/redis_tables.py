@@ -18,9 +18,8 @@ from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ORDERS
-from tests.support.streams import sequences_in_table
+from tests.support.streams import Identity, sequences_in_table
 
-Identity = tuple[str, int, int]
 # Entries of a member that stopped are taken over after a second.
 QUICK = {"min_idle_seconds": 1.0}
 

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.polling import until
-
-Identity = tuple[str, int, int]
+from tests.support.streams import Identity
 
 
 def create_topic(address: str, partitions: int, *, name: str | None = None, **config: str) -> str:
     """A new topic; returns its name. Keyword ``a_b`` is the topic's setting ``a.b``."""
     name = name or f"orders-{uuid.uuid4().hex[:8]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    client = admin(address)
-    client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
+    topic, client = NewTopic(name, partitions, 1, config=settings), admin(address)
+
+    def is_created() -> bool:
+        try:
+            client.create_topics([topic])[name].result(60)
+        except KafkaException as error:
+            # One of this name is still being deleted.
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+            return False
+        return True
+
+    until(is_created, what=f"topic {name}")
     # The broker says so before it knows the topic itself.
-    until(lambda: _leaders(client, name) == partitions, what="the topic being known")
+    until(lambda: leaders(client, name) == partitions, what=f"topic {name}")
     return name
 
 
-def _leaders(client: AdminClient, name: str) -> int:
+def leaders(client: AdminClient, name: str) -> int:
     """How many partitions of a topic have one."""
     topics = client.list_topics(timeout=60).topics
     return sum(p.leader >= 0 for p in topics[name].partitions.values()) if name in topics else 0
@@ -68,31 +87,26 @@ def fill(address: str, topic: str, count: int, *, partitions: int, malformed: fr
     producer.flush()
 
 
-def sequences_in_topic(address: str, topic: str) -> set[Identity]:
-    """Every committed message of a topic."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": address,
-            "group.id": "unused",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "log_level": 2,
-        }
-    )
-    partitions = list(consumer.list_topics(topic, 60).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+def sequences_in_topic(address: str, topic: str, *, level: str = "read_committed") -> set[Identity]:
+    """Every message of a topic that a plain consumer finds; those that are committed, by default."""
+    settings: dict[str, Any] = {"bootstrap.servers": address, "group.id": "unused", "log_level": 2}
+    settings |= {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    # The end is told by a fetch that waited in vain: let it not wait long.
+    consumer = Consumer({**settings, "isolation.level": level, "fetch.wait.max.ms": 10})
+    left = set(consumer.list_topics(topic, 60).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, number, 0) for number in left])
     found: set[Identity] = set()
-    open_partitions = set(partitions)
-    while open_partitions:
-        for message in consumer.consume(1000, 0.5):
+    deadline = time.monotonic() + 60
+    while left:
+        assert time.monotonic() < deadline, f"partitions {left} of {topic} did not end"
+        for message in consumer.consume(1000, 0.1):
             error = message.error()
             if error is None:
                 found.add((topic, message.partition() or 0, message.offset() or 0))
             elif error.code() == KafkaError._PARTITION_EOF:
-                open_partitions.discard(message.partition())
+                left.discard(message.partition())
             else:
-                raise AssertionError(error)
+                raise KafkaException(error)
     consumer.close()
     return found
 
@@ -110,7 +124,7 @@ def committed(address: str, group: str, topic: str) -> dict[int, int]:
         return None if any(place.error for place in places) else (places,)
 
     (places,) = until(stable, what=f"the offsets of {group}")
-    return {place.partition: place.offset for place in places if place.topic == topic}
+    return {place.partition: place.offset for place in places if place.topic == topic and place.offset >= 0}
 
 
 def ends(address: str, topic: str) -> dict[int, int]:
