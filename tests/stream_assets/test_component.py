@@ -419,6 +419,8 @@ def test_what_is_wrong_is_named(project: DgProject, before: str, after: str, nam
 
 
 def test_streams_of_a_file_have_no_pattern(project: DgProject) -> None:
+    with create_producer(f"file://{project.root}/orders.ss/orders") as producer:
+        producer.send(b"{}")
     attributes = {"connection": f"file://{project.root}/orders.ss", "lake": "/lake", "streams": [{"pattern": "*"}]}
     component = StreamIngestionComponent.from_attributes_dict(attributes=attributes)
     with pytest.raises(InvalidOptionError):

@@ -108,6 +108,21 @@ def test_a_live_member_is_named_in_the_failed_run(
     assert committed(kafka, stream.declared.ingestion.group, topic) == {0: 10}
 
 
+@pytest.mark.slow
+def test_real_time_starts_at_the_end_and_has_no_group(
+    spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    topic = create_topic(kafka, 2)
+    fill(kafka, topic, 20, partitions=2)
+    stream = kafka_asset(kafka, topic, folder, mode="real_time", group=None)
+    assert execute(stream, instance).success
+    assert sequences_in_table(folder / "t") == {}
+    fill(kafka, topic, 6, partitions=2)
+    assert execute(stream, instance).success
+    assert set(sequences_in_table(folder / "t")) == {(topic, p, n) for p in (0, 1) for n in (10, 11, 12)}
+    assert committed(kafka, stream.declared.ingestion.group, topic) == {}
+
+
 def test_groups_and_modes_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for options in ({"group": "g", "mode": "real_time"}, {"group": None, "mode": "load_balanced"}):
         with pytest.raises(InvalidOptionError):

@@ -105,7 +105,7 @@ def test_a_misspelt_option_of_a_resource_is_refused() -> None:
     for resource in (KafkaCluster, RedisServer, StreamFile, DeltaLake, SparkSessionResource):
         needed: Any = {name: value for name, value in known.items() if name in resource.model_fields}
         resource(**needed)
-        with pytest.raises(ValidationError, match="securty_protocol"):
+        with pytest.raises(ValueError, match="securty_protocol"):
             resource(**needed, securty_protocol="SASL_SSL")
 
 

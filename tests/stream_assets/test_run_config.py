@@ -45,31 +45,30 @@ def run_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "word"),
     [
-        {"start": {"seek": "2026-13-99"}},
-        {"stop": {"seek": "9999-12-31T23:59:59-12:00"}},
-        {"max_records": -5},
-        {"linger_seconds": -1.0},
-        {"linger_seconds": math.inf},
-        {"retry_seconds": math.inf},
-        {"start": {"rewind": "earliest", "seek": "2026-11-01"}},
-        {"start": {"rewind": "2026-11-17"}},
-        {"start": {"rewind": {"orders/0": "x"}}},
-        {"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"},
-        {"move_group": True},
-        {"start": {"rewind": "earliest"}, "max_batches": 3},
-        {"max_recrods": 10},
-        {"start": {"sek": "2026-11-17"}},
-        {"on_replay": "put"},
+        ({"start": {"seek": "2026-13-99"}}, "'2026-13-99'"),
+        ({"stop": {"seek": "9999-12-31T23:59:59-12:00"}}, "'9999-12-31T23:59:59-12:00'"),
+        ({"max_records": -5}, "max_records=-5"),
+        ({"linger_seconds": -1.0}, "linger_seconds=-1.0"),
+        ({"linger_seconds": math.inf}, "linger_seconds=inf"),
+        ({"retry_seconds": math.inf}, "retry_seconds=inf"),
+        ({"start": {"rewind": "earliest", "seek": "2026-11-01"}}, "seek"),
+        ({"start": {"rewind": "2026-11-17"}}, "Use seek"),
+        ({"start": {"rewind": {"orders/0": "x"}}}, "'x'"),
+        ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "does not go together"),
+        ({"move_group": True}, "move_group"),
+        ({"start": {"rewind": "earliest"}, "max_batches": 3}, "max_batches=3"),
+        ({"max_recrods": 10}, "max_recrods"),
+        ({"start": {"sek": "2026-11-17"}}, "sek"),
+        ({"on_replay": "put"}, "put"),
     ],
     ids=repr,
 )
-def test_nonsense_is_refused_before_there_is_a_run(config: dict[str, Any]) -> None:
+def test_nonsense_is_refused_before_there_is_a_run(config: dict[str, Any], word: str) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         dg.validate_run_config(JOB, run_config(config))
-    (key, *_), message = config, str(refused.value)
-    assert key in message or any(str(value) in message for value in config.values()), message
+    assert word in str(refused.value)
 
 
 def test_a_run_that_moves_the_group_may_stop_after_some_batches() -> None:

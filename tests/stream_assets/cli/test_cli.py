@@ -60,6 +60,11 @@ def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -
     assert "note: others changed rows of the table: version 3, DELETE at 20" in broken.stderr
     assert "(_sequence = 7)" in broken.stderr, "which rows"
     assert "nothing to read: lag 0" in ingest(folder).output, "it is not read again in silence"
+    assert "rows lack" not in broken.stderr
+    spark.sql(f"UPDATE delta.`{folder}/t` SET _sequence = NULL WHERE _shard = 1 AND _sequence < 3")
+    broken = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
+    assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 2]
+    assert "note: 2 rows lack _stream or _shard or _sequence" in broken.stderr
 
 
 def test_lines_on_stdin_are_messages(folder: Path) -> None:

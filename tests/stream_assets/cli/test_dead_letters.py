@@ -106,11 +106,12 @@ def test_wide_payloads_are_cut_on_a_terminal(tables: Tables, monkeypatch: pytest
 
 def test_what_cannot_be_meant_is_refused(tables: Tables, tmp_path: Path) -> None:
     place = ("--table", tables.main.path, "--group", "g")
-    for wrong in ("orders=9", "orders/0", "orders/0=nine", "orders/0=77"):
+    for wrong in ("orders=9", "orders/0", "orders/0=nine"):
         failing(run("dead-letters", "show", *place, wrong), wrong)
+    failing(run("dead-letters", "show", *place, "orders/0=77"), "there is no such dead letter")
     failing(run("dead-letters", "list", *place, "--from", "latest"), "latest")
     failing(run("dead-letters", "list", *place[:2]), "'g' (6)")
-    failing(run("dead-letters", "list", "--table", tmp_path / "typo", "--group", "g"), "typo")
+    failing(run("dead-letters", "list", "--table", tmp_path / "typo", "--group", "g"), "or ingest first")
 
 
 def test_show_has_each_byte_of_them(tables: Tables) -> None:

@@ -103,3 +103,12 @@ def test_it_needs_no_java(url: str) -> None:
     environment = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("id bigint")
+
+
+def test_a_stream_without_objects_has_no_schema(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/other.ss/other"
+    with create_producer(url) as producer:
+        producer.send(b"[]")
+    done = run(url)
+    assert done.exit_code == 1
+    assert "of 1 message, none has a field: 1 are not a JSON object. Read from another place" in done.stderr
