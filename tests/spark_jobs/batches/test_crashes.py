@@ -55,7 +55,8 @@ def test_a_decoder_that_crashes_for_every_message_fails_the_run(
     assert not sequences_in_table(f"{folder}/t_dead_letters")
 
 
-@pytest.mark.parametrize("driver_records", [1000, pytest.param(0, marks=pytest.mark.slow)], ids=WHERE)
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [1000, 0], ids=WHERE)
 def test_claimed_entries_that_crash_the_decoder_are_dead(
     driver_records: int, spark: SparkSession, redis_address: str, folder: Path
 ) -> None:

@@ -430,6 +430,7 @@ def test_no_transform_lets_a_dead_letter_pass_unseen(name: str, spark: SparkSess
     assert sequences_in_table(f"{folder}/t_dead_letters") == {("orders", 0, 100): 1}
 
 
+@pytest.mark.slow
 def test_a_topic_recreated_in_the_middle_is_not_written(topics: Topics) -> None:
     """With just as many messages, so that only the identity tells."""
     topic, what = topics.filled(orders(10))

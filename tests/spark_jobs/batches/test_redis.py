@@ -52,7 +52,8 @@ def test_a_stream_becomes_a_table_and_its_group_is_told(spark: SparkSession, str
     assert sum(verdict.lag > 0 for verdict in verdicts) == 2
 
 
-@pytest.mark.parametrize("records", [pytest.param(2, marks=pytest.mark.slow), 1000])
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [2, 1000])
 def test_entries_deleted_unread_are_a_loss_though_older_ones_stay(
     spark: SparkSession, redis_address: str, folder: Path, records: int
 ) -> None:

@@ -195,6 +195,7 @@ def test_messages_with_equal_timestamps_are_told_apart_and_none_is_lost(stage: S
     assert_each_once(stage.rows(), orders_of("orders", 0, 20) | orders_of("orders#2", 0, 30))
 
 
+@pytest.mark.slow
 def test_a_group_that_began_at_the_end_misses_nothing_of_a_stream_that_was_cut_below_that(stage: Stage) -> None:
     stage.send(10)
     stage.drain(start=AutoStreamReset.LATEST)
