@@ -98,7 +98,7 @@ class Stage:
     def rows(self) -> Counter[tuple[str, int, int]]:
         return sequences_in_table(self.folder / "t")
 
-    def letters(self) -> list[tuple[str, int]]:
+    def letters(self) -> list[tuple[str, int | None]]:
         """Stream and sequence of each dead letter."""
         rows = DeltaTable(f"{self.what.table}_dead_letters").to_pyarrow_table().to_pylist()
         return [(row["_stream"], row["_sequence"]) for row in rows]
