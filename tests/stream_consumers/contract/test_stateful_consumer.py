@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,8 +46,8 @@ BY_HAND = TrackingOptions(
     commit_interval_seconds=None, commit_every=None, retry_seconds=3_600, retry_limit_seconds=3_600, close_seconds=0
 )
 STEPS = 50
-# Bounded by what a place in a broker costs.
-RUNS = {"memory": 150, "file": 150, "kafka": 10, "redis": 50}
+# Bounded by what a place in a broker costs; a soak runs twenty times as many.
+RUNS = {"memory": 40, "file": 30, "kafka": 10, "redis": 12}
 
 
 class StreamMachine(RuleBasedStateMachine):
@@ -322,24 +323,24 @@ def run(machine: type[StreamMachine], backend: Backend, request: pytest.FixtureR
     )
 
 
+def on(backends: Iterable[Backend]) -> Any:
+    """A real broker takes a second for each place, and for each member that comes back."""
+    slow = {"kafka": [pytest.mark.slow]}
+    return pytest.mark.parametrize(
+        "backend", [pytest.param(one, id=one.name, marks=slow.get(one.name, [])) for one in backends]
+    )
+
+
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+@on(BACKENDS)
 def test_any_operations_on_a_consumer_do_what_the_model_does(
     backend: Backend, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     run(ConsumerMachine, backend, request, tmp_path)
 
 
-# A real broker takes a second to let a member come back, each time.
-WITH_POSITIONS = [
-    pytest.param(backend, id=str(backend), marks=[pytest.mark.slow] if backend.name == "kafka" else [])
-    for backend in BACKENDS
-    if backend.positions_mode is not None
-]
-
-
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("backend", WITH_POSITIONS)
+@on(one for one in BACKENDS if one.positions_mode is not None)
 def test_a_group_goes_on_behind_what_is_finished_whatever_happens(
     backend: Backend, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import redis
 from click.testing import CliRunner
@@ -17,7 +20,8 @@ from stream_consumers.errors import (
     UnsupportedError,
 )
 from stream_consumers.kafka import consumer as kafka_consumer
-from stream_consumers.messages import WILDCARD, Message, Shard, from_milliseconds
+from stream_consumers.kafka.cluster import KafkaBrokers
+from stream_consumers.messages import WILDCARD, Shard, from_milliseconds
 from stream_consumers.options import ConsumerMode
 from stream_consumers.redis import consumer as redis_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
@@ -27,17 +31,30 @@ from stream_consumers.testing.harness import STREAMS, Stream, in_turn
 from stream_consumers.urls import StreamUrl
 from tests.support.contract_backends import BACKENDS
 from tests.support.polling import until
+from tests.support.topics import create_topic, delete_topics
 
-# All need the broker that has nothing else: one process starts it.
-pytestmark = pytest.mark.xdist_group("own_kafka")
 PATIENCE = 60.0
 BOTH = in_turn(12, shards=3, streams=STREAMS)
 
 
 @pytest.fixture
-def kafka(own_kafka: str) -> str:
-    """A broker whose topics are all those of the test."""
-    return own_kafka
+def kafka(kafka: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The broker, as if its topics were those of the test only."""
+    all_topics = KafkaBrokers.all_topics
+
+    def own_topics(self: KafkaBrokers) -> dict[str, Any]:
+        return {name: found for name, found in all_topics(self).items() if name in {*STREAMS, "refunds"}}
+
+    monkeypatch.setattr(KafkaBrokers, "all_topics", own_topics)
+    return kafka
+
+
+@pytest.fixture
+def redis_client(redis_address: str) -> Iterator[Any]:
+    host, _, port = redis_address.partition(":")
+    with redis.Redis(host, int(port)) as client:
+        yield client
+        client.flushdb()
 
 
 @pytest.fixture
@@ -110,14 +127,12 @@ def test_a_streamer_has_the_wildcard_too(stream: Stream) -> None:
 
 def test_the_wildcard_is_for_consumers_without_a_group(stream: Stream) -> None:
     url = stream.url("*")
-    what = r"all streams \('\*'\) can only be read by a consumer without a group.*Name the streams"
     for mode in (ConsumerMode.LOAD_BALANCED, ConsumerMode.RESUMABLE):
-        is_refused = mode is ConsumerMode.LOAD_BALANCED or stream.location.startswith(("redis", "kafka"))
-        if is_refused:
-            with pytest.raises(UnsupportedError, match=what):
+        if mode is ConsumerMode.LOAD_BALANCED or stream.location.startswith(("redis", "kafka")):
+            with pytest.raises(UnsupportedError):
                 create_consumer(url, mode=mode, group="g")
     for make in (create_producer, open_batch_source, lambda url: StreamSource(StreamUrl.parse(url))):
-        with pytest.raises(UnsupportedError, match=what):
+        with pytest.raises(UnsupportedError):
             make(url)
     with pytest.raises(NotSubscribedError), replay(stream, "*") as consumer:
         consumer.assign(Shard("SEA_STREAMER_INTERNAL"))
@@ -143,72 +158,55 @@ def test_a_stream_that_comes_later_is_read(stream: Stream, monkeypatch: pytest.M
         assert {message.shard.stream for message in take(consumer, 2)} == {"orders", "refunds"}
 
 
-def test_a_topic_that_comes_later_is_read(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.topics import create_topic, delete_topics
+@pytest.fixture
+def refunds(kafka: str) -> Iterator[Callable[[], str]]:
+    """Makes a topic, whose URL it returns."""
+    made: list[str] = []
+    yield lambda: made.append(create_topic(kafka, 1, name="refunds")) or f"kafka://{kafka}/refunds"  # type: ignore[func-returns-value]
+    delete_topics(kafka, made)
 
+
+def test_a_topic_that_comes_later_is_read(
+    kafka: str, refunds: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka_consumer, "METADATA_SECONDS", 0.05)
     with create_consumer(f"kafka://{kafka}/*") as consumer:
         consumer.next(0)
-        create_topic(kafka, 1, name="refunds")
-        try:
-            with create_producer(f"kafka://{kafka}/refunds") as producer:
-                producer.send(b"late")
-            found: list[Message] = []
-
-            def has_come() -> bool:
-                message = consumer.next(0.1)
-                found.extend([message] if message and message.shard.stream == "refunds" else [])
-                return bool(found)
-
-            until(has_come, what="a message of the new topic")
-            assert found[0].text() == "late"
-        finally:
-            delete_topics(kafka, ["refunds"])
+        with create_producer(refunds()) as producer:
+            producer.send(b"late")
+        assert until(lambda: consumer.next(0.1), what="a message of the new topic").text() == "late"
 
 
 def test_a_broker_without_topics_is_an_end_and_no_wait(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stream_consumers.kafka.cluster import KafkaBrokers
-
     monkeypatch.setattr(KafkaBrokers, "all_topics", lambda self: {})
     with create_consumer(f"kafka://{kafka}/*", live=False) as consumer, pytest.raises(StreamEndedError):
         consumer.next(0)
 
 
-def test_topics_of_the_brokers_themselves_are_left_out(kafka: str) -> None:
-    from stream_consumers.kafka.cluster import KafkaBrokers
-    from tests.support.topics import create_topic, delete_topics
-
-    create_topic(kafka, 1, name="refunds")
-    try:
-        url = StreamUrl.parse(f"kafka://{kafka}/refunds")
-        cluster = KafkaBrokers(url)
+def test_topics_of_the_brokers_themselves_are_left_out(
+    refunds: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = refunds()
+    monkeypatch.undo()
+    with KafkaBrokers(url) as cluster:
         # A commit makes the brokers' own topic of offsets.
         cluster.commit("somebody", {Shard("refunds", 0): 0})
         assert "refunds" in cluster.all_topics()
         assert not [name for name in cluster.all_topics() if name.startswith("__")]
         assert "__consumer_offsets" in cluster._admin.list_topics(timeout=10.0).topics
-    finally:
-        delete_topics(kafka, ["refunds"])
 
 
-def test_every_key_of_redis_is_a_stream_or_one_of_its_shards(redis_address: str) -> None:
-    host, _, port = redis_address.partition(":")
-    with redis.Redis(host, int(port)) as client:
-        client.flushdb()
-        for key in ("orders:0", "orders:1", "orders:x", "orders", "a b:1", "clicks", "clicks:01"):
-            client.xadd(key, {"msg": key})
-        client.set("not-a-stream", 1)
-        # As where the stream is named: with numbered keys, the plain one is none of its shards.
-        with (
-            pytest.raises(UnsupportedError) as error,
-            create_consumer(f"redis://{redis_address}/*", live=False) as all_,
-        ):
-            all_.next()
-        assert error.value.facts["plain_key"] == "orders"
-        client.delete("orders")
-        with create_consumer(f"redis://{redis_address}/*", live=False) as consumer:
-            found = {str(message.shard): message.text() for message in consumer}
-        client.flushdb()
+def test_every_key_of_redis_is_a_stream_or_one_of_its_shards(redis_address: str, redis_client: Any) -> None:
+    for key in ("orders:0", "orders:1", "orders:x", "orders", "a b:1", "clicks", "clicks:01"):
+        redis_client.xadd(key, {"msg": key})
+    redis_client.set("not-a-stream", 1)
+    # As where the stream is named: with numbered keys, the plain one is none of its shards.
+    with pytest.raises(UnsupportedError) as error, create_consumer(f"redis://{redis_address}/*", live=False) as all_:
+        all_.next()
+    assert error.value.facts["plain_key"] == "orders"
+    redis_client.delete("orders")
+    with create_consumer(f"redis://{redis_address}/*", live=False) as consumer:
+        found = {str(message.shard): message.text() for message in consumer}
     assert found == {
         "orders/0": "orders:0",
         "orders/1": "orders:1",
@@ -228,9 +226,6 @@ def test_an_empty_redis_is_waited_for_without_a_busy_loop(redis_address: str, mo
         read(self, seconds)
 
     monkeypatch.setattr(redis_consumer.RedisConsumer, "_read", counting)
-    host, _, port = redis_address.partition(":")
-    with redis.Redis(host, int(port)) as client:
-        client.flushdb()
     with create_consumer(f"redis://{redis_address}/*") as consumer:
         assert consumer.next(0.3) is None
     assert len(reads) < 10, "a busy loop"
@@ -243,4 +238,3 @@ def test_peek_shows_all_streams(stream: Stream) -> None:
     assert {line.split(" | ")[1] for line in shown.stdout.splitlines()} == set(STREAMS)
     refused = CliRunner().invoke(main, ["relay", stream.url("*"), "stdio:///orders"])
     assert refused.exit_code == 1
-    assert "Name the streams" in refused.stderr
