@@ -49,17 +49,6 @@ def take(member: Consumer, count: int) -> list[Message]:
     return found
 
 
-def test_redis(redis_address: str) -> None:
-    place = Place(redis_address)
-    place.send(range(3))
-    options = RedisGroupOptions(auto_commit="disabled")  # type: ignore[arg-type]
-    member = create_consumer(place.url, mode="load_balanced", group="billing", group_options=options)
-    with member:
-        take(member, 3)
-        assert (member.group, member.commit(), member.commit()) == ("billing", 3, 0)
-    place.client.close()
-
-
 @pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
 def test_kafka_keeps_the_position_behind_what_was_acknowledged(kafka: str, mode: str) -> None:
     topic, group = create_topic(kafka, 2), unique_group()

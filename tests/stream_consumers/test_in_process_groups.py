@@ -14,8 +14,8 @@ import pytest
 
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError, StreamNotFoundError
-from stream_consumers.messages import Message, Shard, from_milliseconds
+from stream_consumers.errors import InvalidOptionError, StreamEndedError, StreamNotFoundError
+from stream_consumers.messages import Message, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
 from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
 from tests.support.polling import until
@@ -137,19 +137,6 @@ def test_a_member_that_moves_gives_its_messages_back(url: str) -> None:
         moving.rewind(Edge.BEGINNING)
         assert take_all(moving) == list(range(10))
         assert sorted(before + take_all(staying)) == list(range(10))
-
-
-def test_assignments_count_from_the_next_rewind_on(url: str) -> None:
-    with create_producer(url) as producer:
-        for number in range(10):
-            producer.send(b"%d" % number, shard=number % 2)
-    with member(url) as consumer:
-        consumer.assign(Shard("orders", 1))
-        assert sorted(take_all(consumer)) == list(range(10))
-        consumer.rewind(Edge.BEGINNING)
-        assert take_all(consumer) == [1, 3, 5, 7, 9]
-        with pytest.raises(NotSubscribedError):
-            consumer.unassign(Shard("orders", 1))
 
 
 # ends and threads

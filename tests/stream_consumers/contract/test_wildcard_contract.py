@@ -50,14 +50,6 @@ def kafka(kafka: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def redis_client(redis_address: str) -> Iterator[Any]:
-    host, _, port = redis_address.partition(":")
-    with redis.Redis(host, int(port)) as client:
-        yield client
-        client.flushdb()
-
-
-@pytest.fixture
 def redis_address(redis_address: str) -> str:
     """The server, without what other tests have left."""
     host, _, port = redis_address.partition(":")
@@ -194,27 +186,6 @@ def test_topics_of_the_brokers_themselves_are_left_out(
         assert "refunds" in cluster.all_topics()
         assert not [name for name in cluster.all_topics() if name.startswith("__")]
         assert "__consumer_offsets" in cluster._admin.list_topics(timeout=10.0).topics
-
-
-def test_every_key_of_redis_is_a_stream_or_one_of_its_shards(redis_address: str, redis_client: Any) -> None:
-    for key in ("orders:0", "orders:1", "orders:x", "orders", "a b:1", "clicks", "clicks:01"):
-        redis_client.xadd(key, {"msg": key})
-    redis_client.set("not-a-stream", 1)
-    # As where the stream is named: with numbered keys, the plain one is none of its shards.
-    with pytest.raises(UnsupportedError) as error, create_consumer(f"redis://{redis_address}/*", live=False) as all_:
-        all_.next()
-    assert error.value.facts["plain_key"] == "orders"
-    redis_client.delete("orders")
-    with create_consumer(f"redis://{redis_address}/*", live=False) as consumer:
-        found = {str(message.shard): message.text() for message in consumer}
-    assert found == {
-        "orders/0": "orders:0",
-        "orders/1": "orders:1",
-        "orders:x/0": "orders:x",
-        "a%20b/1": "a b:1",
-        "clicks/0": "clicks",
-        "clicks:01/0": "clicks:01",
-    }
 
 
 def test_an_empty_redis_is_waited_for_without_a_busy_loop(redis_address: str, monkeypatch: pytest.MonkeyPatch) -> None:

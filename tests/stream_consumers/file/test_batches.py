@@ -27,6 +27,7 @@ from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Shard
 from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.profiles import examples
 from tests.support.ss_files import (
     CREATED_MS,
     END_OF_STREAM,
@@ -153,7 +154,7 @@ def damaged_file(path: Path) -> Path:
 @pytest.mark.parametrize("with_hint", [True, False])
 @pytest.mark.parametrize(
     ("max_records", "parallelism"),
-    [(1, 1), (2, 1), (5, 1), (13, 1), *((11, n) for n in (2, 5)), *((1000, n) for n in range(1, 6))],
+    [pytest.param(1, 1, marks=pytest.mark.slow), (5, 1), (13, 2), (1000, 1), (1000, 3)],
 )
 def test_damage_is_counted_once_whatever_the_batches(
     tmp_path: Path, max_records: int, parallelism: int, with_hint: bool
@@ -164,23 +165,32 @@ def test_damage_is_counted_once_whatever_the_batches(
     assert set(rows.values()) == {1}
 
 
-def test_splits_in_which_a_beacon_had_to_help_do_not_know_what_they_hold(tmp_path: Path) -> None:
-    path = damaged_file(tmp_path / "orders.ss")
+def known_splits(path: Path) -> list[bool]:
+    """Whether each split knows how many messages it holds; those that do are right."""
     with FileBatchSource(url_of(path)) as source:
         gaps = {shard: Range(0, extent.end) for shard, extent in source.extents().items()}
         plan = source.plan(gaps, limits=Limits(), parallelism=40)
     assert plan is not None
-    known = 0
+    known = []
     for split in plan.splits:
         assert isinstance(split, FileSplit)
         rows = [row for batch in split.read() for row in batch.to_pylist()]
         counts = split.counts()
-        if counts is not None:
-            known += 1
-            assert counts == Counter(Shard(row["stream"], row["shard"]) for row in rows)
+        known.append(counts is not None)
+        assert counts in (None, Counter(Shard(row["stream"], row["shard"]) for row in rows))
         # A checksum is first compared when a message is read.
-        assert (counts is None) or all(row["sequence"] is not None for row in rows)
-    assert 0 < known < len(plan.splits)
+        assert counts is None or all(row["sequence"] is not None for row in rows)
+    return known
+
+
+def test_splits_in_which_a_beacon_had_to_help_do_not_know_what_they_hold(tmp_path: Path) -> None:
+    assert set(known_splits(damaged_file(tmp_path / "orders.ss"))) == {True, False}
+
+
+def test_a_split_with_damage_before_messages_of_another_stream_does_not_know_what_it_holds(tmp_path: Path) -> None:
+    clicks = [Sent(CLICKS, n, 5, b"click") for n in range(1, 30)]
+    path = write_file(tmp_path / "orders.ss", [*numbered(10), numbered(2)[1], *clicks, *numbered(5, first=11)])
+    assert known_splits(path).count(False) == 1
 
 
 def plans(source: FileBatchSource, gaps: Mapping[Shard, Range], limits: Limits) -> Iterator[BatchPlan]:
@@ -191,7 +201,7 @@ def plans(source: FileBatchSource, gaps: Mapping[Shard, Range], limits: Limits) 
         left.update({shard: Range(covered.end, left[shard].end) for shard, covered in plan.ranges.items()})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8)))
 def test_batches_of_any_part_of_a_file_by_one_look(tmp_path: Path, seed: int) -> None:
     path = damaged_file(tmp_path / "orders.ss")
     chosen = random.Random(seed)
@@ -250,7 +260,7 @@ def test_long_files_are_planned_by_walking_each_message_about_once(
     assert len(walked) <= 1.2 * 2000
 
 
-@pytest.mark.parametrize("parallelism", [2, 3, 8])
+@pytest.mark.parametrize("parallelism", [2, 8])
 def test_splits_have_about_as_many_messages_each(tmp_path: Path, parallelism: int) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(2000, shards=SHARDS))
     with FileBatchSource(url_of(path)) as source:
@@ -263,33 +273,31 @@ def test_splits_have_about_as_many_messages_each(tmp_path: Path, parallelism: in
     assert max(counted) <= 1.5 * 2000 / parallelism
 
 
-def test_damage_between_shards_when_batches_hold_one_shard_only(tmp_path: Path) -> None:
-    path = damaged_file(tmp_path / "orders.ss")
+def one_shard_a_batch(path: Path, *shards: Shard) -> Counter[Row]:
+    """What batches of a single shard find, one after the other."""
     rows: Counter[Row] = Counter()
-    for shard in SHARDS:
-        with FileBatchSource(url_of(path)) as source:
+    for shard in shards:
+        with FileBatchSource(url_of(path, *{shard.stream: None for shard in shards})) as source:
             gap = {shard: Range(0, source.extents()[shard].end)}
             plan = source.plan(gap, limits=Limits(), parallelism=3)
             assert plan is not None
             rows.update(read(plan))
-    assert rows == expected(path)
+    return rows
+
+
+def test_damage_between_shards_when_batches_hold_one_shard_only(tmp_path: Path) -> None:
+    path = damaged_file(tmp_path / "orders.ss")
+    assert one_shard_a_batch(path, *SHARDS) == expected(path)
 
 
 def test_damage_between_streams_is_counted_once(tmp_path: Path) -> None:
-    """Also when one batch holds only messages of one of the streams."""
-    messages = numbered(120, shards=(ORDERS, CLICKS))
-    path = write_file(tmp_path / "orders.ss", messages)
+    path = write_file(tmp_path / "orders.ss", numbered(120, shards=(ORDERS, CLICKS)))
     whole = items(path)
-    flip(path, whole[40].offset, 0xF0)
-    flip(path, whole[83].offset, 0xF0)
-    assert drain(path, "orders", "clicks", max_records=1, parallelism=1) == expected(path, "orders", "clicks")
-    rows: Counter[Row] = Counter()
-    for shard in (ORDERS, CLICKS):
-        with FileBatchSource(url_of(path, "orders", "clicks")) as source:
-            plan = source.plan({shard: Range(0, source.extents()[shard].end)}, limits=Limits(), parallelism=2)
-            assert plan is not None
-            rows.update(read(plan))
-    assert rows == expected(path, "orders", "clicks")
+    for index in (40, 83):
+        flip(path, whole[index].offset, 0xF0)
+    found = expected(path, "orders", "clicks")
+    assert drain(path, "orders", "clicks", max_records=1, parallelism=1) == found
+    assert one_shard_a_batch(path, ORDERS, CLICKS) == found
 
 
 def test_messages_of_other_streams_are_never_dead_letters(tmp_path: Path) -> None:
@@ -313,21 +321,7 @@ def test_damage_before_many_messages_of_another_stream(tmp_path: Path) -> None:
         assert rows == expected(path)
 
 
-def test_a_split_with_damage_before_messages_of_another_stream_does_not_know_what_it_holds(tmp_path: Path) -> None:
-    clicks = [Sent(CLICKS, n, 5, b"click") for n in range(1, 30)]
-    path = write_file(tmp_path / "orders.ss", [*numbered(10), numbered(2)[1], *clicks, *numbered(5, first=11)])
-    with FileBatchSource(url_of(path)) as source:
-        plan = source.plan({ORDERS: Range(0, source.extents()[ORDERS].end)}, limits=Limits(), parallelism=40)
-    assert plan is not None
-    for split in plan.splits:
-        assert isinstance(split, FileSplit)
-        found, counts = sum(batch.num_rows for batch in split.read()), split.counts()
-        assert counts is None or sum(counts.values()) == found
-    assert sum(1 for split in plan.splits if isinstance(split, FileSplit) and split.counts() is None) == 1
-
-
-@pytest.mark.parametrize("count", [1, 100])
-def test_damage_at_the_very_end_is_counted_with_the_next_message(tmp_path: Path, count: int) -> None:
+def test_damage_at_the_very_end_is_counted_with_the_next_message(tmp_path: Path) -> None:
     messages = numbered(20)
     path = write_file(tmp_path / "orders.ss", [*messages, messages[3]])
     os.utime(path, (1, 1))
@@ -335,14 +329,14 @@ def test_damage_at_the_very_end_is_counted_with_the_next_message(tmp_path: Path,
     assert set(reader.drain()) == {("orders", 0, n, None) for n in range(1, 21)}
     with FileBatchSource(reader.url) as source:
         source.extents(resume=Resume(reader.positions, reader.hint))
-        assert "cannot be read" in (source.unreadable_tail() or "")
+        assert source.unreadable_tail()
     (damage,) = damages(items(path))
     with FileProducer(url_of(path)) as producer:
-        for _ in range(count):
+        for _ in range(100):
             producer.send(b"more")
     reader.drain(max_records=7)
     assert reader.rows == Counter(
-        [("orders", 0, n, None) for n in range(1, 21 + count)] + [("orders", 0, None, damage.offset)]
+        [*(("orders", 0, n, None) for n in range(1, 121)), ("orders", 0, None, damage.offset)]
     )
 
 
@@ -358,8 +352,7 @@ def test_dead_letters_carry_their_bytes(tmp_path: Path) -> None:
     (row,) = [row for split in plan.splits for batch in split.read() for row in batch.to_pylist()]
     assert row["payload"] == path.read_bytes()[frame.offset : frame.end]
     assert (row["sequence"], row["timestamp_ms"], row["offset"]) == (3, frame.timestamp_ms, frame.offset)
-    assert row["error"].startswith("checksum error: stored ")
-    assert row["error"].endswith(f"(offset {frame.offset} of orders.ss)")
+    assert "checksum" in row["error"]
 
 
 # Appending, truncation, replacement
@@ -409,7 +402,7 @@ def test_a_hint_of_another_form_is_ignored(tmp_path: Path, change: Mapping[str, 
 
 
 @pytest.mark.parametrize("with_hint", [True, False])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_a_file_that_was_restored_from_an_older_copy_and_grew_again(tmp_path: Path, seed: int, with_hint: bool) -> None:
     """Messages of the same sequences and sizes, some damaged, some in a shard that is new."""
     chance = random.Random(seed)
@@ -456,9 +449,7 @@ def test_unreadable_tail(tmp_path: Path) -> None:
         assert source.unreadable_tail() is None, "it was written just now"
         os.utime(path, (1, 1))
         tail = source.unreadable_tail()
-        assert tail is not None
-        assert str(path) in tail
-        assert f" {last.end - 5 - last.offset} bytes" in tail
+        assert f" {last.end - 5 - last.offset} bytes" in (tail or "")
         ahead = time.time() + 3600
         os.utime(path, (ahead, ahead))
         assert source.unreadable_tail() == tail, "the clock was set back since"
@@ -529,7 +520,7 @@ def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("read_before", [0, 10])
-@pytest.mark.parametrize("first", [6, 11, 12, 25])
+@pytest.mark.parametrize("first", [6, 11, 25])
 def test_a_file_that_lost_its_oldest_messages(tmp_path: Path, read_before: int, first: int) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(10, first=1), interval=1024 * 1024)
     reader = Reader(url_of(path))

@@ -19,12 +19,9 @@ SHARDS = (ORDERS, Shard("orders", 1), Shard("clicks"))
     ("present", "expected"),
     [
         (TEN, (3, 4)),
-        (set(TEN) - {4}, (3, 5)),
         (set(TEN) - {3, 4}, (2, 5)),
-        ({1, 8, 9}, (1, 8)),
         ({8, 9}, (0, 8)),
         ({3}, (3, None)),
-        ({8}, (0, 8)),
         (set(), (0, None)),
     ],
 )
@@ -42,21 +39,16 @@ def test_surveyor_vectors(present: Iterable[int], expected: tuple[int, int | Non
 
 def test_a_survey_is_a_binary_search() -> None:
     judged: list[int] = []
-
-    def is_before(index: int) -> bool:
-        judged.append(index)
-        return index <= 77_777
-
-    assert survey(1_000_000, is_before) == (77_777, 77_778)
+    assert survey(1_000_000, lambda index: judged.append(index) or index <= 77_777) == (77_777, 77_778)  # type: ignore[func-returns-value]
     assert len(judged) <= 21
-    assert survey(0, is_before) == (0, None)
+    assert survey(0, bool) == (0, None)
 
 
 def before_sequence(beacons: BeaconSearch, shard: Shard, sequence: int) -> int:
     return beacons.last_before(shard, lambda place: place.sequence < sequence)
 
 
-@pytest.mark.parametrize("interval", [640, 1024, 2048])
+@pytest.mark.parametrize("interval", [640, 2048])
 def test_the_place_is_before_every_message_asked_for(tmp_path: Path, interval: int) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(300, shards=SHARDS, size=40), interval=interval)
     frames = items(path)

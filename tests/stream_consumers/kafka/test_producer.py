@@ -69,7 +69,7 @@ def test_a_producer_that_ends_names_what_it_drops(kafka: str, topic: str) -> Non
     with raises_with(BrokerUnavailableError, undelivered=3, to=f"3 to {topic}/0"):
         producer.close()
     for receipt in receipts:
-        with pytest.raises(StreamAssetsError, match="no receipt with a sequence"):
+        with pytest.raises(StreamAssetsError):
             _ = receipt.sequence
     assert payloads(kafka, topic) == []
 
@@ -103,7 +103,7 @@ class Unanswered:
 
 def test_what_kafka_would_cut_is_refused_and_a_producer_that_ended_is_not_flushed(kafka: str) -> None:
     producer = KafkaProducer(f"kafka://{kafka}/{create_topic(kafka, 1)}")
-    with producer, pytest.raises(InvalidOptionError, match="cannot send a header named"):
+    with producer, pytest.raises(InvalidOptionError):
         producer.send(b"", headers=[("a\0b", b"")])
     with pytest.raises(ProducerEndedError):
         producer.flush()

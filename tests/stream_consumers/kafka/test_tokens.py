@@ -73,6 +73,7 @@ def test_consumers_producers_groups_and_splits_in_another_process_have_tokens(
     assert len(calling_processes(tmp_path / "calls")) == 2
 
 
+@pytest.mark.slow
 def test_the_command_line_finds_a_module_in_its_folder(url: str, tmp_path: Path) -> None:
     (tmp_path / "shop_tokens.py").write_text("from tests.support.tokens import token\n")
     words = [word for name, value in client().items() for word in ("-X", f"{name}={value}")]
@@ -84,6 +85,7 @@ def test_the_command_line_finds_a_module_in_its_folder(url: str, tmp_path: Path)
     assert (done.returncode, "5" in done.stdout.split()) == (0, True), done.stderr
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for_again_before_it_expires(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,8 +133,10 @@ def test_what_is_wrong_with_a_provider_is_typed_and_shows_no_token(
 
 
 def test_a_token_that_the_broker_refuses_is_no_access(url: str) -> None:
-    with KafkaBrokers(url, client("refused_token")) as cluster, pytest.raises(AccessDeniedError):
-        cluster.check()
+    with KafkaBrokers(url, client("refused_token")) as cluster:
+        cluster.answer_seconds = 2
+        with pytest.raises(AccessDeniedError):
+            cluster.check()
 
 
 @pytest.mark.parametrize("name", ["", "tokens", "a:b:c", ":token", "tokens:", "../a:b", "a.b:c d", 7])

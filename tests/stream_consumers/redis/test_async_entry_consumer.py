@@ -11,20 +11,9 @@ from typing import Any
 import pytest
 
 from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError
-from stream_consumers.redis.entry_consumer import AsyncEntryConsumer, EntryReader, create_entry_consumer
-from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream
+from stream_consumers.redis.entry_consumer import AsyncEntryConsumer, EntryReader
+from tests.support.redis_entries import PATIENCE, Found, Keys, by_stream
 from tests.support.redis_streams import unique_name
-
-ANY_KEYS = (
-    "user:events",
-    "user:42",
-    "a key, with spaces",
-    "100%/day?",
-    "{tag}:x",
-    "SEA_STREAMER_WILDCARD",
-    "*",
-    "ключ",
-)
 
 
 def run(work: Callable[[AsyncEntryConsumer], Coroutine[Any, Any, None]], consumer: EntryReader) -> None:
@@ -62,50 +51,6 @@ def test_async_for_gives_streams_and_entries_until_there_are_none(keys: Keys) ->
     run(work, keys.consumer())
 
 
-def test_a_group_shares_acknowledges_and_has_a_backlog(keys: Keys) -> None:
-    async def work() -> None:
-        async with (
-            AsyncEntryConsumer(keys.member()) as one,
-            AsyncEntryConsumer(keys.member(consumer="other")) as two,
-        ):
-            keys.add(keys.a, range(10))
-            keys.add(keys.b, range(10))
-            first, second = await asyncio.gather(drain(one), drain(two))
-            assert len(first) + len(second) == 20
-            assert len({(name, entry.identifier) for name, entry in [*first, *second]}) == 20
-            for name, entry in second:
-                assert await two.acknowledge(name, entry.identifier) == 1
-            for name, entry in first[1:]:
-                assert await one.acknowledge(name, entry) == 1
-            with pytest.raises(NotSubscribedError):
-                await one.acknowledge("another", "1-0")
-        async with AsyncEntryConsumer(keys.member(start_from_backlog=True)) as again:
-            left = [(name, entry.identifier) for name, entry in first[:1]]
-            assert [(name, entry.identifier) for name, entry in await drain(again)] == left
-
-    asyncio.run(work())
-
-
-@pytest.mark.parametrize("kind", ["simple", "group"])
-def test_any_key_can_be_read(keys: Keys, kind: str) -> None:
-    prefix = unique_name("any")
-    names = [f"{prefix}{key}" for key in ANY_KEYS]
-    raw = prefix.encode() + b"\xff\x00 bytes"
-    options: Any = {"group": GROUP, "consumer": ME} if kind == "group" else {}
-    consumer = create_entry_consumer(f"redis://{keys.address}/", streams=[*names, raw], **options)
-
-    async def work(consumer: AsyncEntryConsumer) -> None:
-        for key in (*(name.encode() for name in names), raw):
-            keys.client.xadd(key, {"key": key})
-        found = {name: entry async for name, entry in consumer}
-        told = {name: entry.field_values[b"key"] for name, entry in found.items()}
-        assert told == {**{name: name.encode() for name in names}, raw.decode("utf-8", "surrogateescape"): raw}
-        if kind == "group":
-            assert [await consumer.acknowledge(name, entry) for name, entry in found.items()] == [1] * len(found)
-
-    run(work, consumer)
-
-
 def test_waiting_holds_nothing_else_up_and_a_cancelled_task_loses_no_entry(keys: Keys) -> None:
     async def work(consumer: AsyncEntryConsumer) -> None:
         waiting = asyncio.create_task(consumer.get_entry(math.inf))
@@ -134,6 +79,17 @@ def test_entering_again_starts_again_and_outside_of_it_nothing_is_read(keys: Key
                 await consumer.get_entry()
 
     asyncio.run(work())
+
+
+def test_a_member_acknowledges_its_own_streams(keys: Keys) -> None:
+    async def work(consumer: AsyncEntryConsumer) -> None:
+        keys.add(keys.a, range(2))
+        (name, first), (_, second) = await drain(consumer)
+        assert [await consumer.acknowledge(name, found) for found in (first, second.identifier)] == [1, 1]
+        with pytest.raises(NotSubscribedError):
+            await consumer.acknowledge("another", "1-0")
+
+    run(work, keys.member())
 
 
 def test_without_a_group_nothing_is_acknowledged(keys: Keys) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Edge
 from stream_consumers.create import create_consumer
-from stream_consumers.errors import GroupRemovedError, StreamEndedError, StreamRemovedError
+from stream_consumers.errors import StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis import server
 from stream_consumers.redis.entry_consumer import create_entry_consumer
 from tests.support.polling import until
@@ -37,17 +37,10 @@ def assert_told(read: Callable[[], object], match: str) -> StreamRemovedError:
     return told.value
 
 
-def consumers(place: Place) -> dict[str, Callable[[], Consumer]]:
-    return {
-        "from the beginning": lambda: create_consumer(place.url),
-        "from the end": lambda: create_consumer(place.url, reset=AutoStreamReset.LATEST),
-    }
-
-
-@pytest.mark.parametrize("kind", ["from the beginning", "from the end"])
-def test_a_stream_made_again_with_lower_ids_is_told(place: Place, kind: str) -> None:
+@pytest.mark.parametrize("reset", list(AutoStreamReset))
+def test_a_stream_made_again_with_lower_ids_is_told(place: Place, reset: AutoStreamReset) -> None:
     place.send(range(5))
-    with consumers(place)[kind]() as consumer:
+    with create_consumer(place.url, reset=reset) as consumer:
         take_until_silent(consumer)
         make_again(place)
         told = assert_told(lambda: consumer.next(0.1), "was deleted and made again")
@@ -106,19 +99,6 @@ def test_what_is_trimmed_or_not_there_yet_is_not_gone(place: Place) -> None:
         assert consumer.next(0.2) is None
 
 
-def test_one_shard_of_several_is_told_although_others_have_messages(place: Place) -> None:
-    place.send(range(4), shards=2, is_sharded=True)
-    with create_consumer(place.url) as consumer:
-        take(consumer, 4)
-        place.client.delete(f"{place.stream}:1")
-
-        def read() -> None:
-            place.client.xadd(f"{place.stream}:0", {"msg": "7"})
-            consumer.next(0.1)
-
-        assert_told(read, f"{place.stream}:1 at .* was deleted")
-
-
 def test_with_the_wildcard_a_stream_that_is_gone_is_no_longer_read(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,16 +130,7 @@ def test_an_entry_consumer_tells_it_and_starts_anew_when_it_is_entered_again(pla
         assert consumer.get_entry(0.2) is None or start == "0-0"
 
 
-@pytest.mark.parametrize("mode", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
-def test_a_member_of_a_group_tells_it(place: Place, mode: ConsumerMode) -> None:
-    place.send(range(3))
-    with create_consumer(place.url, mode=mode, group="g") as consumer:
-        take(consumer, 3)
-        make_again(place)
-        with pytest.raises(GroupRemovedError):
-            until(lambda: consumer.next(0.1), seconds=PATIENCE)
-
-
+@pytest.mark.slow
 def test_in_a_cluster(nodes: list[str]) -> None:
     place = Place(nodes[0], cluster=True)
     for number in range(4):

@@ -179,6 +179,7 @@ def test_lines_are_in_the_file_while_the_pipe_is_open_and_survive_a_kill(path: P
     assert [f.sequence for f in frames(path)] == list(range(1, 302))
 
 
+@pytest.mark.slow
 def test_a_kill_at_full_speed_leaves_whole_lines_at_most_once(path: Path) -> None:
     """The pipe never pauses, so that the kill falls into the middle of something."""
     lines = [b"%d %s" % (n, b"x" * (n * 37 % 5000)) for n in range(20_000)]

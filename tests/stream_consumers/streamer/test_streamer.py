@@ -19,11 +19,13 @@ from stream_consumers.errors import (
     InvalidOptionError,
     InvalidStreamKeyError,
     InvalidUrlError,
+    OutOfBoundsError,
     ProducerEndedError,
     StreamEndedError,
     StreamExistsError,
     StreamNotFoundError,
 )
+from stream_consumers.messages import from_milliseconds
 from stream_consumers.options import (
     AutoCommit,
     AutoStreamReset,
@@ -33,7 +35,7 @@ from stream_consumers.options import (
     RedisGroupOptions,
 )
 from stream_consumers.stdio.backend import StdioProducerOptions
-from stream_consumers.streamer import PseudoRandom, RoundRobin, Streamer, connect
+from stream_consumers.streamer import PseudoRandom, RoundRobin, Streamer, connect, rewind_after, seek_after
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_streams import unique_name
 from tests.support.ss_files import END_OF_STREAM, items, sent
@@ -77,17 +79,6 @@ def test_a_file_that_is_missing(place: str, path: Path) -> None:
     connect(place).disconnect()
 
 
-def test_a_file_that_is_created_if_it_is_missing(place: str) -> None:
-    """F-streamer."""
-    options = FileProducerOptions(creation=FileCreation.IF_MISSING)
-    connect(place, producer_options=options).disconnect()
-    with connect(place, producer_options=options) as streamer:
-        consumer = streamer.create_consumer("hello", reset=LATEST)
-        with streamer.create_producer("hello") as producer:
-            assert [producer.send(b"x").sequence for _ in range(9)] == list(range(1, 10))
-        assert take(consumer, 9) == list(range(1, 10))
-
-
 def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> None:
     """F-producer."""
     with connect(place, producer_options=KIB_EOS) as streamer:
@@ -114,22 +105,6 @@ def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> Non
         again.end()
         consumer = streamer.create_consumer("hello")
         assert [message.sequence for message in consumer] == list(range(1, 150))
-
-
-@pytest.mark.parametrize("reset", list(AutoStreamReset))
-def test_cats_and_dogs(place: str, reset: AutoStreamReset) -> None:
-    """F-demux."""
-    options = FileProducerOptions(beacon_interval=1024)
-    with connect(place, producer_options=options) as streamer:
-        consumers = [streamer.create_consumer(name, reset=reset) for name in ("cat", "dog")]
-        producer = streamer.create_producer()
-        for number in range(100):
-            producer.send(b"%d" % number, stream=("cat", "dog")[number % 2])
-        producer.flush()
-        for remainder, consumer in enumerate(consumers):
-            found = [consumer.next(PATIENCE) for _ in range(50)]
-            assert [message.text() for message in found if message] == [str(n) for n in range(remainder, 100, 2)]
-            assert consumer.next(0) is None
 
 
 @pytest.fixture(params=["memory", "file", "redis"])
@@ -203,6 +178,22 @@ def test_modes_and_groups_reach_the_backend(redis_address: str, memory: str) -> 
         for _ in range(4):
             producer.send(b"x")
         assert (take(chip, 2), take(dale, 2)) == ([0, 2], [1, 3])
+
+
+def test_consumers_are_moved_behind_a_sequence_or_a_moment(memory: str) -> None:
+    with connect(f"{memory}orders") as streamer:
+        with streamer.create_producer() as producer:
+            for number in range(5):
+                producer.send(b"%d" % number, timestamp_ms=1_000 + number)
+        consumer = streamer.create_consumer()
+        rewind_after(consumer, 2)
+        assert take(consumer, 2) == [3, 4]
+        seek_after(consumer, from_milliseconds(1_001))
+        assert take(consumer, 3) == [2, 3, 4]
+        with pytest.raises(OutOfBoundsError):
+            rewind_after(consumer, 4)
+        with pytest.raises(OutOfBoundsError):
+            seek_after(consumer, from_milliseconds(1_004))
 
 
 # disconnecting

@@ -21,14 +21,13 @@ from stream_consumers.subscription.backend import (
     StreamBackend,
 )
 from stream_consumers.subscription.memory_backend import MemoryBackend
-from stream_consumers.subscription.redis_backend import RedisBackend, _times
+from stream_consumers.subscription.redis_backend import _times
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.raising import raises_with
 from tests.support.redis_streams import unique_name
 from tests.support.stream_backends import KINDS, behind
 
-BACKENDS: tuple[type[StreamBackend], ...] = (MemoryBackend, RedisBackend)
 GROUP, ME, PEER = "billing", "me", "peer"
 LIMIT = 1000
 
@@ -106,12 +105,6 @@ def test_s26_two_groups_each_get_every_message(backend: StreamBackend, stream: s
         assert payloads(backend.read_new(stream, group, ME, 10, 0)) == [b"0", b"1", b"2"]
 
 
-def test_members_of_a_group_share_its_messages(backend: StreamBackend, stream: str) -> None:
-    filled(backend, stream, 4)
-    mine, theirs = (backend.read_new(stream, GROUP, name, 2, 0) for name in (ME, PEER))
-    assert payloads(mine) + payloads(theirs) == [b"0", b"1", b"2", b"3"]
-
-
 @pytest.mark.parametrize("call", ["read", "reclaim", "redeliver", "touch", "ack"])
 def test_r8_a_group_that_is_gone_is_an_error_and_not_made_again(other: Any, stream: str, call: str) -> None:
     backend: StreamBackend = other.backend
@@ -182,15 +175,11 @@ def test_publish_batch_keeps_the_order_over_more_than_a_page(other: Any, stream:
 # reading
 
 
-def test_r16_a_timeout_of_0_does_not_wait(backend: StreamBackend, stream: str) -> None:
+def test_a_read_waits_for_a_message_and_not_longer(backend: StreamBackend, stream: str) -> None:
     backend.create_group(stream, GROUP, "0")
     begin = time.monotonic()
     assert backend.read_new(stream, GROUP, ME, 10, 0) == []
     assert time.monotonic() - begin < 1
-
-
-def test_a_read_waits_for_a_message_and_not_longer(backend: StreamBackend, stream: str) -> None:
-    backend.create_group(stream, GROUP, "0")
     begin = time.monotonic()
     assert backend.read_new(stream, GROUP, ME, 10, 0.05) == []
     assert 0.05 <= time.monotonic() - begin < 2
@@ -273,14 +262,6 @@ def test_an_oversize_entry_is_told_with_size_and_place_and_not_kept(other: Any, 
         assert bad_id in entry.error
 
 
-def test_a_malformed_entry_that_is_too_large_for_a_dead_letter_leaves_its_place(other: Any, stream: str) -> None:
-    other.backend.create_group(stream, GROUP, "0")
-    bad_id = other.append(stream, b"\xff" * (LIMIT + 1))
-    (entry,) = other.backend.read_new(stream, GROUP, ME, 10, 0)
-    assert isinstance(entry, MalformedEntry)
-    assert (entry.id, entry.original, entry.size) == (bad_id, b"", LIMIT + 1)
-
-
 def test_a_codec_that_raises_anything_makes_an_entry_malformed(redis_address: str, stream: str) -> None:
     class Broken(JsonCodec):
         def decode(self, raw: bytes) -> EventMessage:
@@ -344,12 +325,6 @@ def pause(seconds: float = 0.03) -> None:
     """Let entries become idle: time is what this is about, not somebody who might be late."""
     began = time.monotonic()
     until(lambda: time.monotonic() - began > seconds)
-
-
-def test_own_abandoned_entries_are_recovered(backend: StreamBackend, stream: str) -> None:
-    filled(backend, stream, 2)
-    backend.read_new(stream, GROUP, ME, 2, 0)
-    assert payloads(backend.reclaim_idle(stream, GROUP, ME, 0, 10)) == [b"0", b"1"]
 
 
 def test_entries_are_taken_over_when_they_were_idle_for_so_long_and_not_before(other: Any, stream: str) -> None:

@@ -70,25 +70,11 @@ def handled(*payloads: bytes, failures: int, max_retries: int) -> tuple[FiveMeth
     return backend, attempts, reports
 
 
-def test_what_was_handled_is_acknowledged() -> None:
-    backend, attempts, reports = handled(b"0", b"1", b"2", failures=0, max_retries=0)
-    assert attempts == [1, 1, 1]
-    assert sorted(backend.acknowledged) == ["1-0", "2-0", "3-0"]
-    assert reports == []
-
-
 def test_what_failed_is_tried_again_when_it_is_idle() -> None:
     backend, attempts, reports = handled(b"0", failures=1, max_retries=2)
     assert attempts == [1, 2]
     assert backend.acknowledged == ["1-0"]
     assert [(report.scope.value, report.attempt) for report in reports] == [("handler", 1)]
-
-
-def test_what_always_fails_becomes_a_dead_letter() -> None:
-    backend, attempts, _ = handled(b"0", failures=9, max_retries=1)
-    assert attempts == [1, 2]
-    assert backend.acknowledged == ["1-0"]
-    assert len(backend.memory.entries(DEAD)) == 1
 
 
 def test_many_are_acknowledged_one_by_one_up_to_the_first_that_fails() -> None:

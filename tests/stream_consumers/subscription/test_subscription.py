@@ -172,15 +172,6 @@ def test_s22_on_receive_acknowledges_before_the_handler(bench: Bench) -> None:
     assert pending_in_handler == [{}]
 
 
-def test_on_receive_is_at_most_once(bench: Bench) -> None:
-    with bench.subscribe(raise_value_error, ack_mode=AckMode.ON_RECEIVE, dead_letter_stream=None):
-        bench.send(b"0", b"1")
-        bench.wait_for_calls(2)
-    assert bench.attempts == [1, 1]
-    assert bench.pending == {}
-    assert bench.scopes() == {ErrorScope.HANDLER: 2}
-
-
 def test_on_receive_calls_no_handler_when_it_could_not_acknowledge(bench: Bench) -> None:
     broken = Wrapped(bench.backend, ack_many=fail)
     subscription = bench.subscribe(backend=broken, ack_mode=AckMode.ON_RECEIVE, dead_letter_stream=None)
@@ -286,14 +277,6 @@ def test_s5_a_nack_is_a_dead_letter_at_once(bench: Bench) -> None:
     assert bench.attempts == [1, 1]
 
 
-def test_a_retry_by_hand_uses_the_budget(bench: Bench) -> None:
-    with bench.subscribe(lambda received: received.retry("later"), ack_mode=AckMode.MANUAL):
-        bench.send(b"0")
-        until(lambda: bench.dead, seconds=PATIENCE)
-    assert bench.attempts == [1, 2]
-    assert bench.dead[0].headers[REASON] == "later"
-
-
 def test_a_retry_waits_for_its_back_off(bench: Bench) -> None:
     times: list[float] = []
 
@@ -377,19 +360,6 @@ def test_s21_a_malformed_entry_is_a_dead_letter_with_its_bytes_and_the_next_ones
     assert [(report.scope, report.entry_id) for report in bench.reports] == [(ErrorScope.READ, bad_id)]
 
 
-def test_an_oversize_entry_is_a_dead_letter_with_size_and_place(bench: Bench) -> None:
-    raw = JsonCodec().encode(EventMessage(b"x" * 1001))
-    bad_id = bench.other.append(bench.stream, raw)
-    with bench.subscribe():
-        until(lambda: bench.dead, seconds=PATIENCE)
-        bench.wait_for_nothing_pending()
-    (letter,) = bench.dead
-    assert (letter.payload, letter.headers[SIZE], letter.headers[ID]) == (b"", str(len(raw)), bad_id)
-    # The place is still there to look at.
-    assert bench.other.entries(bench.stream) == [(bad_id, raw)]
-    assert bench.calls == []
-
-
 def test_the_largest_message_and_the_largest_malformed_entry_fit_into_a_dead_letter(bench: Bench) -> None:
     bench.other.append(bench.stream, b"\xff" * 1000)
     bench.send(b"\xff" * 1000)
@@ -470,17 +440,6 @@ def test_a_handler_that_acknowledged_and_then_raises_is_not_retried(bench: Bench
 # taking over
 
 
-def test_s4_what_a_closed_member_left_is_taken_over_when_it_is_idle(bench: Bench) -> None:
-    with bench.subscribe(ack_mode=AckMode.MANUAL, consumer="consumer-1"):
-        (entry_id,) = bench.send(b"0")
-        bench.wait_for_calls(1)
-    assert bench.pending == {entry_id: "consumer-1"}
-    with bench.subscribe(consumer="consumer-2", claim_idle_seconds=0.05):
-        bench.wait_for_calls(2)
-        bench.wait_for_nothing_pending()
-    assert bench.attempts == [1, 2]
-
-
 def test_a_claim_takes_no_more_than_there_are_places_for(bench: Bench) -> None:
     bench.leave_behind(*(b"%d" % number for number in range(10)))
     release = threading.Event()
@@ -527,14 +486,14 @@ def test_new_messages_come_while_a_long_backlog_is_taken_over(bench: Bench) -> N
 def test_a_handler_that_takes_longer_than_the_claim_idle_time_keeps_its_message(bench: Bench) -> None:
     release = threading.Event()
     with (
-        bench.subscribe(lambda received: release.wait(PATIENCE), max_in_flight=2, claim_idle_seconds=2.0),
-        bench.subscribe(claim_idle_seconds=2.0),
+        bench.subscribe(lambda received: release.wait(PATIENCE), max_in_flight=2, claim_idle_seconds=1.0),
+        bench.subscribe(claim_idle_seconds=1.0),
     ):
         bench.leave_behind(consumer="x")
         bench.send(b"0", b"1", b"2")
         bench.wait_for_calls(3)
         began = time.monotonic()
-        until(lambda: time.monotonic() - began > 4.5)
+        until(lambda: time.monotonic() - began > 2.2)
         release.set()
         bench.wait_for_nothing_pending()
     assert sorted(bench.calls) == [(b"0", 1), (b"1", 1), (b"2", 1)]
@@ -570,17 +529,6 @@ def test_as_many_as_allowed_are_in_flight_and_never_more(bench: Bench) -> None:
         bench.send(*(b"%d" % number for number in range(40)))
         bench.wait_for_calls(40)
     assert most == [4]
-
-
-def test_r15_a_waiting_read_delays_no_acknowledgement(bench: Bench) -> None:
-    with bench.subscribe(max_in_flight=2, claim_interval_seconds=1.5, block_seconds=5.0):
-        # One read always waits for the second place.
-        until(lambda: bench.other.client.info("clients")["blocked_clients"])
-        began = time.monotonic()
-        bench.send(b"0")
-        bench.wait_for_calls(1)
-        bench.wait_for_nothing_pending()
-        assert time.monotonic() - began < 1
 
 
 # errors
@@ -692,15 +640,6 @@ def test_r8_a_group_that_is_removed_is_told_and_not_made_again(bench: Bench) -> 
 
 
 # closing
-
-
-def test_s20_is_running_until_it_is_closed_and_closing_again_does_nothing(bench: Bench) -> None:
-    subscription = bench.subscribe()
-    assert subscription.is_running
-    subscription.close()
-    assert not subscription.is_running
-    subscription.close()
-    subscription.abort()
 
 
 def test_s25_close_and_abort_forget_the_consumer_once(bench: Bench) -> None:

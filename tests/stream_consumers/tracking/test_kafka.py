@@ -32,7 +32,6 @@ from tests.support.topics import committed, create_topic, ends, fill, unique_gro
 PATIENCE = 60.0
 RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
 QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
-COOPERATIVE = {**QUICK, "partition.assignment.strategy": "cooperative-sticky"}
 BY_HAND = TrackingOptions(commit_interval_seconds=None, commit_every=None, close_seconds=0.0)
 
 
@@ -152,7 +151,7 @@ def test_an_end_that_was_reached_behind_messages_of_a_paused_shard_is_not_commit
 # pause
 
 
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("moves", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pause_and_resume_lose_nothing(kafka: str, moves: bool) -> None:
     topic, group = create_topic(kafka, 2), unique_group()
     fill(kafka, topic, 200, partitions=2)
@@ -194,7 +193,14 @@ def test_what_is_committed_of_a_shard_that_was_unassigned_is_still_told(kafka: s
 # rebalancing (statements 19, 20, 30)
 
 
-@pytest.mark.parametrize("client", [QUICK, COOPERATIVE, {"group.protocol": "consumer"}], ids=["eager", "coop", "848"])
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(QUICK, id="eager", marks=pytest.mark.slow),
+        pytest.param({**QUICK, "partition.assignment.strategy": "cooperative-sticky"}, id="cooperative"),
+        pytest.param({"group.protocol": "consumer"}, id="kip-848", marks=pytest.mark.slow),
+    ],
+)
 def test_shards_are_committed_before_they_are_released(kafka: str, client: dict[str, str | int]) -> None:
     topic, group = create_topic(kafka, 4), unique_group()
     fill(kafka, topic, 40, partitions=4)
@@ -240,6 +246,7 @@ def test_what_was_lost_is_not_committed_over_the_new_owner(kafka: str) -> None:
     assert committed(kafka, group, topic) == {0: 3}
 
 
+@pytest.mark.slow
 def test_commits_in_the_background_while_the_group_changes(kafka: str) -> None:
     topic, group = create_topic(kafka, 4), unique_group()
     fill(kafka, topic, 400, partitions=4)
