@@ -266,10 +266,10 @@ def member(url: str) -> ClosesOnExit:
     return KafkaMembership(url, unique_group())
 
 
-@pytest.mark.parametrize(
-    "opened",
-    [asked_source, producer, *(pytest.param(one, marks=pytest.mark.slow) for one in (asked_cluster, consumer, member))],
-)
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in (asked_cluster, consumer, member)]
+
+
+@pytest.mark.parametrize("opened", [asked_source, producer, *SLOW])
 def test_what_is_closed_has_no_client(kafka: str, opened: Callable[[str], ClosesOnExit]) -> None:
     url = f"kafka://{kafka}/{create_topic(kafka, 1)}"
     gc.collect()
