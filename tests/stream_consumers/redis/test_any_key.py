@@ -104,21 +104,13 @@ def test_any_text_is_the_name_of_one_key_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "remedy"),
-    [
-        ("user:42", "Write user for that stream with all its shards, or user%3A42 for the key"),
-        ("a b", "Write it as %20"),
-        ("user:*", "as %2A"),
-        ("100%", "as %25"),
-        ("50%off", "as %25"),
-        ("orders\n", "Write it as %0A"),
-        ("orders?group=g", "as %3F"),
-    ],
+    ("text", "written"),
+    [("user:42", "user%3A42"), ("a b", "%20"), ("user:*", "%2A"), ("50%off", "%25"), ("o\n", "%0A"), ("o?g=g", "%3F")],
 )
-def test_what_may_be_read_in_two_ways_is_refused(text: str, remedy: str) -> None:
+def test_what_may_be_read_in_two_ways_is_refused(text: str, written: str) -> None:
     with pytest.raises(InvalidStreamKeyError) as refused:
         StreamUrl.parse(f"redis://localhost/{text}")
-    assert remedy in str(refused.value)
+    assert written in refused.value.remedy
 
 
 # reading and writing

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -103,16 +102,6 @@ def test_a_line_without_a_stream_is_for_everybody_and_one_with_a_stream_for_its_
     assert broker.unclaimed == 0
 
 
-def test_consumers_made_before_the_first_message_is_taken_miss_nothing() -> None:
-    with open_pipe() as pipe:
-        pipe.write(b"[orders] 1", b"[clicks] 2")
-        orders = StdioConsumer(ORDERS, broker=pipe.broker)
-        clicks = StdioConsumer(StreamUrl.parse("stdio:///clicks"), broker=pipe.broker)
-        pipe.end()
-        assert [m.payload for m in orders] == [b"1"]
-        assert [m.payload for m in clicks] == [b"2"]
-
-
 def test_a_group_shares_by_sequence_in_the_order_of_joining() -> None:
     """Upstream's group test."""
     with open_pipe() as pipe:
@@ -138,13 +127,6 @@ def test_one_member_of_each_group_gets_a_line_for_everybody() -> None:
         [b"0", b"1", b"2"],
         [b"0", b"1", b"2"],
     ]
-
-
-def test_only_members_for_the_stream_share_it() -> None:
-    broker = broker_of(b"[clicks|0] a\n[orders|0] b\n[clicks|1] c\n")
-    orders, both = member(broker), member(broker, url=BOTH)
-    assert [m.payload for m in orders] == [b"b"]
-    assert [m.payload for m in both] == [b"a", b"c"]
 
 
 def test_the_end_comes_after_everything_was_given_out() -> None:
@@ -265,42 +247,36 @@ def test_shards_are_chosen_at_once() -> None:
         assert take(consumer, 1) == [8]
 
 
-MOVES: list[Callable[[StdioConsumer], None]] = [
-    lambda consumer: consumer.seek(datetime.now(timezone.utc)),
-    lambda consumer: consumer.rewind(Edge.END),
-    lambda consumer: consumer.rewind(3),
-]
-
-
-@pytest.mark.parametrize("move", MOVES)
-def test_a_pipe_has_no_places(move: Callable[[StdioConsumer], None]) -> None:
+def test_a_pipe_has_no_places() -> None:
     with StdioConsumer(ORDERS, broker=broker_of(b"x\n")) as consumer:
         with pytest.raises(UnsupportedError):
-            move(consumer)
+            consumer.seek(datetime.now(timezone.utc))
+        for place in (Edge.END, 3):
+            with pytest.raises(UnsupportedError):
+                consumer.rewind(place)
         assert [m.payload for m in consumer] == [b"x"]
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    "options",
     [
-        ({"mode": ConsumerMode.RESUMABLE, "group": "g"}, "'resumable' is not available for consumers of stdio"),
-        ({"group": "g"}, "or use mode 'load_balanced'"),
-        ({"mode": ConsumerMode.LOAD_BALANCED}, "needs a group"),
-        ({"mode": ConsumerMode.LOAD_BALANCED, "group": ""}, "cannot be used"),
-        ({"reset": AutoStreamReset.LATEST}, "no latest message"),
-        ({"client": {"a": "b"}}, "no client to configure"),
+        {"mode": ConsumerMode.RESUMABLE, "group": "g"},
+        {"group": "g"},
+        {"mode": ConsumerMode.LOAD_BALANCED},
+        {"mode": ConsumerMode.LOAD_BALANCED, "group": ""},
+        {"reset": AutoStreamReset.LATEST},
+        {"client": {"a": "b"}},
     ],
 )
-def test_options_that_a_pipe_does_not_have(options: dict[str, object], text: str) -> None:
-    with pytest.raises(InvalidOptionError, match=text):
+def test_options_that_a_pipe_does_not_have(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidOptionError):
         create_consumer("stdio:///orders", **options)  # type: ignore[arg-type]
 
 
 def test_a_pipe_has_no_host_and_no_batches() -> None:
-    with pytest.raises(InvalidUrlError):
-        create_consumer("stdio://localhost/orders")
-    with pytest.raises(InvalidUrlError):
-        create_consumer("stdio:///")
+    for url in ("stdio://localhost/orders", "stdio:///"):
+        with pytest.raises(InvalidUrlError):
+            create_consumer(url)
     with pytest.raises(UnsupportedError):
         open_batch_source("stdio:///orders")
     with pytest.raises(UnsupportedError):
@@ -368,14 +344,11 @@ def test_a_process_ends_while_stdin_is_open() -> None:
         "a, b = c('stdio:///orders'), c('stdio:///clicks')\n"
         "print(a.next().text(), b.next().text(), a.next(timeout_seconds=0.1))\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
-        process.stdin.write(b"[orders] one\n[clicks] two\n")
-        process.stdin.flush()
-        assert process.wait(60) == 0
-        assert process.stdout.read() == b"one two None\n"
-        assert process.stderr.read() == b""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "wb") as lines:
+        lines.write(b"[orders] one\n[clicks] two\n")
+        lines.flush()
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=stdin, capture_output=True, cwd=ROOT, timeout=60, check=False
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"one two None\n", b"")

