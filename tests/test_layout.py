@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 from tests.support.settings import ROOT
-
-MODULES = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
 
 
 def imported(path: Path) -> set[str]:
@@ -23,7 +19,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "tests")))
-def test_nothing_is_imported_from_a_test(path: Path) -> None:
-    tests = {name for name in imported(path) if name.startswith("tests.") and ".test_" in name}
-    assert not tests, f"move what {path.name} needs of {tests} to a module of tests.support"
+def test_nothing_is_imported_from_a_test() -> None:
+    modules = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    found = {path.name: {n for n in imported(path) if n.startswith("tests.") and ".test_" in n} for path in modules}
+    assert not {name: tests for name, tests in found.items() if tests}, "move this to a module of tests.support"

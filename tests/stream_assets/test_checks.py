@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql import SparkSession
 
 from spark_jobs.dead_letters.table import dead_letter_path
 from spark_jobs.ledger.entries import ClaimedRange, ShardState
@@ -26,7 +24,6 @@ from stream_assets import (
     build_dead_letter_ratio_check,
     build_freshness_check,
     build_lag_check,
-    stream_definitions,
 )
 from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
@@ -34,7 +31,7 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-from tests.support.dagster_runs import declare, execute, plain_asset
+from tests.support.dagster_runs import plain_asset
 from tests.support.written_log import WrittenLog, made_entry
 
 pytestmark = pytest.mark.dagster
@@ -227,31 +224,3 @@ def test_a_threshold_that_makes_no_sense_is_refused(build: Any, options: dict[st
     (name,) = options
     with pytest.raises(InvalidOptionError, match=f"{name}="):
         build(**options)
-
-
-MONDAY_MS = int(datetime(2026, 11, 16, tzinfo=timezone.utc).timestamp() * 1000)
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_behind_a_replay_the_checks_are_those_of_its_rows(
-    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    with create_producer(f"file://{folder}/orders.ss/orders") as producer:
-        for index in range(10):
-            payload = b'{"id": ' if index == 7 else b'{"id": %d, "user": "u"}' % index
-            producer.send(payload, timestamp_ms=MONDAY_MS + index)
-    stream = declare(folder)
-    execute(stream, instance)
-    job = stream_definitions([stream]).resolve_job_def("replay_orders")
-    result = job.execute_in_process(instance=instance, partition_key="2026-11-16")
-    # Dagster shows as not checked what was materialized by a run without an evaluation.
-    assert {one.check_name: one.passed for one in result.get_asset_check_evaluations()} == {
-        "no_gaps": True,
-        "no_dead_letters": False,
-        "dead_letter_ratio": False,
-    }
-    (newest,) = instance.fetch_materializations(stream.key, limit=1).records
-    assert newest.run_id == result.run_id
-    assert newest.asset_materialization is not None
-    assert newest.asset_materialization.metadata["stream/kind"].value == "replay"

@@ -88,20 +88,6 @@ def test_move_group_says_where_a_new_group_begins(
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_place_that_the_stream_does_not_hold_fails_the_run(
-    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    write_stream(folder / "orders.ss", 10)
-    execute(declare(folder, "old"), instance)
-    result = execute(declare(folder, "new"), instance, config={"start": {"rewind": 5000}})
-    failure = result.get_step_failure_events()[0].step_failure_data.user_failure_data
-    assert failure is not None
-    assert "does not hold sequence 5000" in (failure.description or "")
-    assert makers(folder) == {"old": 10}
-
-
-@pytest.mark.slow
-@pytest.mark.spark
 def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
     with create_producer(f"file://{folder}/orders.ss/orders") as producer:
         for index in range(90):
@@ -112,6 +98,9 @@ def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, i
     job = stream_definitions([stream]).resolve_job_def("replay_orders")
     result = job.execute_in_process(instance=instance, partition_key="2026-11-17")
     assert result.success
+    # Dagster shows as not checked what was materialized by a run without an evaluation.
+    checks = {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
+    assert checks == {"no_gaps": True, "no_dead_letters": True, "dead_letter_ratio": True}
     assert new_ids(folder) == set(range(30, 60))
     assert makers(folder) == {"old": 60, "new": 30}
     assert stream.declared.ingestion.ledger().read().positions == {shard(0): 46, shard(1): 46}
