@@ -39,7 +39,7 @@ LONG_SECONDS = 3000
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tell the processes of ``pytest -n`` which tests belong together and come first; give long tests more time.
 
-    What has a session is marked ``spark``.
+    What has a session, or a server for one, is marked ``spark``.
     """
     # Behind all others they would keep one process busy for minutes.
     items.sort(key=lambda item: not (item.get_closest_marker("slow") and item.get_closest_marker("dagster")))
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") or item.get_closest_marker("kill"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
         needed = getattr(item, "fixturenames", ())
-        if "spark" in needed:
+        if {"spark", "server"} & set(needed):
             item.add_marker(pytest.mark.spark)
         group = next((name for name in STARTED_ONCE if name in needed), None)
         if group:

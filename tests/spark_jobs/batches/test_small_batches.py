@@ -1,28 +1,42 @@
-"""Small batches are read by the driver, and what is too large for it by executors."""
+"""Batches that the driver or executors read and decode: small ones, payloads that crash the decoder, and VARIANT."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Ingestion, Step
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.decoding import isolation
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.decoding.isolation import MOST_CRASHES
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading import source
-from stream_consumers.create import create_producer
+from spark_jobs.verify import verify
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import DecoderCrashedError, SourceRecreatedError
-from tests.support.ingesting import ORDERS, drain, ingestion
+from stream_consumers.urls import StreamUrl
+from tests.support.crashing import HUNGRY, SEGFAULT, Broken, Crashing
+from tests.support.crashing_streams import assert_refused, write_crashing
+from tests.support.decoders_of_runs import CRASHING
+from tests.support.ingesting import ORDERS, drain, entries, ingestion
 from tests.support.kafka_topics import Once, Topics, orders
+from tests.support.killed_runs import logs, running
+from tests.support.one_run import DRIVER_RECORDS_VARIABLE
+from tests.support.redis_tables import Stream
+from tests.support.spark_servers import spark_servers
+from tests.support.steps import Steps
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
-pytestmark = pytest.mark.spark
 IN_DRIVER = 1000
 
 
@@ -126,6 +140,150 @@ def test_a_topic_recreated_behind_the_plan_is_not_written(topics: Topics) -> Non
         topics.recreate(topic)
         topics.send(topic, orders(10, first=100))
 
-    with pytest.raises(SourceRecreatedError, match="recreated while it was read"):
+    with pytest.raises(SourceRecreatedError):
         what.drain(Once(Step.PLANNED, recreate))
     assert what.rows() == {}
+
+
+MESSAGES = 24
+WHERE = ["driver", "workers"]
+
+
+@pytest.mark.parametrize("driver_records", [1000, 0], ids=WHERE)
+def test_what_crashes_the_decoder_is_a_dead_letter(driver_records: int, spark: SparkSession, folder: Path) -> None:
+    url = write_crashing(folder / "orders.ss", MESSAGES, segfault=5, hungry=17)
+    what = replace(ingestion(folder / "t", decoder=Crashing()), driver_records=driver_records)
+    (report,) = drain(spark, url, what, steps := Steps())
+    assert steps.ways() == ["careful" if driver_records else "both"]
+    assert (report.rows, report.dead, sum(report.messages.values()), sum(report.lag.values())) == (22, 2, 22, 0)
+    assert_refused(folder / "t", SEGFAULT, HUNGRY)
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [1000, 0], ids=WHERE)
+def test_a_decoder_that_crashes_for_every_message_fails_the_run(
+    driver_records: int, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of executors it is what it is.
+    monkeypatch.setattr(isolation, "MOST_CRASHES", 3)
+    url = write_crashing(folder / "orders.ss", MESSAGES)
+    what = replace(ingestion(folder / "t", decoder=Broken()), driver_records=driver_records)
+    with pytest.raises(DecoderCrashedError):
+        drain(spark, url, what)
+    assert [entry.kind for entry in entries(what)] == ["init"]
+    assert not sequences_in_table(f"{folder}/t_dead_letters")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [1000, 0], ids=WHERE)
+def test_claimed_entries_that_crash_the_decoder_are_dead(
+    driver_records: int, spark: SparkSession, redis_address: str, folder: Path
+) -> None:
+    stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
+    stream.add(MESSAGES, payload=lambda index: SEGFAULT if index == 5 else b'{"id": %d, "user": "u"}' % index)
+    what = stream.ingestion(decoder=Crashing(), driver_records=driver_records)
+    (report,) = stream.drain(spark, what)
+    assert (report.rows, report.dead) == (23, 1)
+    assert_refused(folder / "t", SEGFAULT)
+    stream.assert_each_once()
+    stream.client.close()
+
+
+@pytest.mark.slow
+def test_a_redrive_leaves_what_crashes_the_decoder(spark: SparkSession, folder: Path) -> None:
+    url = write_crashing(folder / "orders.ss", MESSAGES, segfault=5, hungry=17)
+    what = replace(ingestion(folder / "t", decoder=Crashing()), driver_records=1000)
+    drain(spark, url, what)
+    still = RedriveJob(spark, what, Redrive(), url=StreamUrl.parse(url))
+    assert list(drain_batches(still)) == []
+    assert (still.outcome.decoded, still.outcome.dead) == (0, 2)
+    mended = RedriveJob(spark, replace(what, decoder=ORDERS), Redrive(), url=StreamUrl.parse(url))
+    assert [report.rows for report in drain_batches(mended)] == [2]
+    assert sum(sequences_in_table(folder / "t").values()) == MESSAGES
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.kill
+@pytest.mark.parametrize("driver_records", ["1000", "0"], ids=WHERE)
+def test_a_run_on_the_local_spark_server_outlives_what_crashes_the_decoder(driver_records: str, folder: Path) -> None:
+    url, table = write_crashing(folder / "orders.ss", MESSAGES, segfault=5, hungry=17), folder / "t"
+    environment = {**CRASHING, DRIVER_RECORDS_VARIABLE: driver_records}
+    with spark_servers(folder / "servers") as servers:
+        words = ("lakehouse", "resumable", f"servers:{servers.folder}")
+        with running(url, table, "", *words, records=MESSAGES, environment=environment) as run:
+            assert run.wait() == 0, logs(table)
+    assert_refused(table, SEGFAULT, HUNGRY)
+    assert_each_once(folder / "orders.ss", table)
+
+
+SCHEMA = """
+    id BIGINT, extra VARIANT, parts STRUCT<v: VARIANT, `a.b`: INT>, list ARRAY<VARIANT>, named MAP<STRING, VARIANT>,
+    counts MAP<STRING, BIGINT>, bytes BINARY
+"""
+FULL = {
+    **{"id": 1, "extra": {"a": [1, 2.5, "x", None]}, "parts": {"v": [True], "a.b": 7}, "list": [1, "x", None]},
+    **{"named": {"k": {"n": 1}}, "counts": {"a": 1, "b": None}, "bytes": "AAEC"},
+}
+REPEATED = b'{"id":3,"extra":{"a":1,"a":2}}'
+
+
+def send(url: str, *payloads: bytes) -> None:
+    with create_producer(url) as producer:
+        for payload in payloads:
+            producer.send(payload)
+
+
+def rows_of(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:
+    columns = ["id", "counts", "bytes", "parts.`a.b`", "parts IS NULL AS is_empty"]
+    columns += [f"to_json({name}) AS {name}" for name in ("extra", "list", "named")]
+    frame = spark.read.format("delta").load(what.table).orderBy("_sequence")
+    return [row.asDict() for row in frame.selectExpr(*columns, "to_json(parts.v) AS v").collect()]
+
+
+@pytest.mark.parametrize(
+    "driver_records", [pytest.param(0, marks=pytest.mark.slow, id="executors"), pytest.param(1000, id="driver")]
+)
+def test_values_without_a_schema_are_in_the_table(spark: SparkSession, folder: Path, driver_records: int) -> None:
+    url = f"file://{folder}/orders.ss/orders"
+    what = replace(ingestion(folder / "t", decoder=Json(SCHEMA)), driver_records=driver_records)
+    send(url, json.dumps(FULL).encode(), b'{"id":2,"extra":null,"parts":{},"list":[],"named":{}}', REPEATED, b"{}")
+    (report,) = drain(spark, url, what)
+    assert (report.rows, report.dead) == (3, 1)
+    full, empty, nothing = rows_of(spark, what)
+    assert {name: json.loads(full[name]) for name in ("extra", "list", "named", "v")} == {
+        **{name: FULL[name] for name in ("extra", "list", "named")},
+        "v": [True],
+    }
+    assert (full["counts"], full["bytes"], full["a.b"]) == ({"a": 1, "b": None}, bytearray(b"\0\1\2"), 7)
+    assert (empty["extra"], empty["v"], empty["is_empty"], empty["list"]) == ("null", None, False, "[]")
+    assert nothing == {**dict.fromkeys(full), "is_empty": True}
+    # The next batch, a redrive and the proof read the log and the files without Spark.
+    send(url, b'{"id":4,"extra":[4]}')
+    (report,) = drain(spark, url, what)
+    assert (report.rows, report.dead) == (1, 0)
+    without = replace(what, decoder=Json(SCHEMA.replace("extra VARIANT,", "")))
+    list(drain_batches(RedriveJob(spark, without, Redrive(), url=StreamUrl.parse(url))))
+    assert [row["id"] for row in rows_of(spark, what)] == [1, 2, 3, None, 4]
+    with open_batch_source(url) as source:
+        (verdict,) = verify(source, what)
+    assert (verdict.rows, verdict.dead, verdict.missing, verdict.duplicated) == (5, 0, 0, 0)
+
+
+@pytest.mark.slow
+def test_payloads_without_a_schema_are_one_variant(spark: SparkSession, folder: Path) -> None:
+    url = f"file://{folder}/orders.ss/orders"
+
+    def dear(rows: Any) -> Any:
+        return rows.where("payload:amount::double > 1 OR payload:amount IS NULL")
+
+    what = ingestion(folder / "t", decoder=Json(), transform=dear)
+    send(url, b'{"amount": 2.5, "user": {"name": "x"}}', b'{"amount": 1}', b"[1, 2]", b"no JSON")
+    (report,) = drain(spark, url, what)
+    assert (report.rows, report.dead) == (2, 1)
+    frame = spark.read.format("delta").load(what.table).orderBy("_sequence")
+    assert [tuple(row) for row in frame.selectExpr("payload:user.name::string", "payload:[1]::int").collect()] == [
+        ("x", None),
+        (None, 2),
+    ]
