@@ -54,7 +54,8 @@ class Avro(SchemaDecoder):
         does not fit its schema, has bytes after its end, or has an unknown id is a dead letter. A tombstone becomes a
         row of nulls.
 
-    The types of the columns are in docs/payloads.md. A union of several types becomes a STRUCT with a field for each.
+    The types of the columns are in docs/decode-messages.md. A union of several types becomes a STRUCT with a field for
+    each.
 
     Args:
         schema: the reader's schema, as JSON text or as Python values.

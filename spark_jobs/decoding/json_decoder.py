@@ -60,7 +60,7 @@ class Json:
     a row of nulls.
 
     A column gets exactly the value of the message in each ``mode``: nothing is rounded or cut to fit, except that
-    DOUBLE and FLOAT get the number nearest to one with a point or an exponent. The table is in docs/payloads.md.
+    DOUBLE and FLOAT get the number nearest to one with a point or an exponent. The table is in docs/decode-messages.md.
     ``lenient``, the default, accepts any value for a STRING, with numbers as they are written, and for a TIMESTAMP also
     names of zones and whole numbers of seconds. ``strict`` accepts only values that are written as the type is.
 

@@ -69,7 +69,7 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
     Args:
         payloads: the documents; null is a tombstone.
         schema: the columns; a VARIANT becomes its JSON text.
-        is_lenient: also accept some values that are written differently from the type, see docs/payloads.md.
+        is_lenient: also accept some values that are written differently from the type, see docs/decode-messages.md.
 
     Returns:
         The columns, and for each row the reason why it could not be decoded (null if it could).

@@ -231,7 +231,7 @@ class JsonSchema(SchemaDecoder):
     without a column type, for instance of several types, become text as they are written. Other rules of the schema are
     checked only with ``validate``. A tombstone becomes a row of nulls.
 
-    The types of the columns are in docs/payloads.md.
+    The types of the columns are in docs/decode-messages.md.
 
     Args:
         schema: the schema, as JSON text or as Python values.

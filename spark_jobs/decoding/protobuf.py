@@ -220,7 +220,7 @@ class Protobuf(SchemaDecoder):
     with the id of a schema and the place of the message in it. A payload that is damaged, of another message type, or
     with an unknown id is a dead letter. A tombstone becomes a row of nulls.
 
-    The types of the columns are in docs/payloads.md.
+    The types of the columns are in docs/decode-messages.md.
 
     Args:
         schema: a generated class, or the text of a ``.proto`` file, which is compiled at once.

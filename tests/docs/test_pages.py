@@ -65,8 +65,8 @@ PROGRAMS = [page for page in PAGES if any(block.language == "python" for block i
 README = ROOT / "README.md"
 # Their programs write tables.
 WITH_SPARK = [ROOT / "docs" / name for name in ("testing-your-assets.md", "bad-rows.md")]
-PAYLOADS = ROOT / "docs" / "payloads.md"
-LETTERS = ROOT / "docs" / "dead-letters.md"
+PAYLOADS = ROOT / "docs" / "decode-messages.md"
+LETTERS = ROOT / "docs" / "bad-messages.md"
 BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"

@@ -167,7 +167,7 @@ def encoded(schema: Any, value: Any) -> bytes:
 
 
 def column(schema: Any, value: Any) -> Any:
-    """The value of the column, by the tables of docs/payloads.md; ``value`` as :func:`values` makes it."""
+    """The value of the column, by the tables of docs/decode-messages.md; ``value`` as :func:`values` makes it."""
     if isinstance(schema, list):
         return _union_column([part for part in schema if part != "null"], value)
     if value is None:
