@@ -1,17 +1,20 @@
-"""Writing files: creation, numbering, appending, locking, limits."""
+"""Writing files: creation, numbering, appending, locking, limits, and what a power cut leaves."""
 
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import multiprocessing
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stream_consumers.create import create_consumer, create_producer
+from stream_consumers.batches import Range
+from stream_consumers.create import create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import (
     BrokerError,
     FormatError,
@@ -24,7 +27,10 @@ from stream_consumers.errors import (
 from stream_consumers.file.format import Header, decode_beacon
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.messages import Shard
-from stream_consumers.options import FileCreation, FileProducerOptions
+from stream_consumers.options import FileCreation, FileProducerOptions, Limits
+from stream_consumers.stdio.broker import StdioBroker
+from stream_consumers.stdio.spool import spool_stdin
+from tests.support.power_cut import Disk, disk
 from tests.support.raising import raises_with
 from tests.support.ss_files import (
     END_OF_STREAM,
@@ -38,6 +44,10 @@ from tests.support.ss_files import (
     sent,
     write_file,
 )
+from tests.support.streams import sequences_in_file, shard
+
+# Writing files: creation, numbering, appending, locking, limits
+
 
 KIB = FileProducerOptions(beacon_interval=1024)
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
@@ -323,3 +333,36 @@ def test_a_disk_that_stays_full_is_told_when_the_producer_ends(
     # The file is released: another producer goes on.
     produce(url, 1)
     assert sequences(path) == [1, 2]
+
+
+# A position never covers messages that a power cut could take out of the file again
+
+
+@pytest.fixture
+def lazy(folder: Path) -> Iterator[Disk]:
+    with disk(folder) as made:
+        yield made
+
+
+def test_what_is_planned_is_in_the_file_whatever_its_writer_does(lazy: Disk) -> None:
+    url = f"file://{lazy.folder}/orders.ss/orders"
+    with create_producer(url) as producer:
+        for _ in range(100):
+            producer.send(b"{}", shard=0)
+        producer.flush()
+        with lazy.after_power_cut() as found:
+            assert not (found / "orders.ss").exists(), "a producer forces its file when it is closed"
+        with open_batch_source(url) as source:
+            extents = source.extents()
+            plan = source.plan({shard(0): Range(0, extents[shard(0)].end)}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        assert plan.records == 100
+        with lazy.after_power_cut() as found:
+            assert len(sequences_in_file(found / "orders.ss")) == 100
+
+
+def test_a_spooled_pipe_is_in_the_file(lazy: Disk) -> None:
+    pipe = StdioBroker(io.BytesIO(b"message\n" * 100), io.BytesIO())
+    spool_stdin("stdio:///orders", lazy.folder / "spool.ss", broker=pipe)
+    with lazy.after_power_cut() as found:
+        assert len(sequences_in_file(found / "spool.ss")) == 100

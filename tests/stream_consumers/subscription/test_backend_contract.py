@@ -1,4 +1,4 @@
-"""What every stream backend must do: the same tests over memory and a real Redis server."""
+"""What every stream backend must do, over memory and Redis, and what one with five methods of its own is given."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from stream_consumers.errors import FormatError, GroupRemovedError, SizeLimitError
+from stream_consumers.errors import BrokerUnavailableError, FormatError, GroupRemovedError, SizeLimitError
 from stream_consumers.memory import MemoryConsumer, forget_memory_broker
 from stream_consumers.subscription.backend import (
     DecodedEntry,
     EventMessage,
     FetchedEntry,
+    GroupPosition,
     JsonCodec,
     MalformedEntry,
     StreamBackend,
 )
+from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.memory_backend import MemoryBackend
 from stream_consumers.subscription.redis_backend import _times
+from stream_consumers.subscription.subscription import ErrorReport, ReceivedMessage, Subscription
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.raising import raises_with
 from tests.support.redis_streams import unique_name
 from tests.support.stream_backends import KINDS, behind
+
+# What every stream backend must do: the same tests over memory and a real Redis server
+
 
 GROUP, ME, PEER = "billing", "me", "peer"
 LIMIT = 1000
@@ -535,3 +541,85 @@ def test_a_message_that_no_receiver_could_read_is_refused_and_fails_alone(
     assert isinstance(results[1], FormatError)
     backend.create_group(stream, GROUP, "0")
     assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"one", b"two"]
+
+
+# A backend of a user's own, with the five methods that eventbus-core's trait requires: the others are provided
+
+
+STREAM, DEAD = "orders", "orders.dead"
+IDLE_SECONDS = 0.3
+
+
+class FiveMethods(StreamBackend):
+    """What somebody writes who brings a backend along from eventbus-core."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryBackend()
+        self.acknowledged: list[str] = []
+        self.fails_at: str | None = None
+
+    def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
+        return self.memory.create_group(stream, group, start)
+
+    def publish(self, stream: str, message: EventMessage) -> str:
+        return self.memory.publish(stream, message)
+
+    def reclaim_idle(
+        self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
+    ) -> list[FetchedEntry]:
+        return self.memory.reclaim_idle(stream, group, consumer, min_idle_seconds, count)
+
+    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
+        return self.memory.read_new(stream, group, consumer, count, timeout)
+
+    def ack(self, stream: str, group: str, entry_id: str) -> int:
+        if entry_id == self.fails_at:
+            raise BrokerUnavailableError("it does not answer", remedy="Wait.")
+        self.acknowledged.append(entry_id)
+        return self.memory.ack(stream, group, entry_id)
+
+
+def handled(*payloads: bytes, failures: int, max_retries: int) -> tuple[FiveMethods, list[int], list[ErrorReport]]:
+    """Messages whose handler fails so often for each of them; the attempts, and what was reported."""
+    backend, attempts, reports = FiveMethods(), list[int](), list[ErrorReport]()
+
+    def handle(received: ReceivedMessage) -> None:
+        attempts.append(received.delivery.attempt)
+        if received.delivery.attempt <= failures:
+            raise ValueError("not yet")
+
+    config = SubscriptionConfig(
+        stream=STREAM,
+        group=GROUP,
+        dead_letter_stream=DEAD,
+        retry=RetryPolicy(max_retries=max_retries, backoff_seconds=0.01),
+        max_in_flight=4,
+        claim_idle_seconds=IDLE_SECONDS,
+        claim_interval_seconds=0.1,
+    )
+    with Subscription(backend, config, handle, on_error=reports.append):
+        for payload in payloads:
+            backend.publish(STREAM, EventMessage(payload))
+        calls = len(payloads) * (min(failures, max_retries) + 1)
+        until(lambda: len(attempts) >= calls and not backend.memory.pending(STREAM, GROUP), what="all settled")
+    return backend, attempts, reports
+
+
+def test_what_failed_is_tried_again_when_it_is_idle() -> None:
+    backend, attempts, reports = handled(b"0", failures=1, max_retries=2)
+    assert attempts == [1, 2]
+    assert backend.acknowledged == ["1-0"]
+    assert [(report.scope.value, report.attempt) for report in reports] == [("handler", 1)]
+
+
+def test_many_are_acknowledged_one_by_one_up_to_the_first_that_fails() -> None:
+    backend = FiveMethods()
+    for number in range(4):
+        backend.publish(STREAM, EventMessage(b"%d" % number))
+    backend.create_group(STREAM, GROUP, "0")
+    assert len(backend.read_new(STREAM, GROUP, "me", 10, 0)) == 4
+    assert backend.ack_many(STREAM, GROUP, ["1-0", "1-0", "2-0"]) == 2
+    backend.fails_at = "4-0"
+    with pytest.raises(BrokerUnavailableError):
+        backend.ack_many(STREAM, GROUP, ["3-0", "4-0"])
+    assert list(backend.memory.pending(STREAM, GROUP)) == ["4-0"]
