@@ -330,7 +330,7 @@ def read_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_moving_in_a_big_file_reads_a_part_of_it(path: Path, url: str, read_bytes: list[int]) -> None:
     shards = (ORDERS, Shard("orders", 1))
-    write_file(path, numbered(40_000, shards=shards, size=250), interval=64 * 1024)
+    write_file(path, numbered(40_000, shards=shards, size=1000), interval=256 * 1024)
     size = path.stat().st_size
     with create_consumer(url, live=False) as consumer:
         for first in (19_000, 3, 12_345):

@@ -29,9 +29,6 @@ from stream_consumers.messages import INTERNAL_KEY, Shard
 from tests.support.raising import raises_with
 from tests.support.ss_files import Sent, damages, items, sent
 
-# The ``.ss`` format byte by byte, against what the real SeaStreamer writes
-
-
 HELLO = Shard("hello")
 U64 = st.integers(0, 2**64 - 1)
 KEYS = st.text("abcXYZ019._-", max_size=249)

@@ -46,9 +46,6 @@ from tests.support.ss_files import (
 )
 from tests.support.streams import sequences_in_file, shard
 
-# Writing files: creation, numbering, appending, locking, limits
-
-
 KIB = FileProducerOptions(beacon_interval=1024)
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
 
@@ -276,7 +273,7 @@ def test_a_smaller_message_still_fits(url: str, path: Path) -> None:
 
 
 def test_damage_with_whole_messages_behind_it_is_not_cut_off(path: Path, url: str) -> None:
-    write_file(path, numbered(100))
+    write_file(path, numbered(100), interval=1024 * 1024)
     flip(path, items(path)[50].offset, 0x40)
     data = path.read_bytes()
     with pytest.raises(FormatError):

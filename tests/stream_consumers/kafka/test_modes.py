@@ -309,9 +309,9 @@ def test_messages_that_are_gone_are_an_error_with_the_numbers(kafka: str) -> Non
 
 
 def test_brokers_and_topics_that_are_not_there(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 1.0)
     with pytest.raises(StreamNotFoundError):
         create_consumer(f"kafka://{kafka}/nothing-here")
+    monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 1.0)
     with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
         create_consumer("kafka://127.0.0.1:1/orders")
 

@@ -134,7 +134,7 @@ def test_what_is_wrong_with_a_provider_is_typed_and_shows_no_token(
 
 def test_a_token_that_the_broker_refuses_is_no_access(url: str) -> None:
     with KafkaBrokers(url, client("refused_token")) as cluster:
-        cluster.answer_seconds = 2
+        cluster.answer_seconds = 4
         with pytest.raises(AccessDeniedError):
             cluster.check()
 

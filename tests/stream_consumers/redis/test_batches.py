@@ -18,8 +18,6 @@ from stream_consumers.redis.batches import RedisBatchSource, plain_entries
 from stream_consumers.redis.entries import MAX_MS, MAX_SUB, read_entry, to_sequence
 from stream_consumers.urls import StreamUrl
 
-# What a batch source knows of a Redis stream from one batch to the next
-
 
 class Reader:
     """Reads a stream by position, as runs do: each with a source of its own, and the hint of the one before."""

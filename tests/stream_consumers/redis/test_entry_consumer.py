@@ -29,9 +29,6 @@ from tests.support.polling import until
 from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
 from tests.support.redis_streams import unique_name
 
-# coredis' own tests of its stream consumers, statement by statement, with our meaning where that differs
-
-
 both = pytest.mark.parametrize("kind", ["simple", "group"])
 
 
@@ -45,14 +42,6 @@ def test_02_the_same_in_a_group_that_is_there(keys: Keys) -> None:
         assert (keys.pending(keys.a), keys.pending(keys.b)) == (10, 10)
         assert consumer.acknowledge(keys.a, *(entry for name, entry in found if name == keys.a)) == 10
         assert (keys.pending(keys.a), keys.pending(keys.b)) == (0, 10)
-
-
-def test_05_one_stream_from_the_beginning(keys: Keys) -> None:
-    for name in (keys.a, keys.b):
-        keys.add(name, range(5))
-    with keys.consumer(identifiers={keys.a: "0-0"}) as consumer:
-        keys.add(keys.b, range(5, 8))
-        assert by_stream(consumer) == {keys.a: list(range(5)), keys.b: list(range(5, 8))}
 
 
 @pytest.mark.parametrize("buffer_size", [0, 3])
@@ -189,10 +178,7 @@ def test_16_iterating_without_waiting_drains_everything_and_ends(keys: Keys, kin
         assert by_stream(consumer) == {keys.a: [20]}
 
 
-# Where coredis' stream consumers lose, hang or mislead, and ours must not
-
-
-# order and places
+# where coredis loses, hangs or misleads: order and places
 
 
 def test_streams_take_turns_without_a_buffer(keys: Keys) -> None:
@@ -468,7 +454,7 @@ def test_only_own_streams_can_be_acknowledged(keys: Keys) -> None:
         consumer.acknowledge(keys.b, "1-0")
 
 
-# coredis' consumers in coredis' manner: awaited, iterated with ``async for``, over streams with any keys
+# asyncio
 
 
 def run(work: Callable[[AsyncEntryConsumer], Coroutine[Any, Any, None]], consumer: EntryReader) -> None:

@@ -305,14 +305,6 @@ def test_the_message_field_can_be_chosen(place: Place) -> None:
         assert (message.payload, message.headers) == (b"7", (("msg", b"a header"),))
 
 
-def test_r10_a_group_that_somebody_made_at_the_end_stays_there(place: Place) -> None:
-    place.send(range(5))
-    place.client.xgroup_create(place.stream, GROUP, "$")
-    place.send(range(5, 8))
-    with member(place, reset=AutoStreamReset.EARLIEST, live=False) as consumer:
-        assert numbers(list(consumer)) == [5, 6, 7]
-
-
 def test_r18_two_live_members_of_one_name_lose_nothing(place: Place) -> None:
     place.send(range(20))
     with member(place, batch_size=1) as one:

@@ -31,9 +31,6 @@ from tests.support.raising import raises_with
 from tests.support.redis_streams import unique_name
 from tests.support.stream_backends import KINDS, behind
 
-# What every stream backend must do: the same tests over memory and a real Redis server
-
-
 GROUP, ME, PEER = "billing", "me", "peer"
 LIMIT = 1000
 
@@ -543,7 +540,7 @@ def test_a_message_that_no_receiver_could_read_is_refused_and_fails_alone(
     assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"one", b"two"]
 
 
-# A backend of a user's own, with the five methods that eventbus-core's trait requires: the others are provided
+# a backend of a user's own, with the five methods that eventbus-core's trait requires
 
 
 STREAM, DEAD = "orders", "orders.dead"

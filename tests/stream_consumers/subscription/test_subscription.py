@@ -151,17 +151,6 @@ def raise_value_error(received: ReceivedMessage) -> None:
 # acknowledging
 
 
-def test_s1_success_drains_pending_and_all_fields_arrive(bench: Bench) -> None:
-    got: list[EventMessage] = []
-    sent = EventMessage(b"{}", "u", "k", "created", "once", {"trace": "7"})
-    with bench.subscribe(lambda received: got.append(received.message)):
-        bench.backend.publish(bench.stream, sent)
-        bench.wait_for_calls(1)
-        bench.wait_for_nothing_pending()
-    assert got == [sent]
-    assert bench.reports == []
-
-
 def test_s22_on_receive_acknowledges_before_the_handler(bench: Bench) -> None:
     pending_in_handler = []
     with bench.subscribe(
@@ -486,14 +475,14 @@ def test_new_messages_come_while_a_long_backlog_is_taken_over(bench: Bench) -> N
 def test_a_handler_that_takes_longer_than_the_claim_idle_time_keeps_its_message(bench: Bench) -> None:
     release = threading.Event()
     with (
-        bench.subscribe(lambda received: release.wait(PATIENCE), max_in_flight=2, claim_idle_seconds=1.0),
-        bench.subscribe(claim_idle_seconds=1.0),
+        bench.subscribe(lambda received: release.wait(PATIENCE), max_in_flight=2, claim_idle_seconds=1.5),
+        bench.subscribe(claim_idle_seconds=1.5),
     ):
         bench.leave_behind(consumer="x")
         bench.send(b"0", b"1", b"2")
         bench.wait_for_calls(3)
         began = time.monotonic()
-        until(lambda: time.monotonic() - began > 2.2)
+        until(lambda: time.monotonic() - began > 3.3)
         release.set()
         bench.wait_for_nothing_pending()
     assert sorted(bench.calls) == [(b"0", 1), (b"1", 1), (b"2", 1)]
