@@ -1,4 +1,4 @@
-"""The commands replay, rewind and seek on each backend: what they say beforehand is what they do."""
+"""The commands replay, rewind, seek, redrive and accept: what they say beforehand is what they do."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.support.feeds import FILES_FIRST, SHARDS, Feed, make_feed
 from tests.support.old_and_new import made, new, rows_of
 from tests.support.polling import until
 from tests.support.settings import ROOT
+from tests.support.streams import sequences_in_table, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 MESSAGES = 90
@@ -226,3 +227,92 @@ def test_a_replay_that_was_killed_goes_on_with_its_id(spark: SparkSession, serve
     entries = [c.entry for c in Ingestion(lake.feed.group, str(lake.table)).ledger().surviving() if c.entry]
     assert sum(entry.messages for entry in entries if entry.kind == "replay") == 72, "no message is replayed twice"
     assert lake.rows("replay", "--id", replay_id, *NEW) == []
+
+
+STRICT = ("--decode", "json", "--schema", "id BIGINT, user STRING, amount BIGINT NOT NULL")
+TODAY = ("--decode", "json", "--schema", "id BIGINT, user STRING, amount BIGINT")
+BROKEN = frozenset({4, 11})
+
+
+def test_redrive_says_what_it_would_do_then_does_it(spark: SparkSession, folder: Path) -> None:
+    place = ("--source", write_stream(folder / "orders.ss", 20, malformed=BROKEN), "--table", folder / "t")
+
+    def rows(command: str, *more: str) -> list[dict[str, Any]]:
+        return printed(*command.split(), *place, "--group", "g", *more)
+
+    def listed(*more: str) -> dict[str, tuple[int, ...]]:
+        found = rows("dead-letters list", *more)
+        return {row["reason"]: tuple(row[n] for n in ("dead letters", "replaced") if n in row) for row in found}
+
+    failing(run("dead-letters", "redrive", *place, "--group", "g", "--from", "latest", *TODAY), "reads no dead letter")
+    rows("ingest", *STRICT)
+    assert not sequences_in_table(folder / "t")
+    missing, broken = "field '…' is missing, but it is NOT NULL", "not a JSON object"
+    assert listed() == {missing: (18,), broken: (2,)}
+    names = ("result", "dead letters", "reason", "example")
+    wanted = [
+        dict(zip(names, ("becomes a row", 18, None, None))),
+        dict(zip(names, ("stays a dead letter", 2, "not a JSON object", "orders/0=3"))),
+    ]
+    assert rows("dead-letters redrive", *TODAY, "--dry-run") == wanted
+    assert not sequences_in_table(folder / "t")
+    assert rows("dead-letters redrive", *TODAY, "--until", "orders/0=2,orders/1=1") == [
+        {**wanted[0], "dead letters": 1}
+    ]
+    assert listed() == {missing: (17,), broken: (2,)}
+    assert rows("dead-letters redrive", *TODAY)[0]["dead letters"] == 17
+    assert listed() == {broken: (2,)}
+    assert listed("--all") == {missing: (0, 18), broken: (2, 0)}
+    assert [row["_sequence"] for row in rows("dead-letters show", "orders/0=3", "orders/0=4")] == [3]
+    found = sequences_in_table(folder / "t")
+    assert (len(found), sum(found.values())) == (18, 18)
+    assert [row["missing"] + row["duplicated"] + row["unknown"] for row in rows("verify")] == [0, 0]
+    assert rows("dead-letters redrive", *TODAY) == wanted[1:]
+
+
+DECODE = ("--decode", "json", "--schema", "id BIGINT, user STRING")
+
+
+def words(folder: Path, command: str, *more: str) -> list[str]:
+    url, table = f"file://{folder}/orders.ss/orders", str(folder / "t")
+    place = [url, "--table", table] if command == "lag" else ["--source", url, "--table", table]
+    return [command, *place, "--group", "lakehouse", *more]
+
+
+def rows(folder: Path, command: str, *more: str) -> list[dict[str, Any]]:
+    return printed(*words(folder, command, *more))
+
+
+def test_a_rotated_file_is_accepted_and_every_command_knows_it(spark: SparkSession, folder: Path) -> None:
+    write_stream(folder / "orders.ss", 30, shards=1)
+    rows(folder, "ingest", *DECODE)
+    failing(run(*words(folder, "accept")), "there is nothing to accept")
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 12, shards=1)
+    for command, more in (("ingest", DECODE), ("lag", ()), ("verify", ()), ("rewind", ("--to", "earliest"))):
+        failing(run(*words(folder, command, *more)), "stream-assets accept --as orders#2", "accept: [orders#2]")
+    before = sorted(folder.rglob("*.json"))
+    (planned,) = rows(folder, "accept", "--dry-run")
+    assert sorted(folder.rglob("*.json")) == before
+    (accepted,) = rows(folder, "accept", "--as", "orders#2")
+    assert accepted == planned
+    assert (accepted["epoch"], accepted["begins at"], accepted["ended at"]) == (
+        "orders#2",
+        "orders#2/0=1",
+        "orders/0=31",
+    )
+    assert rows(folder, "accept", "--as", "orders#2") == []
+    (behind,) = rows(folder, "lag")
+    assert (behind["shard"], behind["ledger"], behind["lag"]) == ("orders#2/0", 1, 12)
+    rows(folder, "ingest", *DECODE)
+    assert [row["shard"] for row in rows(folder, "verify")] == ["orders#2/0"]
+    assert "orders/0: the stream is gone" in run(*words(folder, "verify")).stderr
+    failing(run(*words(folder, "rewind", "--to", "orders/0=5")), "orders/0 is of another epoch", "It has orders#2/0")
+    failing(run(*words(folder, "replay", *DECODE, "--from", "orders/0=5")), "orders/0 is of another epoch")
+    (replayed,) = rows(folder, "replay", *DECODE, "--dry-run")
+    assert (replayed["shard"], replayed["rows replaced"]) == ("orders#2/0", 12)
+    assert [row["shard"] for row in rows(folder, "rewind", "--to", "orders#2/0=5")] == ["orders#2/0"]
+    rows(folder, "ingest", *DECODE)
+    found = sequences_in_table(folder / "t")
+    assert set(found.values()) == {1}
+    assert len(found) == 42
