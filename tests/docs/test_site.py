@@ -14,12 +14,7 @@ from tests.support.settings import ROOT
 
 KEY = re.compile(r"(stream|ingest|replay|redrive|delta|sensor|dagster)/[a-z_/]+\Z")
 # Keys of Dagster's tags and storage, which are no metadata.
-OTHERS = {
-    "dagster/asset_partition_range_start",
-    "dagster/data_version",
-    "dagster/partition",
-    "dagster/priority",
-}
+OTHERS = {"dagster/asset_partition_range_start", "dagster/data_version", "dagster/partition", "dagster/priority"}
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
