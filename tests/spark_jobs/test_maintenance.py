@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -19,8 +24,34 @@ from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
-from tests.support.aged_tables import aged
 from tests.support.kafka_topics import Once, Pipeline, assert_each_once, orders
+
+DAY_MS = 86_400_000
+_TIMES = {"commitInfo": "timestamp", "add": "modificationTime", "remove": "deletionTimestamp"}
+
+
+def aged(table: str, into: Path, *, days: float) -> str:
+    """Copy a table to a folder, so that Spark knows nothing of it, and let all that is in it have happened earlier."""
+    shutil.copytree(table, into)
+    for file in (into / "_delta_log").iterdir():
+        # Checksums and checkpoints of what is changed here; Delta does without.
+        if file.suffix == ".crc" or "checkpoint" in file.name:
+            file.unlink()
+        elif file.suffix == ".json":
+            file.write_text("".join(f"{_earlier(line, days)}\n" for line in file.read_text().splitlines()))
+    earlier = time.time() - days * DAY_MS / 1000
+    for file in into.rglob("*"):
+        os.utime(file, (earlier, earlier))
+    return str(into)
+
+
+def _earlier(line: str, days: float) -> str:
+    action: dict[str, Any] = json.loads(line)
+    for kind, name in _TIMES.items():
+        if name in action.get(kind, {}):
+            action[kind][name] -= int(days * DAY_MS)
+    return json.dumps(action)
+
 
 SHARD = Shard("orders")
 

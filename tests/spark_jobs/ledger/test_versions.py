@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,43 @@ from stream_consumers.errors import UnsupportedVersionError
 from stream_consumers.messages import Shard
 from tests.support.command_line import SCHEMA, run
 from tests.support.letter_tables import ORDERS, Tables
-from tests.support.older_release import OlderRelease
+from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, write_stream
 from tests.support.written_log import WrittenLog
+
+COMMIT = "3d439c9"
+"""It writes batch metadata of format 2, and reads the formats 1 and 2."""
+PACKAGES = ("stream_consumers", "spark_jobs", "sensors", "stream_assets")
+
+
+class OlderRelease:
+    """The packages of release 0.1 in a folder.
+
+    Args:
+        folder: an empty folder for them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        packed = subprocess.run(["git", "archive", COMMIT, *PACKAGES], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
+
+    def python(self, code: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run Python code with its packages; ``sys.argv[1:]`` are the words."""
+        return subprocess.run(
+            [sys.executable, "-c", code, *map(str, words)],
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(self._folder)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    def command(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a command of ``stream-assets``."""
+        return self.python("from stream_assets.cli.main import main; main()", *words)
+
 
 SHARD = Shard("orders", 0)
 # Written by release 0.1.
