@@ -58,7 +58,18 @@ EXAMPLES = 5
 MOST_LOOKS = 20
 # Stands for several batches, where only all of them together say what should be in a range.
 _NO_BATCH = -1
-_COUNTS = ("messages", "rows", "dead", "filtered", "skipped", "missing", "duplicated", "unknown", "untold", "other")
+_COUNTS = (
+    "messages",
+    "rows",
+    "dead",
+    "filtered",
+    "skipped",
+    "missing",
+    "duplicated",
+    "unknown",
+    "unexplained",
+    "other",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +90,8 @@ class ShardVerdict:
         duplicated: sequences with more rows than their batch wrote, or in both of the two.
         unknown: sequences that are there but not in the stream, from the stream's first one and the group's origin on;
             or that the transform dropped.
-        untold: messages without a row of a table with a transform, of which the log does not tell any more whether that
-            dropped them, or their dead letters are gone.
+        unexplained: messages without a row in a table with a transform, where the log no longer shows whether the
+            transform dropped them or their dead letters are gone.
         lag: messages behind the covered range.
         lost: what the stream does not hold any more of what the group has not read, or a RESTORE removed; ``None`` if
             nothing is gone.
@@ -104,7 +115,7 @@ class ShardVerdict:
     duplicated: int
     unknown: int
     lag: int
-    untold: int = 0
+    unexplained: int = 0
     examples: Mapping[str, list[int]] = field(default_factory=dict)
     missing_dead: Mapping[str, int] = field(default_factory=dict)
     other: int = 0
@@ -424,7 +435,7 @@ class _Batches:
         if len(commits) == 1 and commit and commit.output_rows is not None and self._whole[commit.version]:
             self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
             return found.rows, "filtered"
-        return found.rows, "untold"
+        return found.rows, "unexplained"
 
     def count_claimed(self, shard: Shard, commit: Commit | None, messages: Sequences, absent: Sequences) -> None:
         """Remember how many messages there are where entries were claimed, and which of them may be filtered."""
@@ -436,7 +447,7 @@ class _Batches:
         """Count as missing by how many the messages exceed what batches have claimed: no transform saw those."""
         for shard, claims in self._claims.items():
             if count := claims.unclaimed():
-                tallies[shard].move(_NO_BATCH, count, to="missing" if self._is_whole_log else "untold")
+                tallies[shard].move(_NO_BATCH, count, to="missing" if self._is_whole_log else "unexplained")
 
     def count_rows(self, tallies: Mapping[Shard, _Tally]) -> None:
         """Where the files of a batch are gone, compare how many rows there are with how many it wrote."""
@@ -599,7 +610,7 @@ class _Tally:
     def move(self, version: int, most: int, *, to: str) -> int:
         """Count messages of a batch that may be filtered as something else; return how many, at most ``most``."""
         found = 0
-        for what in ("filtered", "untold"):
+        for what in ("filtered", "unexplained"):
             moved = min(most - found, self._absent[version, what])
             self._absent[version, what] -= moved
             self.counts[what] -= moved

@@ -49,9 +49,11 @@ if TYPE_CHECKING:
 
 MOST_FOREIGN = 20
 COUNTS = (
-    *("messages", "rows", "dead", "filtered", "untold", "skipped"),
+    *("messages", "rows", "dead", "filtered", "unexplained", "skipped"),
     *("missing", "duplicated", "unknown", "other", "lag"),
 )
+# Of a healthy table these are 0.
+SELDOM = ("unexplained", "skipped", "unknown", "other", "lost")
 
 
 @click.command()
@@ -308,7 +310,8 @@ def verify(place: Place, as_json: bool) -> None:
         }
         for v in verdicts
     ]
-    print_rows(rows, as_json=as_json, title=f"{place.source} and {place.table}", empty="the stream is empty")
+    title = f"{place.source} and {place.table}"
+    print_rows(rows, as_json=as_json, title=title, empty="the stream is empty", if_any=SELDOM)
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
             listed = ", ".join(str(place.shown(sequence)) for sequence in sequences)
@@ -320,10 +323,10 @@ def verify(place: Place, as_json: bool) -> None:
             )
         for bid, count in verdict.missing_dead.items():
             inform(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
-        if verdict.untold:
+        if verdict.unexplained:
             inform(
-                f"note: {verdict.shard}: {counted(verdict.untold, 'message')} without rows may be filtered or missing: "
-                "commits or files that would show it are gone, or parts of their batch were replaced",
+                f"note: {verdict.shard}: {counted(verdict.unexplained, 'message')} without rows may be filtered or "
+                "missing: commits or files that would show it are gone, or parts of their batch were replaced",
                 style="yellow",
             )
         if verdict.uncompared is not None:

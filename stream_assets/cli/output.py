@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.console import Console
@@ -58,9 +58,24 @@ def print_dead_letter(letter: DeadLetter) -> None:
 
 
 def print_rows(
-    rows: list[dict[str, Any]], *, title: str, as_json: bool = False, empty: str = "nothing", console: Console = out
+    rows: list[dict[str, Any]],
+    *,
+    title: str,
+    as_json: bool = False,
+    empty: str = "nothing",
+    if_any: Collection[str] = (),
+    console: Console = out,
 ) -> None:
-    """Print rows as a table for people, or as one JSON list for machines."""
+    """Print rows as a table for people, or as one JSON list for machines.
+
+    Args:
+        rows: the values of each column; all rows have the same columns.
+        title: above the table.
+        as_json: print JSON, with all columns.
+        empty: what is printed if there are no rows.
+        if_any: columns that the table leaves out if they are 0 or missing in all rows.
+        console: where the table is printed.
+    """
     if as_json:
         click.echo(json.dumps({"rows": rows}))
         return
@@ -68,11 +83,12 @@ def print_rows(
         console.print(empty)
         return
     console.print(title, style="italic", markup=False, soft_wrap=True)
-    table = Table()
-    for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int | float) else "left", no_wrap=True)
+    table, shown = Table(), [name for name in rows[0] if name not in if_any or any(row[name] for row in rows)]
+    for name in shown:
+        justify: Literal["left", "right"] = "right" if isinstance(rows[0][name], int | float) else "left"
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+        table.add_row(*(Text(_cell(row[name])) for name in shown))
     # Numbers are never cut, however narrow the terminal or the file is.
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)

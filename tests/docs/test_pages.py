@@ -148,13 +148,17 @@ def test_the_python_of_a_page_runs(
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.parametrize("page", [README], ids=in_project)
 def test_the_readme_from_the_first_message_to_the_verdict(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, addresses: dict[str, str], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ingest = run(README, {})["defs"].resolve_job_def("ingest_orders")
+    ingest = run(page, addresses)["defs"].resolve_job_def("ingest_orders")
     ran = []
-    for words in (words for block in blocks(README) if block.language == "sh" for words in commands(block.text)):
+    (text,) = (block.text for block in blocks(page) if "dg dev" in block.text)
+    for written, real in addresses.items():
+        text = text.replace(written, real)
+    for words in commands(text):
         if words[:2] == ["dg", "dev"]:
             assert ingest.execute_in_process().success
         elif words[0] == "stream-assets":
@@ -321,6 +325,13 @@ def resolve(name: str) -> None:
         assert not option or (callable(found) and option in inspect.signature(found).parameters), name
         return
     raise AssertionError(f"no module of {name}")
+
+
+def test_the_tests_of_the_invariants_are_there() -> None:
+    named = re.findall(r"`(\w+/test_\w+\.py)::(test_\w+)`", (ROOT / "DESIGN.md").read_text())
+    assert len(named) >= 10
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / "spark_jobs" / path).read_text(), f"no {path}::{name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=in_project)

@@ -164,7 +164,7 @@ def damaged(lake: Lake, folder: Path) -> Lake:
 
 def test_a_transform_that_makes_none_or_many_rows_of_a_message(lake: Lake) -> None:
     found = lake.verdict()
-    assert (found.messages, found.rows, found.filtered, found.untold) == (30, 30, 10, 0)
+    assert (found.messages, found.rows, found.filtered, found.unexplained) == (30, 30, 10, 0)
     assert found.is_right
 
 
@@ -251,7 +251,7 @@ def test_files_that_are_gone_of_a_batch_that_was_replaced_in_part(lake: Lake) ->
     DeltaTable(lake.path).optimize.compact()
     DeltaTable(lake.path).vacuum(0, enforce_retention_duration=False, dry_run=False)
     found = lake.verdict()
-    assert (found.is_right, found.untold) == (True, 1)
+    assert (found.is_right, found.unexplained) == (True, 1)
     told = run("verify", "--source", lake.url, "--table", lake.path, "--group", "lakehouse")
     assert "1 message without rows may be filtered or missing" in told.stderr.replace("\n", " ")
 
@@ -261,7 +261,7 @@ def test_a_log_that_does_not_tell_any_more_is_no_reason_to_call_a_table_wrong(la
     for version in range(3):
         Path(lake.path, "_delta_log", f"{version:020d}.json").unlink()
     found = lake.verdict()
-    assert (found.filtered, found.untold, found.is_right) == (4, 6, True)
+    assert (found.filtered, found.unexplained, found.is_right) == (4, 6, True)
 
 
 def test_what_lies_before_positions_that_were_made_anew_is_not_compared_and_named(lake: Lake) -> None:
@@ -369,7 +369,7 @@ def test_dead_letters_that_are_gone_where_whole_batches_are_untold(damaged: Lake
     damaged.forget_files()
     damaged.delete_letters("_sequence = 31")
     found = damaged.verdict()
-    assert (found.untold, found.missing, found.missing_dead) == (1, 1, {"b5": 1})
+    assert (found.unexplained, found.missing, found.missing_dead) == (1, 1, {"b5": 1})
 
 
 def test_dead_letters_that_are_gone_without_a_transform(folder: Path) -> None:
@@ -439,7 +439,7 @@ class ClaimingLake(Lake):
     def counts(self, *, pending: Iterable[int] = ()) -> tuple[int, int, int]:
         unsettled = {shard(0): np.array(sorted(pending), np.int64)}
         found = self.verdict(claims=ClaimState({shard(0): Intervals.of((1, 31))}, unsettled, {}))
-        return found.missing, found.filtered, found.untold
+        return found.missing, found.filtered, found.unexplained
 
 
 ODD, EVEN = range(1, 31, 2), range(2, 31, 2)
@@ -509,7 +509,7 @@ def test_covered_messages_in_no_batch_are_missing_where_the_log_is_whole(folder:
     known = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 41)), origin=1)}
     lake.commit(5, [], transform="one", state=known)
     found = lake.verdict()
-    assert (found.examples, found.missing, found.untold) == ({"missing": [31, 32, 33, 34, 35]}, 10, 0)
+    assert (found.examples, found.missing, found.unexplained) == ({"missing": [31, 32, 33, 34, 35]}, 10, 0)
 
 
 def test_dead_letters_of_a_batch_of_several_shards(folder: Path) -> None:

@@ -115,10 +115,10 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
 
 def test_redriven_dead_letters_are_rows_and_not_dead(lake: Lake) -> None:
     before = lake.verdict()
-    assert (before.is_right, before.dead, before.untold) == (True, 5, 0)
+    assert (before.is_right, before.dead, before.unexplained) == (True, 5, 0)
     lake.redrive(3, 9, 17, 31)
     found = lake.verdict()
-    assert (found.is_right, found.dead, found.untold) == (True, 1, 0)
+    assert (found.is_right, found.dead, found.unexplained) == (True, 1, 0)
     assert found.rows == before.rows + 4
     assert (found.messages, found.filtered, found.missing) == (COUNT, before.filtered, 0)
 

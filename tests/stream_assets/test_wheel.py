@@ -72,7 +72,8 @@ def test_the_example_of_the_readme(run: Run, folder: Path) -> None:
     (example,) = re.findall(
         r"```python\n(from stream_assets import .*?defs = .*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
-    (folder / "definitions.py").write_text(example)
+    assert "kafka://localhost:9092/orders" in example
+    (folder / "definitions.py").write_text(example.replace("kafka://localhost:9092/", "file://orders.ss/"))
     run(folder, "stream-assets", "produce", "file://orders.ss/orders", "--count", "1000")
     run(folder, "dagster", "job", "execute", "-f", "definitions.py", "-j", "ingest_orders")
     table = ["--table", "lake/orders", "--group", "lakehouse"]

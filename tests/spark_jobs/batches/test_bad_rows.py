@@ -97,7 +97,7 @@ class Lake:
 
     def assert_right(self, what: Ingestion) -> None:
         with open_batch_source(f"file://{self.folder}/orders.ss/orders") as source:
-            assert [found for found in verify(source, what) if not found.is_right or found.untold] == []
+            assert [found for found in verify(source, what) if not found.is_right or found.unexplained] == []
 
 
 def number(row: dict[str, Any]) -> int:

@@ -131,7 +131,7 @@ class Lake:
     def assert_right(self) -> None:
         with open_batch_source(self.url) as source:
             found = verify(source, self.strict)
-        assert [verdict for verdict in found if not verdict.is_right or verdict.untold] == []
+        assert [verdict for verdict in found if not verdict.is_right or verdict.unexplained] == []
 
 
 def place(number: int) -> Identity:
