@@ -13,7 +13,7 @@ from tests.support.dagster_services import Dagster, dagster_services
 from tests.support.downstream_tables import KEYS, write_days
 from tests.support.polling import until
 from tests.support.spark_servers import spark_servers
-from tests.support.user_interface import UserInterface
+from tests.support.user_interface import TICKS, UserInterface
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.slow]
 SECONDS = 600.0
@@ -21,9 +21,6 @@ REPLAY = """mutation ($keys: [String!]!) {
   launchPartitionBackfill(backfillParams: {assetSelection: [{path: ["payments"]}], partitionNames: $keys}) {
     __typename ... on LaunchBackfillSuccess { backfillId }
   }
-}"""
-TICKS = """query ($sensor: SensorSelector!) {
-  sensorOrError(sensorSelector: $sensor) { ... on Sensor { sensorState { ticks(limit: 10) { timestamp } } } }
 }"""
 
 
