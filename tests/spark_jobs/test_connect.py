@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.settings import ROOT
+from tests.support.python_programs import run_command
 from tests.support.spark_connect import connect_server
 from tests.support.streams import assert_each_once, write_stream
 from tests.support.topics import create_topic, fill
 
 pytestmark = pytest.mark.spark
+DECODED = ("--decode", "json", "--schema", "id BIGINT, user STRING")
 
 
 def test_ingest_over_connect(server: str, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 300, malformed=frozenset({7}))
-    command = [sys.executable, "-m", "stream_assets.cli.main", "ingest", "--source", url, "--table", str(folder / "t")]
-    command += ["--decode", "json", "--schema", "id BIGINT, user STRING", "--max-records", "200", "--json"]
-    done = subprocess.run(
-        [*command, "--remote", server], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
+    words = ["ingest", "--source", url, "--table", folder / "t", *DECODED, "--max-records", "200", "--json", "--remote"]
+    done = run_command(*words, server)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(row["rows"], row["dead letters"]) for row in json.loads(done.stdout)["rows"]] == [(199, 1), (100, 0)]
     assert_each_once(folder / "orders.ss", folder / "t")
-    wrong = subprocess.run(
-        [*command, "--remote", "sc://127.0.0.1:1/;token=secret"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    wrong = run_command(*words, "sc://127.0.0.1:1/;token=secret")
     assert wrong.returncode == 1
     assert "error: no Spark session at sc://127.0.0.1:1: " in wrong.stderr
     assert "secret" not in wrong.stderr + wrong.stdout
@@ -69,17 +58,8 @@ def early(rows):
 def ingested(server: str, folder: Path, transform: str) -> subprocess.CompletedProcess[str]:
     (folder / "made.py").write_text(TRANSFORMS)
     url = write_stream(folder / "orders.ss", 3)
-    words = ["--source", url, "--table", str(folder / "t"), "--decode", "json", "--schema", "id BIGINT, user STRING"]
-    command = [sys.executable, "-m", "stream_assets.cli.main", "ingest", *words, "--remote", server]
-    return subprocess.run(
-        [*command, "--transform", f"made:{transform}"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    words = ["ingest", "--source", url, "--table", folder / "t", *DECODED, "--remote", server]
+    return run_command(*words, "--transform", f"made:{transform}", cwd=folder)
 
 
 @pytest.mark.slow
@@ -113,9 +93,8 @@ def test_no_secret_is_in_what_a_server_writes_down(kafka: str, folder: Path) -> 
         "spark.eventLog.dir": f"file://{events}",
     }
     with connect_server(folder, more=logged) as server:
-        command = [sys.executable, "-m", "stream_assets.cli.main", "ingest", "--source", f"kafka://{kafka}/{topic}"]
-        command += ["--table", str(folder / "t"), "--client", "sasl.password=hunter2-of-the-broker", "--remote", server]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+        words = ["ingest", "--source", f"kafka://{kafka}/{topic}", "--table", folder / "t", "--remote", server]
+        done = run_command(*words, "--client", "sasl.password=hunter2-of-the-broker")
     assert done.returncode == 0, done.stdout + done.stderr
     written = "".join(path.read_text(errors="replace") for path in events.rglob("*") if path.is_file())
     assert "stream_assets_splits" in written

@@ -20,7 +20,7 @@ from spark_jobs.batches.ingestion import Step
 from spark_jobs.ledger.ledger import LOG_RETENTION
 from spark_jobs.maintenance import FILE_RETENTION, SET_FILE_RETENTION, TableMaintenance, file_retention, maintain
 from spark_jobs.table_location import sql_name
-from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
+from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsafeStorageError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -149,14 +149,14 @@ def test_a_table_that_is_not_there_or_deletes_too_early_is_refused(
 ) -> None:
     send(url, 1)
     what = Pipeline.of(spark, str(url), folder / "t")
-    with pytest.raises(StreamNotFoundError, match="there is no table"):
+    with pytest.raises(StreamNotFoundError):
         maintain(spark, what.ingestion)
     what.drain()
     DeltaTable(what.table).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 2 hours"})
-    with pytest.raises(InvalidOptionError, match=r"'interval 2 hours'(?s:.*)Set it to a day or more"):
+    with pytest.raises(InvalidOptionError, match="interval 2 hours"):
         maintain(spark, what.ingestion)
     unsafe = replace(what.ingestion, table="s3a://lake/orders")
-    with pytest.raises(Exception, match=r"overwrite each other's commits"):
+    with pytest.raises(UnsafeStorageError):
         maintain(spark, unsafe)
 
 

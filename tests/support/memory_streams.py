@@ -7,11 +7,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.reading.source import STREAM_COLUMNS
 from stream_consumers.memory import memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import drain
 
 
 def send(url: StreamUrl, *documents: Any) -> None:
@@ -19,6 +20,12 @@ def send(url: StreamUrl, *documents: Any) -> None:
     for document in documents:
         payload = document if isinstance(document, bytes) else json.dumps(document).encode()
         memory_broker(url).append(Shard("orders"), payload)
+
+
+def ingest(spark: SparkSession, url: StreamUrl, what: Ingestion, *documents: Any) -> list[BatchReport]:
+    """Send documents, see :func:`send`, and drain the stream."""
+    send(url, *documents)
+    return drain(spark, str(url), what)
 
 
 def rows(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:

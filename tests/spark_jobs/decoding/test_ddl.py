@@ -15,6 +15,7 @@ TAKEN = [
         "id BIGINT NOT NULL COMMENT 'a, <b', user STRING",
         "a INT COMMENT \"x\" 'y'",
         "`` INT",
+        "interval INT, `interval day` INT COMMENT 'an interval day'",
     ),
     *("a decimal, b DEC(5), c NUMERIC(5, 2), d DECIMAL(38,38)", "`a``b c` INT", "interval DATE", "a INTERVAL MONTH"),
     *("a ARRAY<ARRAY<INT>>", "a MAP<STRING, ARRAY<STRUCT<x: INT NOT NULL COMMENT 'x', y DOUBLE>>>", "struct<a: int>"),

@@ -151,13 +151,13 @@ def test_what_a_schema_does_not_allow_is_told_if_asked():
     assert errors[4] == decode(lax, payloads)[1][4] is not None
     assert [error is None for error in decode(lax, payloads)[1]][:4] == [True] * 4
     assert rows[0]["id"] == 7
-    with pytest.raises(SchemaMismatchError, match="cannot be used"):
+    with pytest.raises(SchemaMismatchError):
         decode(JsonSchema(of({"type": "integer", "minimum": "x"}), validate=True), [b'{"f":1}'])
 
 
 def test_without_the_library_nothing_is_validated(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'stream-assets\[json-schema\]'"):
+    with pytest.raises(MissingDependencyError, match=r"stream-assets\[json-schema\]"):
         JsonSchema(ORDER, validate=True)
     assert JsonSchema(ORDER).ddl().startswith("`id`")
 

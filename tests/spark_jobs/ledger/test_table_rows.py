@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +22,7 @@ from spark_jobs.ledger.table_rows import (
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from tests.support.ledger_tables import STREAM, at, write_batch
-from tests.support.settings import ROOT
+from tests.support.python_programs import run_python
 
 MONDAY, TUESDAY, WEDNESDAY = "2026-11-16", "2026-11-17", "2026-11-18"
 
@@ -45,9 +43,8 @@ def write(path: Path, count: int) -> None:
 def test_a_process_that_has_read_a_table_ends_in_peace(folder: Path) -> None:
     """With files that Python opens for Arrow, it mostly ends with "terminate called" instead."""
     write(folder / "t", 100_000)
-    command = [sys.executable, "-c", READ, str(folder / "t")]
     for _ in range(3):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        done = run_python(READ, folder / "t")
         assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
 
 

@@ -143,7 +143,7 @@ def test_what_a_newer_release_wrote_is_refused(
 ) -> None:
     third = {**BATCH, "n": 3, "bid": "b3", "base": 1, "ranges": {"orders/0": [5, 9]}, **change}
     log.commit(metadata=json.dumps(third), transactions=transactions)
-    with pytest.raises(UnsupportedVersionError, match="version 2 of "):
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
         ledger(log).read()
     # The entry may be of the stream that another group is about to write.
     with pytest.raises(UnsupportedVersionError):
@@ -164,7 +164,7 @@ def test_release_0_1_refuses_what_this_one_wrote(log: WrittenLog, tmp_path: Path
 def test_dead_letters_of_a_newer_release_are_not_judged(tmp_path: Path, change: Mapping[str, object]) -> None:
     tables = Tables(tmp_path)
     tables.add(ORDERS, 3, metadata=change)
-    with pytest.raises(UnsupportedVersionError, match="version 0 of "):
+    with pytest.raises(UnsupportedVersionError, match="version 0"):
         tables.table.orphaned(tables.reader().ledger)
 
 

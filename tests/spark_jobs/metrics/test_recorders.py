@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,7 +24,7 @@ from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, recorders
 from tests.support.batch_reports import ZERO, report
-from tests.support.settings import ROOT
+from tests.support.python_programs import run_python
 
 LABELS = BatchLabels("lakehouse", "/lake/orders", "batch")
 NUMBERS = BatchNumbers(messages=10, rows=9, bytes=2048, dead_letters=1, seconds=0.7, lag={"orders": 90, "returns": 4})
@@ -145,16 +142,8 @@ def test_a_process_that_ends_has_exported_what_its_environment_asks_for() -> Non
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-            "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
-            "OTEL_SERVICE_NAME": "orders",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
-        )
+        more = {"OTEL_EXPORTER_OTLP_COMPRESSION": "none", "OTEL_SERVICE_NAME": "orders"}
+        done = run_python(PROGRAM, **{VARIABLES[0]: endpoint, **more})
         server.shutdown()
         thread.join()
     assert (done.returncode, done.stderr) == (0, "")
@@ -166,14 +155,11 @@ def test_a_process_that_ends_has_exported_what_its_environment_asks_for() -> Non
     assert rows.sum.data_points[0].as_int == 9
 
 
+@pytest.mark.usefixtures("unset")
 def test_without_the_packages_nothing_is_told_and_a_variable_is_warned_of(folder: Path) -> None:
     program = f'import sys\nsys.modules.update({{"opentelemetry": None, "prometheus_client": None}})\n{PROGRAM}'
-    plain = {**{name: value for name, value in os.environ.items() if name not in VARIABLES}, "PYTHONPATH": str(ROOT)}
-    asked = {VARIABLES[0]: "http://127.0.0.1:1", VARIABLES[1]: str(folder)}
-    silent, warned = (
-        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-        for environment in (plain, {**plain, **asked})
-    )
+    silent = run_python(program)
+    warned = run_python(program, **{VARIABLES[0]: "http://127.0.0.1:1", VARIABLES[1]: str(folder)})
     assert (silent.returncode, silent.stderr) == (0, "")
     assert warned.returncode == 0
     assert "install stream-assets[opentelemetry]" in warned.stderr
@@ -184,8 +170,7 @@ def test_without_the_packages_nothing_is_told_and_a_variable_is_warned_of(folder
 def test_a_recorder_that_cannot_be_set_up_is_warned_of_and_the_others_are_told(folder: Path) -> None:
     # OpenTelemetry takes no interval of 0.
     refused = {VARIABLES[0]: "http://127.0.0.1:1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
-    environment = {**os.environ, **refused, "PYTHONPATH": str(ROOT), VARIABLES[1]: str(folder)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    done = run_python(PROGRAM, **refused, **{VARIABLES[1]: str(folder)})
     assert (done.returncode, "opentelemetry: ValueError" in done.stderr) == (0, True)
     assert scraped(folder)["stream_assets_rows_total"] == {(): 9}
 
@@ -193,8 +178,7 @@ def test_a_recorder_that_cannot_be_set_up_is_warned_of_and_the_others_are_told(f
 def test_a_header_that_opentelemetry_refuses_is_warned_of_without_its_value() -> None:
     asked = {VARIABLES[0]: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer hunter2"}
     program = f"import logging\nlogging.basicConfig()\n{PROGRAM}import os\nos._exit(0)\n"
-    environment = {**os.environ, **asked, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = run_python(program, **asked)
     assert "OTEL_EXPORTER_OTLP_HEADERS" in done.stderr
     assert "hunter2" not in done.stderr
 

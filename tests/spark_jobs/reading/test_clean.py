@@ -87,7 +87,7 @@ def test_what_was_not_planned_fails(name: str) -> None:
     "found", [{"orders": "id-2"}, {}, {"clicks": "id-9"}, {"orders": "id-1", "clicks": "id-8"}, {"orders#2": "id-1"}]
 )
 def test_another_stream_than_the_planned_one_fails_at_the_end(found: Mapping[str, str]) -> None:
-    with pytest.raises(SplitMismatchError, match="recreated while it was read"):
+    with pytest.raises(SplitMismatchError):
         read(rows(1, 1, 1, 2), split=Counted(None, found))
 
 

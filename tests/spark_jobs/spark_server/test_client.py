@@ -91,7 +91,7 @@ def test_a_server_that_is_gone_is_told_at_once_and_without_its_token(tmp_path: P
         assert policy.can_retry(RefusedError(grpc.StatusCode.UNAVAILABLE))
         assert not policy.can_retry(ValueError("a bug"))
         server.withdraw()
-        with pytest.raises(SparkEndedError, match=rf"process {address.pid}\) has ended.*run again") as withdrawn:
+        with pytest.raises(SparkEndedError, match=str(address.pid)) as withdrawn:
             policy.can_retry(RefusedError(code))
         assert "secret" not in str(withdrawn.value)
     server.publish(address)
@@ -127,7 +127,7 @@ def test_a_server_that_dies_at_once_leaves_no_settings_and_is_told_by_its_own_wo
 
 @pytest.mark.parametrize("seconds", ["5m", "nan", "-1"])
 def test_a_time_to_keep_a_server_that_is_none_is_refused_before_it_starts(servers: Path, seconds: str) -> None:
-    with pytest.raises(InvalidOptionError, match=f"idleSeconds is '{seconds}'"):
+    with pytest.raises(InvalidOptionError, match=f"idleSeconds.*{seconds}"):
         connect({**SETTINGS, "spark.stream_assets.server.idleSeconds": seconds})
     assert not servers.exists()
 
@@ -138,6 +138,6 @@ def test_a_server_that_does_not_answer_is_left_to_those_who_use_it(
     monkeypatch.setattr(client, "_answers", lambda address: False)
     server = made(servers, configuration_key(SETTINGS))
     with process(obedient, server), process(client_of, server):
-        with pytest.raises(UnusableFolderError, match=r"does not answer; 1 run may use it.*stop --force"):
+        with pytest.raises(UnusableFolderError, match="stop --force"):
             connect(SETTINGS)
         assert server.is_alive()

@@ -48,14 +48,14 @@ def test_an_address_that_cannot_be_read_is_none(server: ServerFolder, text: str)
 def test_a_folder_that_somebody_else_planted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = tmp_path / "planted"
     planted.symlink_to(tmp_path)
-    with pytest.raises(UnusableFolderError, match="no folder of this user"):
+    with pytest.raises(UnusableFolderError):
         private_folder(planted)
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o755)
     private_folder(mine)
     assert stat.S_IMODE(mine.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "getuid", lambda: mine.stat().st_uid + 1)
-    with pytest.raises(UnusableFolderError, match="no folder of this user"):
+    with pytest.raises(UnusableFolderError):
         private_folder(mine)
 
 
@@ -71,11 +71,11 @@ def test_a_place_without_locks_is_told(server: ServerFolder, monkeypatch: pytest
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("spark_jobs.spark_server.folder.fcntl.flock", unsupported)
-    with pytest.raises(UnusableFolderError, match="cannot be locked"), server.starting():
+    with pytest.raises(UnusableFolderError), server.starting():
         pass
-    with pytest.raises(UnusableFolderError, match="cannot be locked"), server.life():
+    with pytest.raises(UnusableFolderError), server.life():
         pass
-    with pytest.raises(UnusableFolderError, match="cannot be locked"):
+    with pytest.raises(UnusableFolderError):
         server.client("a-session")
 
 

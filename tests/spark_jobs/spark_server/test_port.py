@@ -26,7 +26,7 @@ from spark_jobs.spark_server.port import check_offer, hold, offer, reserve, shar
 from stream_consumers.errors import SparkEndedError
 from tests.support.held_servers import made, obedient, process
 from tests.support.polling import until
-from tests.support.settings import ROOT
+from tests.support.python_programs import run_python
 from tests.support.spark_servers import spark_servers
 
 PLACES = [
@@ -132,9 +132,7 @@ except UnusableFolderError as error:
 
 def test_in_a_sandbox_without_sockets_no_server_is_started(tmp_path: Path) -> None:
     servers = tmp_path / "servers"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "STREAM_ASSETS_SPARK_SERVERS": str(servers)}
-    done = subprocess.run([sys.executable, "-c", SANDBOXED], env=environment, check=False, timeout=120)
-    assert done.returncode == 7
+    assert run_python(SANDBOXED, STREAM_ASSETS_SPARK_SERVERS=str(servers)).returncode == 7
     assert not list(servers.glob("*/log"))
 
 

@@ -21,6 +21,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import ErrorPolicy, SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
+from tests.support.memory_streams import ingest
 
 pytestmark = pytest.mark.spark
 FAIL, ADD = SchemaChanges.FAIL, SchemaChanges.ADD_COLUMNS
@@ -30,7 +31,7 @@ STREAM = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
 def test_the_columns_of_the_place_keep_their_types(spark: SparkSession) -> None:
     rows = StructType.fromDDL(STREAM.replace("_sequence BIGINT", "_sequence STRING"))
     assert isinstance(rows, StructType)
-    with pytest.raises(SchemaMismatchError, match="stream columns: _sequence is string, not bigint"):
+    with pytest.raises(SchemaMismatchError, match="_sequence"):
         check_columns(rows, None, path="t", schema_changes=FAIL)
 
 
@@ -144,8 +145,7 @@ def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl
         "st STRUCT<b: INT>, extra STRING": b'{"st": {"b": 2}, "extra": "x"}',
         "id BIGINT, st STRUCT<c: ARRAY<STRUCT<e: INT>>>": b'{"id": 1, "st": {"c": [{"e": 4}]}}',
     }.items():
-        memory_broker(url).append(Shard("orders"), document)
-        (report,) = drain(spark, str(url), replace(what, decoder=Json(schema)))
+        (report,) = ingest(spark, url, replace(what, decoder=Json(schema)), document)
         assert (report.rows, report.dead) == (1, 0)
     rows = spark.read.format("delta").load(str(folder / "t")).orderBy("_sequence").collect()
     structs = [row["st"].asDict(recursive=True) if row["st"] else None for row in rows]
@@ -171,12 +171,11 @@ def test_times_of_all_years_are_what_other_readers_read(spark: SparkSession, fol
 def test_a_column_of_ours_that_is_gone_is_not_made_anew(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     """Its rows would have no place any more, and be written a second time by a replay."""
     what = ingestion(folder / "t", decoder=Json("id BIGINT"), errors=ErrorPolicy(schema_changes=ADD))
-    memory_broker(url).append(Shard("orders"), b'{"id": 1}')
-    drain(spark, str(url), what)
+    ingest(spark, url, what, b'{"id": 1}')
     spark.sql(f"ALTER TABLE delta.`{what.table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     spark.sql(f"ALTER TABLE delta.`{what.table}` RENAME COLUMN _sequence TO seq")
     memory_broker(url).append(Shard("orders"), b'{"id": 2}')
-    with pytest.raises(SchemaMismatchError, match="has no column _sequence any more") as caught:
+    with pytest.raises(SchemaMismatchError, match="_sequence") as caught:
         drain(spark, str(url), what)
     assert "RENAME COLUMN" in caught.value.remedy
     spark.sql(f"ALTER TABLE delta.`{what.table}` RENAME COLUMN seq TO _sequence")
@@ -191,8 +190,7 @@ def test_a_dead_letter_table_of_an_older_version_gets_the_new_columns(
     what = ingestion(folder / "t")
     older = f"{STREAM}, payload BINARY, error STRING, _batch STRING, _group STRING, _member STRING, _number BIGINT"
     spark.createDataFrame([], older).write.format("delta").save(what.dead_letters().path)
-    memory_broker(url).append(Shard("orders"), b"no JSON")
-    (report,) = drain(spark, str(url), what)
+    (report,) = ingest(spark, url, what, b"no JSON")
     assert report.dead == 1
     (row,) = spark.read.format("delta").load(what.dead_letters().path).collect()
     assert (bytes(row["payload"]), row["headers"], row["offset"]) == (b"no JSON", None, None)

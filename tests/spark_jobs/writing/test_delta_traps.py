@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta.exceptions import ConcurrentTransactionException
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -324,34 +323,6 @@ def test_d06_a_conflict_over_our_number_drops_the_batch_if_the_other_commit_has_
     assert len(bids) == 1
     assert_each_once(what.rows(), stream.messages())
     assert stream.committed(what) == 1
-
-
-def test_d06_a_conflict_is_not_taken_for_written_before_the_log_says_so(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch, what: Pipeline
-) -> None:
-    stream.send(*orders(3))
-    writes = Writes(monkeypatch)
-    writes.before = FailOnce(ConcurrentTransactionException("txn"))
-    (report,) = what.drain()
-    assert [type(error) for error in writes.outcomes.values()][1:] == [ConcurrentTransactionException, type(None)]
-    assert report.rows == 3
-    assert_each_once(what.rows(), stream.messages())
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ConcurrentTransactionException("txn"), pytest.param(RuntimeError("the answer was lost"), marks=pytest.mark.slow)],
-)
-def test_d06_a_write_that_landed_counts_whatever_it_raised(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch, error: Exception, what: Pipeline
-) -> None:
-    stream.send(*orders(3))
-    writes = Writes(monkeypatch)
-    writes.after = FailOnce(error)
-    (report,) = what.drain()
-    assert writes.outcomes[report.entry.bid] is error
-    assert_each_once(what.rows(), stream.messages())
-    assert stream.committed(what) == 3
 
 
 def test_d07_rows_that_a_restore_removed_are_written_under_new_numbers(

@@ -17,7 +17,7 @@ from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import ErrorPolicy
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
-from tests.support.memory_streams import rows, send
+from tests.support.memory_streams import ingest, rows, send
 
 pytestmark = pytest.mark.spark
 FIRST = "id BIGINT, shop STRUCT<name: STRING>, items ARRAY<STRUCT<price: DOUBLE>>"
@@ -32,8 +32,7 @@ def test_nothing_is_lost_and_a_replay_brings_it_back(
 ) -> None:
     made = ingestion(folder / "t", decoder=Json(FIRST), errors=ErrorPolicy(schema_changes="rescue"))
     what = replace(made, driver_records=driver_records)
-    send(url, DOCUMENT, {"id": 2})
-    drain(spark, str(url), what)
+    ingest(spark, url, what, DOCUMENT, {"id": 2})
     told = {"shop": {"zip": "07"}, "user": "ada", "more": 1}
     first, second = rows(spark, what)
     assert json.loads(first.pop("_rescued")) == told
@@ -41,8 +40,7 @@ def test_nothing_is_lost_and_a_replay_brings_it_back(
     known = {"id": 1, "shop": {"name": "a"}, "items": [{"price": 1.5}]}
     assert first == known
     # Columns that the decoder knows by now, and the table does not.
-    send(url, DOCUMENT)
-    drain(spark, str(url), replace(what, decoder=Json(SECOND)))
+    ingest(spark, url, replace(what, decoder=Json(SECOND)), DOCUMENT)
     newest = rows(spark, what)[-1]
     assert json.loads(newest.pop("_rescued")) == told
     assert newest == known
@@ -57,8 +55,7 @@ def test_nothing_is_lost_and_a_replay_brings_it_back(
 
 def test_a_table_of_before_gets_one_column_and_no_more(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     what = ingestion(folder / "t", decoder=Json("id BIGINT"))
-    send(url, DOCUMENT)
-    drain(spark, str(url), what)
+    ingest(spark, url, what, DOCUMENT)
     send(url, DOCUMENT)
     own = replace(what, errors=ErrorPolicy(schema_changes="rescue"), decoder=Json(SECOND))
     drain(spark, str(url), own)
@@ -76,8 +73,7 @@ def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
     spark: SparkSession, folder: Path, url: StreamUrl
 ) -> None:
     what = ingestion(folder / "t", decoder=Json("id BIGINT, shop STRUCT<name: STRING>"))
-    send(url, {"id": 1})
-    drain(spark, str(url), what)
+    ingest(spark, url, what, {"id": 1})
     decoder = Json("id BIGINT, shop STRUCT<name: STRING, city: STRING>, at TIMESTAMP, local TIMESTAMP_NTZ", rescue=True)
     times = {"at": "2024-02-29T12:30:15.123456+02:00", "local": "2024-02-29T12:30:15.123456"}
     send(url, {"id": 2, "shop": {"name": "a", "city": "b", "zip": 1.50}, **times}, {"id": 3, "shop": {"zip": 2}})
@@ -92,8 +88,7 @@ def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
 @pytest.mark.slow
 def test_fields_within_arrays_do_not_fit(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     what = ingestion(folder / "t", decoder=Json(FIRST), errors=ErrorPolicy(schema_changes="rescue"))
-    send(url, DOCUMENT)
-    drain(spark, str(url), what)
+    ingest(spark, url, what, DOCUMENT)
     send(url, DOCUMENT)
     more = replace(what, decoder=Json(FIRST.replace("price: DOUBLE", "price: DOUBLE, tax: DOUBLE")))
     with pytest.raises(SchemaMismatchError, match=r"items\[\]\.tax is not in the table"):

