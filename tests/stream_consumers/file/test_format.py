@@ -23,7 +23,6 @@ from stream_consumers.file.format import (
     decode_beacon,
     encode_frame,
     marker_capacity,
-    running_checksum,
 )
 from stream_consumers.messages import INTERNAL_KEY, Shard
 from tests.support.raising import raises_with
@@ -143,13 +142,6 @@ def test_beacon_splice_of_a_real_file() -> None:
     behind = "6815 0000000a" + b"message-21".hex()
     expected = bytes.fromhex(before + beacon + behind)
     assert data[0x3F8 : 0x3F8 + len(expected)] == expected
-
-
-def test_running_checksum_of_a_real_file() -> None:
-    running = 0xFFFF
-    for number in range(1, 22):
-        running = running_checksum(running, checksum(b"message-%d" % number))
-    assert running == 0x53B2
 
 
 def test_multi_beacon_splice() -> None:

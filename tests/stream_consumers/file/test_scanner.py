@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file import scanner as file_scanner
-from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, FrameWriter, Header, checksum, decode_beacon
+from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.messages import MAX_SEQUENCE, MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
@@ -134,21 +134,6 @@ def test_skip_to_a_frame_that_is_not_whole(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with FrameScanner(path) as scanner:
         assert not scanner.skip_spliced(1)
-
-
-@pytest.mark.parametrize("interval", [128, 640])
-def test_sink_sessions(tmp_path: Path, interval: int) -> None:
-    """F-loopback::sink: a re-opened writer starts with an empty state."""
-    path = tmp_path / "orders.ss"
-    messages = numbered(30)
-    path.write_bytes(Header("orders.ss", CREATED_MS, interval).encode())
-    for session in range(3):
-        writer = FrameWriter(beacon_interval=interval, offset=path.stat().st_size)
-        for message in messages[10 * session : 10 * session + 10]:
-            writer.write(*message)
-        with path.open("ab") as file:
-            file.write(writer.take())
-    assert sent(items(path)) == messages
 
 
 # Damage

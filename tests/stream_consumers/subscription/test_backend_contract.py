@@ -73,11 +73,6 @@ def attempts(entries: list[FetchedEntry]) -> list[int]:
 # groups
 
 
-def test_s12_a_group_that_starts_at_0_gets_what_was_published_before(backend: StreamBackend, stream: str) -> None:
-    filled(backend, stream, 3)
-    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"0", b"1", b"2"]
-
-
 def test_a_group_that_starts_at_the_end_gets_only_what_comes(backend: StreamBackend, stream: str) -> None:
     backend.publish(stream, EventMessage(b"old"))
     backend.create_group(stream, GROUP, "$")
@@ -99,13 +94,6 @@ def test_r10_a_group_that_stands_elsewhere_is_told_and_left_alone(backend: Strea
     assert (found.is_new, found.start, found.position) == (False, "0-0", ids[-1])
     assert f"stands at {ids[-1]}, not at 0-0" in (found.difference or "")
     assert backend.read_new(stream, GROUP, ME, 10, 0) == []
-
-
-def test_s26_two_groups_each_get_every_message(backend: StreamBackend, stream: str) -> None:
-    filled(backend, stream, 3)
-    backend.create_group(stream, "second", "0")
-    for group in (GROUP, "second"):
-        assert payloads(backend.read_new(stream, group, ME, 10, 0)) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("call", ["read", "reclaim", "redeliver", "touch", "ack"])

@@ -280,13 +280,6 @@ def test_a_retry_waits_for_its_back_off(bench: Bench) -> None:
     assert times[2] - times[1] >= 0.2
 
 
-def test_s11_messages_that_were_taken_over_use_the_same_budget(bench: Bench) -> None:
-    bench.leave_behind(b"0")
-    with bench.subscribe(raise_value_error, claim_idle_seconds=0.05):
-        until(lambda: bench.dead, seconds=PATIENCE)
-    assert bench.attempts == [2]
-
-
 def _die(address: str, stream: str) -> None:
     backend = RedisBackend(StreamUrl.parse(f"redis://{address}/any"))
     config = SubscriptionConfig(
@@ -489,17 +482,6 @@ def test_a_handler_that_takes_longer_than_the_claim_idle_time_keeps_its_message(
 
 
 # concurrency
-
-
-def test_s10_the_second_message_waits_for_the_first(bench: Bench) -> None:
-    release = threading.Event()
-    with bench.subscribe(lambda received: release.wait(PATIENCE)):
-        bench.send(b"0", b"1")
-        bench.wait_for_calls(1)
-        # It is not even fetched.
-        assert len(bench.pending) == 1
-        release.set()
-        bench.wait_for_calls(2)
 
 
 def test_as_many_as_allowed_are_in_flight_and_never_more(bench: Bench) -> None:
