@@ -26,6 +26,7 @@ from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import INTERNAL_KEY, MAX_SEQUENCE, Shard
 from stream_consumers.options import FileProducerOptions, Limits
+from stream_consumers.testing.batch_source_contract import gaps_of, plan_all
 from stream_consumers.urls import StreamUrl
 from tests.support.profiles import examples
 from tests.support.ss_files import (
@@ -87,8 +88,9 @@ class Reader:
             with FileBatchSource(self.url) as source:
                 resume = Resume(self.positions, self.hint) if self._with_hint else None
                 extents = source.extents(resume=resume)
-                gaps = {shard: Range(self.positions.get(shard, 0), extent.end) for shard, extent in extents.items()}
-                plan = source.plan(gaps, limits=Limits(max_records=max_records), parallelism=parallelism)
+                plan = source.plan(
+                    gaps_of(extents, self.positions), limits=Limits(max_records=max_records), parallelism=parallelism
+                )
                 if plan is None:
                     break
                 self.last.update(source.last_messages(plan.ranges))
@@ -168,9 +170,7 @@ def test_damage_is_counted_once_whatever_the_batches(
 def known_splits(path: Path) -> list[bool]:
     """Whether each split knows how many messages it holds; those that do are right."""
     with FileBatchSource(url_of(path)) as source:
-        gaps = {shard: Range(0, extent.end) for shard, extent in source.extents().items()}
-        plan = source.plan(gaps, limits=Limits(), parallelism=40)
-    assert plan is not None
+        plan = plan_all(source, parallelism=40)
     known = []
     for split in plan.splits:
         assert isinstance(split, FileSplit)
@@ -264,9 +264,7 @@ def test_long_files_are_planned_by_walking_each_message_about_once(
 def test_splits_have_about_as_many_messages_each(tmp_path: Path, parallelism: int) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(2000, shards=SHARDS))
     with FileBatchSource(url_of(path)) as source:
-        gaps = {shard: Range(extent.start, extent.end) for shard, extent in source.extents().items()}
-        plan = source.plan(gaps, limits=Limits(max_records=2000), parallelism=parallelism)
-    assert plan is not None
+        plan = plan_all(source, parallelism=parallelism)
     counted = [sum((split.counts() or {}).values()) for split in plan.splits if isinstance(split, FileSplit)]
     assert sum(counted) == 2000
     assert len(counted) in (parallelism, parallelism - 1)
@@ -474,8 +472,7 @@ def test_a_replaced_file(tmp_path: Path) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(50))
     with FileBatchSource(url_of(path)) as source:
         before = source.identities()
-        plan = source.plan({ORDERS: Range(0, source.extents()[ORDERS].end)}, limits=Limits(), parallelism=2)
-    assert plan is not None
+        plan = plan_all(source, parallelism=2)
     data = path.read_bytes()
     path.write_bytes(Header("orders.ss", CREATED_MS + 1, 1024).encode() + data[HEADER_SIZE:])
     with pytest.raises(SourceRecreatedError):
@@ -504,9 +501,7 @@ def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tracemalloc.start()
     try:
         with FileBatchSource(url_of(path)) as source:
-            extents = source.extents()
-            plan = source.plan({ORDERS: Range(0, extents[ORDERS].end)}, limits=Limits(), parallelism=1)
-        assert plan is not None
+            plan = plan_all(source)
         rows = 0
         for split in plan.splits:
             for batch in split.read():
