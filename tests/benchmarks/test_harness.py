@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import bare_loops, messages, report
-from benchmarks.harness import Bench, Case, Target, shown
+from benchmarks.harness import Bench, Case, Target
 from benchmarks.process_cost import ProcessTree
 
 
@@ -85,9 +85,3 @@ def test_the_cost_of_a_process_is_measured() -> None:
     assert cost.cpu_seconds > 0
     assert cost.peak_bytes > 10 * 2**20
     assert cost.peak_java_bytes == 0
-
-
-def test_numbers_have_the_digits_that_matter() -> None:
-    assert [shown(value) for value in (0.01234, 3.14159, 31.4159, 1234.5, 7, "as it is")] == [
-        "0.0123", "3.14", "31.4", "1,234", "7", "as it is",
-    ]  # fmt: skip

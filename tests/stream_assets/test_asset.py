@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import LagCursor, LagPolicy, read_cursor
 from spark_jobs.session import delta_spark_config
-from stream_assets import Json, OpOptions, SparkSessionResource, stream_definitions
+from stream_assets import OpOptions, SparkSessionResource, stream_definitions
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, StreamNotFoundError
 from tests.support.dagster_runs import declare, execute, materializations, observations, skip_message, tick
@@ -90,19 +90,6 @@ def test_the_sensor_asks_and_the_run_reports_each_batch_and_one_materialization(
     assert materializations(again) == []
     evaluated = {c.check_name: c.passed for c in again.get_asset_check_evaluations()}
     assert evaluated == {name: found.passed for name, found in checks.items()}, "also with nothing to read"
-
-
-@pytest.mark.slow
-def test_a_terminal_error_fails_the_run_with_its_message_and_the_next_run_goes_on(
-    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    write_stream(folder / "orders.ss", 10)
-    result = execute(declare(folder, decode=Json("id MAP<INT, INT>")), instance)
-    assert not result.success
-    failure = result.filter_events(lambda e: e.is_step_failure)[0].step_failure_data
-    assert "id is a MAP with keys that are int32" in (failure.user_failure_data.description or "")
-    assert execute(declare(folder), instance).success
-    assert_each_once(folder / "orders.ss", folder / "t")
 
 
 def test_a_quiet_stream_waits_for_min_lag_but_no_longer_than_max_wait(

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG
@@ -92,27 +92,6 @@ def test_an_open_transaction_is_named_and_no_alarm(
     assert execute(stream, instance).success
     assert sequences_in_table(folder / "t") == {(topic, 0, 0): 1}
     assert committed(kafka, stream.declared.ingestion.group, topic) == ends(kafka, topic) == {0: 2}
-
-
-@pytest.mark.slow
-def test_a_live_member_is_named_in_the_failed_run(
-    spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    topic = create_topic(kafka, 1)
-    fill(kafka, topic, 10, partitions=1)
-    stream = kafka_asset(kafka, topic, folder)
-    settings = {"bootstrap.servers": kafka, "group.id": stream.declared.ingestion.group, "client.id": "console-7"}
-    member = Consumer({**settings, "enable.auto.commit": False, "log_level": 2})
-    member.subscribe([topic])
-    until(lambda: member.poll(0.1) or member.assignment(), what="the member's assignment")
-    failed = execute(stream, instance)
-    assert not failed.success
-    (failure,) = [event.step_failure_data for event in failed.all_events if event.is_step_failure]
-    assert "console-7" in str(failure.error)
-    member.close()
-    assert execute(stream, instance).success
-    assert set(sequences_in_table(folder / "t").values()) == {1}
-    assert committed(kafka, stream.declared.ingestion.group, topic) == {0: 10}
 
 
 @pytest.mark.slow
