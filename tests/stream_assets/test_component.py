@@ -286,7 +286,7 @@ def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
     assert len(graph.get(dg.AssetKey("both")).parent_keys) == 2
 
 
-def test_translation_post_processing_and_op(project: DgProject) -> None:
+def test_translation_and_op(project: DgProject) -> None:
     project.write(
         "names.py",
         """
@@ -320,15 +320,10 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
                 run_tags:
                   dagster/priority: "3"
                   dagster-k8s/config: {{container_config: {{resources: {{limits: {{memory: 4Gi}}}}}}}}
-        post_processing:
-          assets:
-            - target: "key:sales/orders"
-              attributes: {{group_name: sales, tags: {{domain: shop}}}}
         """,
     )
     spec = spec_of(loaded, "sales", "orders")
-    assert (spec.group_name, list(spec.owners)) == ("sales", ["team:shop"])
-    assert spec.tags["domain"] == "shop"
+    assert list(spec.owners) == ["team:shop"]
     assert spec.automation_condition == dg.AutomationCondition.eager()
     assert spec.partitions_def == dg.DailyPartitionsDefinition(start_date="2026-01-01", end_offset=1)
     assert spec.metadata["dagster/uri"] == "/lake/sales/orders"
