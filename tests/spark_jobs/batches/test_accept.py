@@ -349,28 +349,27 @@ def test_a_replay_of_what_is_gone_says_so_and_touches_nothing(stage: Stage) -> N
 
 
 @pytest.mark.slow
-def test_a_rewind_moves_the_new_epoch_only(stage: Stage) -> None:
-    stage.continued(10, 6)
-    with open_batch_source(stage.url) as source:
-        (move,) = rewind(stage.spark, source, stage.what, Bound.parse("earliest"))
-        assert (str(move.shard), move.position, move.to) == ("orders#2/0", 6, 0)
-    stage.drain()
-    assert stage.rows() == stage.sent
-    assert stage.is_right()
-
-
-@pytest.mark.slow
-def test_rows_that_were_to_be_replaced_stay_when_their_stream_is_gone(stage: Stage) -> None:
+def test_a_rewind_replaces_no_row_of_a_stream_that_is_gone(stage: Stage) -> None:
+    """Neither one before the accept, nor one after it."""
     stage.send(10)
     stage.drain()
-    with open_batch_source(stage.url) as source:
-        rewind(stage.spark, source, stage.what, Bound.parse("earliest"))
+
+    def move(position: int, shard: str) -> None:
+        with open_batch_source(stage.url) as source:
+            (move,) = rewind(stage.spark, source, stage.what, Bound.parse("earliest"))
+        assert (str(move.shard), move.position, move.to) == (shard, position, 0)
+
+    move(10, "orders/0")
     stage.recreate()
-    stage.send(4, epoch="orders#2")
+    stage.send(6, epoch="orders#2")
     stage.accept()
     stage.drain()
     assert stage.rows() == stage.sent
     assert stage.what.ledger().read().shards[Shard("orders")].redo.ranges == ()
+    move(6, "orders#2/0")
+    stage.drain()
+    assert stage.rows() == stage.sent
+    assert stage.is_right()
 
 
 # On Kafka
@@ -387,39 +386,29 @@ def identities(topic: str, count: int, *, epoch: int = 1) -> set[tuple[str, int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_shared", [False, True], ids=["resumable", "load_balanced"])
-def test_a_recreated_topic_continues_and_the_broker_hears_of_it(topics: Topics, is_shared: bool) -> None:
-    topic, what = topics.filled(orders(8))
-    what = what.shared() if is_shared else what
+def test_a_recreated_topic_continues_in_each_mode_and_the_broker_follows(topics: Topics) -> None:
+    """And a mode is switched in a later epoch."""
+    topic, alone = topics.filled(orders(8))
+    what, wanted = alone, identities(topic, 8)
     what.drain()
-    topics.recreate(topic)
-    topics.send(topic, orders(5, first=100))
-    with pytest.raises(SourceRecreatedError):
+    modes = ((ConsumerMode.LOAD_BALANCED, alone.shared()), (ConsumerMode.RESUMABLE, alone))
+    for epoch, (to, following) in enumerate(modes, start=2):
+        topics.recreate(topic)
+        topics.send(topic, orders(5, first=100))
+        with pytest.raises(SourceRecreatedError):
+            what.drain()
+        accept_topic(what)
         what.drain()
-    accept_topic(what)
-    what.drain()
-    assert topics.committed(what.group, topic) == {0: 5}
-    topics.send(topic, orders(5, first=105))
-    what.drain()
-    assert topics.committed(what.group, topic) == {0: 10}
-    assert what.rows() == dict.fromkeys(identities(topic, 8) | identities(topic, 10, epoch=2), 1)
-    assert all(verdict.is_right and not verdict.lag for verdict in what.verify())
-
-
-@pytest.mark.slow
-def test_the_mode_is_switched_in_a_later_epoch(topics: Topics) -> None:
-    topic, what = topics.filled(orders(8))
-    what.drain()
-    topics.recreate(topic)
-    topics.send(topic, orders(5, first=100))
-    accept_topic(what)
-    what.drain()
-    for to, following in ((ConsumerMode.LOAD_BALANCED, what.shared()), (ConsumerMode.RESUMABLE, what)):
-        with what.source.open() as opened:
-            assert switch_sharing(what.spark, what.ingestion, to=to, source=opened)
+        assert topics.committed(what.group, topic) == {0: 5}
+        with alone.source.open() as opened:
+            assert switch_sharing(what.spark, alone.ingestion, to=to, source=opened)
+        what = following
         topics.send(topic, orders(2))
-        following.drain()
-    assert what.rows() == dict.fromkeys(identities(topic, 8) | identities(topic, 9, epoch=2), 1)
+        what.drain()
+        assert topics.committed(what.group, topic) == {0: 7}
+        wanted |= identities(topic, 7, epoch=epoch)
+    assert what.rows() == dict.fromkeys(wanted, 1)
+    assert all(verdict.is_right and not verdict.lag for verdict in what.verify())
 
 
 # On Redis

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -305,29 +306,19 @@ def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSessi
 
 @pytest.mark.kill
 @pytest.mark.slow
-def test_a_redrive_killed_at_each_step_is_continued(spark: SparkSession, server: str, folder: Path) -> None:
-    lake = Lake.of(spark, folder)
-    assert_killed_in_turn(lake, server)
-
-
-@pytest.mark.kill
-@pytest.mark.slow
-def test_a_redrive_with_a_schema_registry_is_killed(spark: SparkSession, server: str, folder: Path) -> None:
-    """What was read as JSON is Avro."""
-    with schema_registry() as registry:
-        lake = Lake.of(spark, folder, fixed=partial(order_in_avro, registry))
-        assert_killed_in_turn(lake, server, in_registry(registry))
-
-
-def assert_killed_in_turn(lake: Lake, server: str, environment: Mapping[str, str] | None = None) -> None:
-    """At each step, each process finding what the one before left behind; then one to the end."""
-    table, words = Path(lake.strict.table), ("lakehouse", server)
-    for fault in FAULTS:
-        kill_in_turn(lake.url, table, [fault], *words, records=1, module="one_redrive", environment=environment)
-        lake.assert_none_is_lost_or_doubled()
-    assert len(HOPELESS) < len(list(lake.dead())) < len(FIXED) + len(HOPELESS), "each was killed on the way"
-    with running(lake.url, table, "", *words, records=1, module="one_redrive", environment=environment) as process:
-        assert process.wait() == 0, logs(table)
+@pytest.mark.parametrize("kind", ["json", "registry"])
+def test_a_redrive_killed_at_each_step_is_continued(spark: SparkSession, server: str, folder: Path, kind: str) -> None:
+    """Each process finds what the one before left; with a registry, what was read as JSON is Avro."""
+    with schema_registry() if kind == "registry" else nullcontext() as registry:
+        lake = Lake.of(spark, folder, fixed=partial(order_in_avro, registry) if registry else None)
+        environment = in_registry(registry) if registry else None
+        table, words = Path(lake.strict.table), ("lakehouse", server)
+        for fault in FAULTS:
+            kill_in_turn(lake.url, table, [fault], *words, records=1, module="one_redrive", environment=environment)
+            lake.assert_none_is_lost_or_doubled()
+        assert len(HOPELESS) < len(list(lake.dead())) < len(FIXED) + len(HOPELESS), "each was killed on the way"
+        with running(lake.url, table, "", *words, records=1, module="one_redrive", environment=environment) as process:
+            assert process.wait() == 0, logs(table)
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
     assert [entry.messages for entry in entries] == [1] * len(FIXED), "none was redriven twice"
