@@ -236,7 +236,8 @@ def test_two_accepts_at_the_same_time_begin_one_epoch(stage: Stage, monkeypatch:
     assert stage.rows() == stage.sent
 
 
-@pytest.mark.parametrize("is_written", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_written", [False, True], ids=["before", "after"])
 def test_an_accept_that_dies_is_run_again(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_written: bool) -> None:
     stage.recreated(5, 4)
     write = DeltaWriter.write

@@ -207,17 +207,6 @@ def pipeline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @on_s3
-def test_a_run_that_is_killed_behind_its_commit_is_continued(pipeline: Pipeline, folder: Path) -> None:
-    with spark_servers(folder / "servers") as servers:
-        more = ("lakehouse", "resumable", f"servers:{servers.folder}")
-        kill_in_turn(
-            pipeline.url, pipeline.runs, ["rows written"], *more, records=200, environment=pipeline.environment
-        )
-        pipeline.run("", *more)
-    pipeline.assert_each_once()
-
-
-@on_s3
 def test_runs_that_are_killed_at_any_step_are_continued(pipeline: Pipeline, folder: Path) -> None:
     faults = ["initialized", "planned", "dead letters written", "rows written", "verified", "committed"]
     with spark_servers(folder / "servers") as servers:

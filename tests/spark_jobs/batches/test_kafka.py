@@ -42,6 +42,7 @@ RECORD = ErrorPolicy(on_data_loss="record")
 # The log
 
 
+@pytest.mark.slow
 def test_k01_a_transform_that_fails_on_the_first_message_commits_nothing(topics: Topics) -> None:
     topic, what = topics.filled(orders(10))
 
@@ -298,9 +299,8 @@ def test_k08_added_partitions_are_read_from_their_beginning_or_are_a_loss(topics
     assert raised.value.facts == {f"{topic}/3": "committed 0, earliest 6, latest 10"}
 
 
-@pytest.mark.parametrize(
-    "driver_records", [pytest.param(0, marks=pytest.mark.slow), 10_000], ids=["executors", "driver"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [0, 10_000], ids=["executors", "driver"])
 def test_k09_large_messages_between_small_samples_do_not_pass_max_bytes(topics: Topics, driver_records: int) -> None:
     topic = topics.create()
     sizes = [1] * 600 + [50_000] * 20 + [1] * 600

@@ -320,6 +320,7 @@ def test_a_table_deleted_under_a_run_is_begun_anew(
     forget_memory_broker(url)
 
 
+@pytest.mark.slow
 def test_a_replaced_file_stops_the_run(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "orders.ss"
     url = write_stream(path, 10)

@@ -109,7 +109,7 @@ def test_values_keys_and_headers(registry: Registry, writer: Writer, driver_reco
     assert (report.rows, report.dead) == (3, 4)
     found = pipe.spark.read.format("delta").load(pipe.table).orderBy("_sequence")
     kinds = dict(found.dtypes)
-    assert kinds["amount"], kinds["tags"] == ("decimal(10,2)", "map<string,array<string>>")
+    assert (kinds["amount"], kinds["tags"]) == ("decimal(10,2)", "map<string,array<string>>")
     assert (kinds["at"], kinds["local"], kinds["key"]) == ("timestamp", "timestamp_ntz", "bigint")
     assert kinds["origin"] == "struct<string:string,int:int>"
     first, second, third = found.selectExpr(

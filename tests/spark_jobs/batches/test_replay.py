@@ -234,13 +234,12 @@ def test_rewind_moves_the_position_and_the_next_run_replaces(spark: SparkSession
     assert is_right(url, what)
 
 
-@pytest.mark.slow
-def test_rewind_with_the_id_of_one_that_is_done_does_nothing(spark: SparkSession, folder: Path) -> None:
+def test_a_rewind_replaces_rows_once_whatever_runs_have_its_id(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 40), ingestion(folder / "t")
     ingest(spark, url, what)
     with open_batch_source(url) as source:
         assert len(rewind(spark, source, what, Bound.parse("earliest"), replay_id="run")) == 2
-        ingest(spark, url, what)
+        assert [(report.rows, report.replaced) for report in ingest(spark, url, what)] == [(36, 36)]
         assert rewind(spark, source, what, Bound.parse("earliest"), replay_id="run") == []
     assert what.ledger().read().positions == {shard(0): 21, shard(1): 21}
 
@@ -707,6 +706,7 @@ def any_lake(request: pytest.FixtureRequest, spark: SparkSession, folder: Path, 
     return Lake.of(spark, make_feed(request.param, folder, request.getfixturevalue), folder)
 
 
+@pytest.mark.slow
 def test_k14_after_a_rewind_the_rows_are_really_written_again(any_lake: Lake) -> None:
     """With the same transform: the rows are equal, and others than before."""
     lake = any_lake

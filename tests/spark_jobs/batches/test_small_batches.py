@@ -87,6 +87,7 @@ def test_a_small_batch_with_dead_letters_is_read_by_the_driver(spark: SparkSessi
     assert len(DeltaTable(str(folder / "t")).file_uris()) == 1, "a small batch makes one file"
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_left_to_executors(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
