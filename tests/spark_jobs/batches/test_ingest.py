@@ -363,9 +363,9 @@ def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSes
     written = [entry for entry in entries(what) if entry.kind == "batch"]
     assert [(entry.messages, entry.dead) for entry in written] == [(20, 0), (19, 1), (20, 0), (20, 0)]
     assert [entry.number for entry in written] == [2, 3, 4, 5], "a try takes no number"
-    write_stream(folder / "orders.ss", 50, malformed=frozenset({49}))
+    write_stream(folder / "orders.ss", 20, malformed=frozenset({19}))
     drain(spark, url, what)
-    write_stream(folder / "orders.ss", 50)
+    write_stream(folder / "orders.ss", 20)
     drain(spark, url, what, again)
     assert again.ways() == ["careful"]
     assert_each_once(folder / "orders.ss", folder / "t")
