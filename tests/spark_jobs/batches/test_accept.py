@@ -417,7 +417,7 @@ def test_a_recreated_topic_continues_in_each_mode_and_the_broker_follows(topics:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
-def test_a_redis_stream_with_lower_ids_continues(
+def test_a_redis_stream_of_lower_ids_continues(
     spark: SparkSession, redis_address: str, folder: Path, mode: str
 ) -> None:
     stream = Stream(redis_address, folder, shards=1, mode=mode)
@@ -475,9 +475,7 @@ def test_a_stream_whose_group_is_gone_was_not_recreated(spark: SparkSession, red
 
 
 @pytest.mark.slow
-def test_members_that_claim_under_the_old_name_write_nothing(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+def test_claims_under_the_old_name_write_nothing(spark: SparkSession, redis_address: str, folder: Path) -> None:
     """A member looked into the ledger before the accept, and claims after another one has made the group."""
     stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
     add_with_ids(stream, 10)

@@ -157,7 +157,7 @@ def test_no_error_shows_a_secret(topics: Topics, address: str, folder: Path) -> 
         assert not tells(f"{refused.value!r} {refused.value}")
 
 
-def test_a_wrong_password_is_not_shown(
+def test_wrong_passwords_are_hidden(
     topics: Topics, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topics.create()

@@ -129,7 +129,7 @@ def test_what_the_broker_was_told_of_this_table(cleaned: Ingestion, source: Batc
 
 
 @pytest.mark.parametrize("ends", [(10, 30), (15, 20)])
-def test_another_table_with_the_number(
+def test_tables_with_equal_numbers(
     cleaned: Ingestion, source: BatchSource, tmp_path: Path, ends: tuple[int, ...]
 ) -> None:
     other = replace(cleaned, table=str(tmp_path / "other"))

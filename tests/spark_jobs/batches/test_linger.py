@@ -299,9 +299,7 @@ def test_a_staying_run_reads_what_is_left(spark: SparkSession, folder: Path, mon
 
 
 @pytest.mark.slow
-def test_a_table_deleted_under_a_run_is_begun_anew(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_table_is_begun_anew(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
     url = StreamUrl.parse("memory://deleted/orders")
     broker = memory_broker(url)

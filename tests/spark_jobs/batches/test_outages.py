@@ -71,7 +71,7 @@ def test_an_ingestion_from_redis_outlives_an_outage(
 
 
 @pytest.mark.slow
-def test_what_an_outage_interrupted_is_no_delivery(
+def test_an_interrupted_delivery_does_not_count(
     spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
 ) -> None:
     server, address = redis
@@ -108,9 +108,7 @@ def test_after_the_budget_the_next_run_goes_on(spark: SparkSession, folder: Path
 
 
 @pytest.mark.slow
-def test_a_replay_and_a_rewind_outlive_an_outage(
-    spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
-) -> None:
+def test_replays_and_rewinds_outlive_an_outage(spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]) -> None:
     server, address = redis
     stream = Stream(address, folder)
     stream.add(60)

@@ -131,9 +131,7 @@ def test_what_is_trimmed_after_it_was_read_is_no_loss(spark: SparkSession, strea
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])
-def test_what_is_gone_between_batches_is_reported(
-    spark: SparkSession, redis_address: str, folder: Path, how: str
-) -> None:
+def test_what_is_lost_between_batches_is_told(spark: SparkSession, redis_address: str, folder: Path, how: str) -> None:
     stream = Stream(redis_address, folder, shards=1)
     (key,) = stream.keys
     stream.add(30)
@@ -176,9 +174,7 @@ def test_the_last_entry_may_be_deleted_after_it_was_read(spark: SparkSession, re
 
 
 @pytest.mark.slow
-def test_what_is_gone_after_a_move_or_a_restore_is_noticed(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+def test_what_is_gone_after_moves_or_restores_is_noticed(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream = Stream(redis_address, folder, shards=1)
     stream.add(5)
     latest = stream.ingestion(10, start=AutoStreamReset.LATEST)

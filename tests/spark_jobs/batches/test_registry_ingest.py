@@ -129,9 +129,7 @@ def test_values_keys_and_headers(registry: Registry, writer: Writer, driver_reco
 
 
 @pytest.mark.slow
-def test_a_field_that_is_new_in_the_registry_is_a_column_from_the_next_batch(
-    registry: Registry, writer: Writer
-) -> None:
+def test_a_new_field_in_the_registry_is_a_column_from_the_next_batch(registry: Registry, writer: Writer) -> None:
     """Also of a run that stays; and where columns may not come in, the run says so before it reads anything."""
     writer.send((None, writer.encoded(FIRST, row(0)), []))
     pipe = writer.pipeline(stored(registry, writer._topic), errors=ErrorPolicy(schema_changes="add_columns"))
@@ -179,7 +177,7 @@ def test_a_run_goes_on_when_the_registry_is_back(registry: Registry, writer: Wri
 
 
 @pytest.mark.slow
-def test_without_a_budget_the_registry_is_named(
+def test_the_registry_is_named_in_the_error(
     registry: Registry, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.send((None, writer.encoded(FIRST, row(0)), []))

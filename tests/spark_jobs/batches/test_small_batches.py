@@ -88,7 +88,7 @@ def test_a_small_batch_with_dead_letters_is_read_by_the_driver(spark: SparkSessi
 
 
 @pytest.mark.slow
-def test_what_is_too_large_is_left_to_executors(
+def test_large_batches_are_left_to_executors(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write_stream(folder / "orders.ss", 100)

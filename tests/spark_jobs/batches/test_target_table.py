@@ -71,9 +71,7 @@ def test_nobody_waits_where_nobody_asks(table: Table) -> None:
 
 
 @pytest.mark.parametrize("group", ["g", "other"])
-def test_a_request_is_waited_for_until_it_has_written(
-    table: Table, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_waited_for_until_it_writes(table: Table, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of another group, too: Delta does not tell their rows apart."""
     monkeypatch.setattr(target_table, "PATIENCE_SECONDS", PATIENCE_SECONDS)
     table.write("turn", group, "replay", 1)
@@ -174,7 +172,7 @@ def assert_refused(spark: SparkSession, url: str, second: Ingestion) -> None:
 @pytest.mark.parametrize(
     "begins", ["table", *(pytest.param(one, marks=pytest.mark.slow) for one in ("layout", "stream"))]
 )
-def test_the_second_group_is_refused(
+def test_second_group_is_refused(
     begins: str, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, users = write_stream(folder / "orders.ss", 10), stream_of_users(folder)
@@ -195,7 +193,7 @@ def test_the_second_group_is_refused(
 
 
 @pytest.mark.slow
-def test_a_rewound_group_replaces_no_rows_of_another(
+def test_a_rewind_spares_rows_of_other_groups(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it is to replace was not there when it was rewound, and the other group did not see its claim."""

@@ -463,9 +463,7 @@ def test_entries_of_redis_with_the_ids_of_lost_ones_are_read(redis_address: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [0, 1], ids=["same_leader_epoch", "newer_leader_epoch"])
-def test_a_broker_that_was_restored_and_grew_past(
-    spark: SparkSession, folder: Path, tmp_path: Path, restarts: int
-) -> None:
+def test_a_restored_broker_that_grew_past(spark: SparkSession, folder: Path, tmp_path: Path, restarts: int) -> None:
     server, snapshot = tmp_path / "broker", tmp_path / "snapshot"
     server.mkdir()
     with broker_in(server, 0) as listeners:

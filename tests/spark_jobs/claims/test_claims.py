@@ -162,9 +162,7 @@ def test_r1_a_trimmed_entry_is_recorded_once_if_chosen(spark: SparkSession, stre
 
 
 @pytest.mark.slow
-def test_r2_trimmed_entries_of_a_dead_member_are_lost(
-    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r2_losses_of_a_dead_member(spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(spark, stream, 6, more=6)
     ids = stream.read_as(f"other/1/{BID}", 4)
     stream.client.xdel(stream.keys[0], *ids[:2])
@@ -240,7 +238,7 @@ def test_r8_a_group_that_goes_while_its_batch_is_written_is_told(spark: SparkSes
 
 
 @pytest.mark.parametrize("is_recreated", [True, False])
-def test_r9_a_stream_made_anew_or_a_group_moved_back_is_an_error(
+def test_r9_a_recreated_stream_or_moved_group_is_an_error(
     spark: SparkSession, stream: Stream, is_recreated: bool
 ) -> None:
     """By hand, or since the server came back from an older snapshot: entries would be written again."""
@@ -385,9 +383,7 @@ def test_r18_two_runs_under_one_name_write_each_entry_once(spark: SparkSession, 
 
 
 @pytest.mark.slow
-def test_idle_entries_of_another_client_are_taken_over_once(
-    spark: SparkSession, redis_address: str, folder: Path
-) -> None:
+def test_idle_entries_of_others_are_taken_over_once(spark: SparkSession, redis_address: str, folder: Path) -> None:
     stream, worker = Stream(redis_address, folder, shards=2, mode="load_balanced"), b"worker-\xff"
     stream.add(3000)
     for key in stream.keys:

@@ -83,9 +83,7 @@ def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["load_balanced", "resumable"])
-def test_a_switch_interrupted_at_any_step(
-    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: str
-) -> None:
+def test_switches_are_run_again(spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     other = "resumable" if to == "load_balanced" else "load_balanced"
     stream.mode = ConsumerMode(other)
     stream.drain(spark)
@@ -185,9 +183,7 @@ def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSessio
 
 
 @pytest.mark.slow
-def test_a_switch_back_is_refused_after_a_restore(
-    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_switch_back_after_a_restore(spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark, stream.ingestion(10))
 
