@@ -64,7 +64,7 @@ def blocks(page: Path) -> list[Block]:
 PROGRAMS = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 README = ROOT / "README.md"
 # Their programs write tables.
-WITH_SPARK = [ROOT / "docs" / "testing-your-assets.md"]
+WITH_SPARK = [ROOT / "docs" / "test-your-assets.md"]
 DECODE = ROOT / "docs" / "decode-messages.md"
 BAD_MESSAGES = ROOT / "docs" / "bad-messages.md"
 BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
