@@ -30,7 +30,7 @@ from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
-from stream_consumers.batches import BatchSource, Extent, Range, Resume
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, known_places
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
@@ -110,8 +110,9 @@ class IngestJob(SourceJob):
             self.target.columns.check(state)
             settled = self._reconcile(state)
             # Of all shards, also where each has a sequence of its own: this commit says where each of them begins.
-            if begun := self._begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
-                register_streams(self.target, begun, identities=self._identities)
+            if begun := _begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
+                counted = {shard: known for shard, (_, known) in known_places(self._source.hint(begun)).items()}
+                register_streams(self.target, begun, identities=self._identities, counted=counted)
                 continue
             batch = self._plan(settled, self._own(extents))
             self._is_drained = batch is None
@@ -191,12 +192,6 @@ class IngestJob(SourceJob):
         hint = self._source.hint(origin)
         initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
 
-    def _begun(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-        """Where the shards start of streams that the group has not begun yet, and that hold something."""
-        held = {shard.stream for shard, extent in extents.items() if extent.start < self._end(shard, extent)}
-        begun = without_positions(state, held)
-        return {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
-
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         if state.gone:
             return self._record_gone(state)
@@ -204,6 +199,7 @@ class IngestJob(SourceJob):
         redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
         redo = {shard: part for shard, part in redo.items() if part.start < part.end}
         new: Mapping[Shard, int] = {}
+        hint = state.hint
         if redo:
             if lost := self._source.lost(redo):
                 error = last_copies_error(
@@ -226,6 +222,8 @@ class IngestJob(SourceJob):
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
             plan = self._plan_ranges(gaps)
+            if plan is not None:
+                hint = _hint_after(self._source, plan, covered)
         if plan is None:
             return None
         check_only_group(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
@@ -246,7 +244,7 @@ class IngestJob(SourceJob):
             # What was read before is replaced, and does not move the position.
             mode="replace" if redo else "append",
             origin={shard: start for shard, start in new.items() if shard in plan.ranges},
-            hint=state.hint if redo else plan.hint,
+            hint=hint,
             lost={shard: Intervals.of(part) for shard, part in lost.items()},
             last_messages=last,
         )
@@ -275,6 +273,30 @@ class IngestJob(SourceJob):
     def look_again(self) -> None:
         """See :meth:`BatchJob.look_again`."""
         self._extents = None
+
+
+def _begun(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Where the shards start of streams that the group has not begun yet.
+
+    Also of empty ones: what they get from here on and lose again before a batch reads it is a loss.
+    """
+    begun = without_positions(state, (shard.stream for shard in extents))
+    return {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
+
+
+def _hint_after(
+    source: BatchSource, plan: BatchPlan, covered: Mapping[Shard, Intervals]
+) -> Mapping[str, object] | None:
+    """The hint of a plan; where the plan fills a hole, also with what is known behind what is covered after that.
+
+    Args:
+        source: the stream, after the plan, which has judged what is lost.
+        plan: of what is missing.
+        covered: what is in the table before it.
+    """
+    after = {shard: (covered[shard] | Intervals.of(part)).position or 0 for shard, part in plan.ranges.items()}
+    jumps = {shard: position for shard, position in after.items() if position != plan.ranges[shard].end}
+    return source.hint(jumps, plan.hint) if jumps else plan.hint
 
 
 def _claimed_before(state: LedgerState, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Range]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -43,9 +44,10 @@ from spark_jobs.ledger.table_rows import (
     in_ranges,
     last_sequences,
     moments_of,
+    row_extents,
     scan,
 )
-from stream_consumers.batches import BatchSource, Range
+from stream_consumers.batches import BatchSource, Known, Range, known_places
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -332,14 +334,18 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
         UnsupportedError: the members of the group claim entries one by one, so that it has no positions.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    positions, _ = _adoption(ingestion.in_epochs(source), ingestion, ingestion.ledger().read())
-    return positions
+    return _adoption(ingestion.in_epochs(source), ingestion, ingestion.ledger().read()).positions
 
 
-def _adoption(
-    source: BatchSource, ingestion: Ingestion, state: LedgerState
-) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
-    """The next sequence of each shard, and where the rows begin of those that have some."""
+class _Adoption(NamedTuple):
+    """The next sequence of each shard, and for those with rows: where these begin, and what is known there."""
+
+    positions: Mapping[Shard, int]
+    adopted: Mapping[Shard, int]
+    counted: Mapping[Shard, Known]
+
+
+def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> _Adoption:
     check_sharing(state, ingestion)
     if CLAIMS in (state.sharing, ingestion.sharing_mode):
         raise UnsupportedError(
@@ -354,7 +360,8 @@ def _adoption(
             remedy="Just ingest. To move the group, use: stream-assets rewind.",
         )
     check_other_group(ingestion, state, streams, url=source.url)
-    last = {s: end for s, end in _last(ingestion, taken_back).items() if s.stream in begun or s in taken_back}
+    rows = row_extents(ingestion.ledger().log)
+    last = {s: end for s, end in _last(ingestion, rows, taken_back).items() if s.stream in begun or s in taken_back}
     if not last:
         raise StreamNotFoundError(
             f"{ingestion.table} holds no rows of {', '.join(sorted(streams))}",
@@ -372,8 +379,18 @@ def _adoption(
             )
     starts = {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
     positions = dict(sorted((starts | {shard: sequence + 1 for shard, sequence in last.items()}).items()))
-    rows = {shard: min({**starts, **taken_back}[shard], positions[shard]) for shard in last}
-    return positions, {shard: start for shard, start in rows.items() if start < positions[shard]}
+    # From the first row on, also where the stream has lost its message by now: after a RESTORE to before the adopt that
+    # is a loss. What the stream has before the first row is read then, because a transform may have dropped it.
+    begins = {**starts, **taken_back}
+    firsts = {shard: min(begins[shard], rows[shard].start if shard in rows else begins[shard]) for shard in last}
+    adopted = {shard: start for shard, start in firsts.items() if start < positions[shard]}
+    counted = {
+        # The message of a first row that is gone by now counts as not read, so that the loss is known.
+        shard: known._replace(added=known.added - 1) if place < extents[shard].start else known
+        for shard, (place, known) in known_places(source.hint(adopted)).items()
+    }
+    kept = {s: one for s, start in taken_back.items() if adopted.get(s) == start and (one := state.shards[s].counted)}
+    return _Adoption(positions, adopted, {**counted, **kept})
 
 
 def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
@@ -383,13 +400,12 @@ def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[s
     return without_positions(state, streams), {s: one.adopted or 0 for s, one in shards.items() if s.stream in streams}
 
 
-def _last(ingestion: Ingestion, taken_back: Container[Shard]) -> Mapping[Shard, int]:
-    ledger = ingestion.ledger()
-    counted = extents_of(ingestion.dead_letters().counted_places(ledger))
+def _last(ingestion: Ingestion, rows: Mapping[Shard, Range], taken_back: Container[Shard]) -> Mapping[Shard, int]:
+    counted = extents_of(ingestion.dead_letters().counted_places(ingestion.ledger()))
     # A RESTORE that took the adopt of a shard back has left its dead letters, also behind rows that it removed.
-    letters = {shard: part.end - 1 for shard, part in counted.items() if shard not in taken_back}
-    rows = last_sequences(ledger.log)
-    return {shard: max(found.get(shard, -1) for found in (letters, rows)) for shard in letters.keys() | rows.keys()}
+    letters = {shard: part for shard, part in counted.items() if shard not in taken_back}
+    shards = letters.keys() | rows.keys()
+    return {shard: max(found[shard].end - 1 for found in (letters, rows) if shard in found) for shard in shards}
 
 
 def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, int]:
@@ -420,12 +436,13 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
             # Another run did the same at the same time.
             return None
         # As of this state: should a RESTORE remove rows before the commit lands, the ledger sees it.
-        found, adopted = _adoption(source, ingestion, state)
+        found = _adoption(source, ingestion, state)
         positions.clear()
-        positions.update(found)
+        positions.update(found.positions)
         return EntryFields(
-            origin=found,
-            adopted=adopted,
+            origin=found.positions,
+            adopted=found.adopted,
+            counted=found.counted,
             identities={**state.identities, **source.identities()},
             switch=None if state.newest else ingestion.sharing_mode,
             hint=source.hint(positions, state.hint),

@@ -31,7 +31,7 @@ from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
 from spark_jobs.writing.layout import create_table
-from stream_consumers.batches import LastMessage
+from stream_consumers.batches import Known, LastMessage
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -161,13 +161,20 @@ def initialize(
     target.observer(Step.INITIALIZED, None)
 
 
-def register_streams(target: Target, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
+def register_streams(
+    target: Target,
+    origin: Mapping[Shard, int],
+    *,
+    identities: Mapping[str, str],
+    counted: Mapping[Shard, Known] | None = None,
+) -> None:
     """The first commit of a group with more streams: empty, with their origins, so that other groups see it.
 
     Args:
         target: the table.
         origin: of the shards of these streams.
         identities: of the streams that are read.
+        counted: what the source knows at these origins.
 
     Raises:
         InvalidOptionError, LedgerTruncatedError: see :func:`check_unwritten`.
@@ -178,7 +185,9 @@ def register_streams(target: Target, origin: Mapping[Shard, int], *, identities:
         begun = without_positions(state, (shard.stream for shard in origin))
         check_unwritten(target, state, begun)
         starts = {shard: start for shard, start in origin.items() if shard.stream in begun}
-        return {"origin": starts, "identities": {**state.identities, **identities}} if begun else None
+        known = {shard: one for shard, one in (counted or {}).items() if shard in starts}
+        more = {**state.identities, **identities}
+        return {"origin": starts, "counted": known, "identities": more} if begun else None
 
     commit_empty(target.spark, target.ingestion, "init", fields)
 

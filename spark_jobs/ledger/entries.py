@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals, json_values, per_shard
-from stream_consumers.batches import LastMessage, Range
+from stream_consumers.batches import Known, LastMessage, Range
 from stream_consumers.errors import FormatError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
@@ -156,6 +156,8 @@ class ShardState:
         last: the last message that was read; ``None`` if it is not known.
         adopted: where rows begin that were adopted, up to the origin; at the origin if a RESTORE took that back.
             ``None`` if none were adopted.
+        counted: what the source knows at the first place: at ``adopted``, or where that is ``None``, at the origin. It
+            stays with them over a RESTORE. ``None`` if it is not known.
     """
 
     covered: Intervals = field(default_factory=Intervals)
@@ -165,6 +167,13 @@ class ShardState:
     ended: int | None = None
     last: LastMessage | None = None
     adopted: int | None = None
+    counted: Known | None = None
+
+    @property
+    def first_place(self) -> tuple[int, Known] | None:
+        """Where the shard begins, and what is known there; ``None`` if that is not known."""
+        first = self.origin if self.adopted is None else self.adopted
+        return None if first is None or self.counted is None else (first, self.counted)
 
     @property
     def lacks_adopted(self) -> bool:
@@ -189,30 +198,40 @@ class ShardState:
         return max(self.claimed or 0, reached if reached > (self.origin or 0) else 0) or None
 
     def to_json(self) -> list[int] | dict[str, Any]:
-        """The state as JSON values: position, origin and the last message, where these are all there is to know."""
-        plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last)
+        """The state as JSON values.
+
+        Where these are all there is to know: position, origin, the last message and, behind that, what is known at the
+        origin. Other forms of what is known would be taken for a last message by an older release.
+        """
+        counted = self.counted if self.last is not None and None not in (self.counted or ()) else None
+        plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last, counted=counted)
         if self.origin is not None and self == plain:
             covered = self.covered.ranges
             if covered and covered[0].start == MIN_SEQUENCE:
-                return [covered[0].end, self.origin, *(self.last or ())]
+                return [covered[0].end, self.origin, *(self.last or ()), *(counted or ())]
         parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
         known = {"origin": self.origin, "claimed": self.claimed}
-        optional = {"ended": self.ended, "last": self.last, "adopted": self.adopted}
+        optional = {"ended": self.ended, "last": self.last, "adopted": self.adopted, "counted": self.counted}
         return {**parts, **known, **{name: value for name, value in optional.items() if value is not None}}
 
     @classmethod
     def from_json(cls, known: list[int] | Mapping[str, Any]) -> ShardState:
         """Read :meth:`to_json` back."""
         if isinstance(known, list):
-            position, origin, *last = known
-            covered = Intervals.of((MIN_SEQUENCE, position))
-            return cls(covered, origin=origin, last=LastMessage(*last) if last else None)
-        keys = ("cov", "redo", "origin", "claimed", "ended", "last", "adopted")
+            (position, origin), last, first = known[:2], known[2:6], known[6:]
+            return cls(
+                Intervals.of((MIN_SEQUENCE, position)),
+                origin=origin,
+                last=LastMessage(*last) if last else None,
+                counted=Known(*first) if first else None,
+            )
+        keys = ("cov", "redo", "origin", "claimed", "ended", "last", "adopted", "counted")
         check_keys(known, what="the state of a shard", keys=keys)
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         remembered = LastMessage(*known["last"]) if known.get("last") else None
+        counted = Known(*known["counted"]) if known.get("counted") else None
         ended, adopted = known.get("ended"), known.get("adopted")
-        return cls(covered, redo, known["origin"], known["claimed"], ended, remembered, adopted)
+        return cls(covered, redo, known["origin"], known["claimed"], ended, remembered, adopted, counted)
 
 
 State = Mapping[Shard, ShardState]
@@ -272,6 +291,7 @@ class PlannedFields(TypedDict, total=False):
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage]
     adopted: Mapping[Shard, int]
+    counted: Mapping[Shard, Known]
 
 
 class EntryFields(PlannedFields, total=False):
@@ -334,6 +354,7 @@ class LedgerEntry:
         last_messages: the last message of each range, as the stream held it when the batch was planned.
         removed: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
         adopted: for an adopt, where the rows begin that it adopts, up to the origins.
+        counted: what is known at the origins, or where adopted rows begin, if ``hint`` does not say it.
     """
 
     kind: str
@@ -370,6 +391,7 @@ class LedgerEntry:
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
     removed: Intervals = field(default_factory=Intervals)
     adopted: Mapping[Shard, int] = field(default_factory=dict)
+    counted: Mapping[Shard, Known] = field(default_factory=dict)
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -520,6 +542,7 @@ _PER_SHARD: Mapping[str, Callable[[Any], object]] = {
     "state": ShardState.from_json,
     "claims": lambda triple: ClaimedRange(*triple),
     "last_messages": lambda values: LastMessage(*values),
+    "counted": lambda values: Known(*values),
 }
 _PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
 # Field names and their JSON keys.

@@ -7,11 +7,14 @@ It goes over the commits in log order:
     RESTORE to v   covered, redo, last := those of the fold at v ; origins and what was claimed stay, but an origin goes
                    back to before what was adopted since v
     dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
-    init, fence    origins (of an adopt: behind the rows), how the group shares ; the transaction number only otherwise
+    init, fence    origins (of an adopt: behind the rows) and what is known there, how the group shares ; the
+                   transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
 What is known at the position of a shard (:mod:`stream_consumers.batches`) is said by the entry that moved it there. The
-others repeat it as it was at their base, which may be outdated. A RESTORE takes it back like the position.
+others repeat it as it was at their base, which may be outdated. A RESTORE takes it back like the position. What is
+known at an origin stays with the origin, so that a RESTORE to before the group began with the shard does not hide what
+was lost since (``tests/model/counts.py``).
 
 Appends say the last message of each shard that they read; ``last`` is the one with the highest sequence. R is the range
 of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the version it was
@@ -21,6 +24,7 @@ claim mode, and after a RESTORE to before the group left that mode.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from spark_jobs.ledger.entries import (
@@ -34,7 +38,7 @@ from spark_jobs.ledger.entries import (
     replay_key,
 )
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.batches import Places, known_places
+from stream_consumers.batches import Known, Places, known_places
 from stream_consumers.messages import Shard
 
 NONE = Intervals()
@@ -43,6 +47,7 @@ NONE = Intervals()
 def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     """The state after one commit of the group."""
     after = dict(state)
+    counted = {**_at_origins(entry), **entry.counted}
     for shard, origin in entry.origin.items():
         known = after.get(shard, ShardState())
         adopted = entry.adopted.get(shard)
@@ -50,7 +55,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             # The RESTORE may have removed rows that a late adopt counted on.
             start = origin if adopted is None or not late else adopted
             covered = known.covered | Intervals.of((MIN_SEQUENCE, start))
-            after[shard] = replace(known, covered=covered, origin=start, adopted=adopted)
+            after[shard] = replace(known, covered=covered, origin=start, adopted=adopted, counted=counted.get(shard))
     for shard, end in entry.ended.items():
         # Its messages cannot be read again, so rows that were to be replaced are the last copy.
         after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
@@ -96,14 +101,25 @@ def restore(state: State, past: State) -> State:
     after: dict[Shard, ShardState] = {}
     for shard in state.keys() | past.keys():
         now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
-        adopted, origin = (then.adopted, then.origin) if then.adopted is not None else (now.adopted, now.origin)
+        begun = then if then.adopted is not None else now
+        adopted, origin, counted = begun.adopted, begun.origin, begun.counted
         if then.adopted is None and adopted is not None:
             origin = adopted
         start = Intervals() if origin is None else Intervals.of((MIN_SEQUENCE, origin))
         redo = then.redo if now.ended is None else Intervals()
         covered = then.covered | start
-        after[shard] = replace(now, covered=covered, redo=redo, last=then.last, origin=origin, adopted=adopted)
+        after[shard] = replace(
+            now, covered=covered, redo=redo, last=then.last, origin=origin, adopted=adopted, counted=counted
+        )
     return after
+
+
+def _at_origins(entry: LedgerEntry) -> Mapping[Shard, Known]:
+    """What the hint of an entry says at the origins; of adopted rows it is asked before them."""
+    if not entry.origin:
+        return {}
+    places = known_places(entry.hint, of=entry.origin.keys() - entry.adopted.keys())
+    return {shard: known for shard, (position, known) in places.items() if position == entry.origin[shard]}
 
 
 def moved_places(entry: LedgerEntry) -> Places:
@@ -112,10 +128,14 @@ def moved_places(entry: LedgerEntry) -> Places:
 
 
 def places_at(state: State, *places: Places) -> Places:
-    """Of what is known of each shard, the first that is of its position; of shards that have ended, nothing."""
+    """Of what is known of each shard, the first that is of its position, at last what is known where it begins.
+
+    Of shards that have ended, nothing.
+    """
+    first = {shard: place for shard, one in state.items() if (place := one.first_place) is not None}
     return {
         shard: place
-        for each in reversed(places)
+        for each in (first, *reversed(places))
         for shard, place in each.items()
         if shard in state and state[shard].ended is None and state[shard].covered.position == place[0]
     }

@@ -255,9 +255,18 @@ def last_sequences(*logs: DeltaLog) -> Mapping[Shard, int]:
     """
     last: dict[Shard, int] = {}
     for log in logs:
-        for shard, part in extents_of(scan(log, PLACE) if log.snapshot() else ()).items():
+        for shard, part in row_extents(log).items():
             last[shard] = max(part.end - 1, last.get(shard, -1))
     return last
+
+
+def row_extents(log: DeltaLog) -> Mapping[Shard, Range]:
+    """From the first to behind the last row of each shard; nothing if there is no table.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    return extents_of(scan(log, PLACE) if log.snapshot() else ())
 
 
 def count_rows(log: DeltaLog, ranges: Mapping[Shard, Range]) -> Mapping[Shard, int]:

@@ -6,6 +6,7 @@ network), and the plan knows how many entries it covers: a slice that yields few
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from stream_consumers.redis.server import RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 WALK_ENTRIES = 4096
+_log = logging.getLogger(__name__)
 PAGE_BYTES = 4 * 1024 * 1024
 MAX_PAGE = 5000
 StoredEntry: TypeAlias = tuple[bytes, list[bytes]]
@@ -324,6 +326,13 @@ class RedisBatchSource(BatchSource):
             position = resume.positions.get(shard, first)
             if self._known_at(shard, position) is None:
                 self._count_before(shard, position)
+                if shard in resume.positions and 0 < position < extent.end and self._known_at(shard, position):
+                    _log.warning(
+                        "the ledger does not say how many entries %s had ever got before %d: what was removed from it "
+                        "unread by now is not noticed, only what is removed from now on",
+                        shard,
+                        position,
+                    )
         return self._extents
 
     def first(self, shard: Shard, extent: Extent) -> int:
@@ -397,7 +406,7 @@ class RedisBatchSource(BatchSource):
         since = facts.added - known.added
         if facts.first_or_end >= position:
             entries = since - facts.length
-        elif known.removed == facts.removed or (facts.deleted or 0) < position:
+        elif known.removed is not None and (known.removed == facts.removed or (facts.deleted or 0) < position):
             return None
         else:
             # Older entries are there, so that what is gone was deleted one by one.
@@ -410,7 +419,10 @@ class RedisBatchSource(BatchSource):
         if entries == 1 and known.deleted is not None and max(known.deleted, position - 1) < deleted:
             return Loss(1, Range(deleted, deleted + 1))
         end = max(facts.first_or_end, deleted + 1)
-        return Loss(entries, Range(position, end if end > position else facts.end))
+        if end > position:
+            return Loss(entries, Range(position, end))
+        # Members that claimed entries went past them. Of those that were deleted, the last one is known.
+        return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """Shards with fewer entries ever added than a batch has counted, or with more since than were added.

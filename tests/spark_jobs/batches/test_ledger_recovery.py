@@ -11,12 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import redis
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import (
+    _adoption,
     adopt,
     commit_positions,
     plan_adoption,
@@ -24,7 +26,7 @@ from spark_jobs.batches.ledger_recovery import (
     surviving_state,
 )
 from spark_jobs.batches.replay import rewind
-from spark_jobs.batches.source_checks import check_adopted
+from spark_jobs.batches.source_checks import check_adopted, losses_of_stream
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.mode_switch import _is_behind
@@ -42,6 +44,7 @@ from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import failing, run
 from tests.support.delta_writes import clean_log
@@ -340,6 +343,33 @@ def test_a_group_that_has_read_the_adopted_messages_itself_may_claim(tmp_path: P
     land(group, ledger.entry("fence", ledger.read(), switch="switching"))
     land(group, ledger.entry("fence", ledger.read(), switch="load_balanced by claims"))
     check(group)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["trimmed before the adopt", "trimmed after it"])
+def test_adopted_rows_whose_messages_are_gone_are_lost_once_they_are_removed(
+    redis_address: str, tmp_path: Path, is_early: bool
+) -> None:
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    client = redis.Redis.from_url(f"redis://{redis_address}")
+    url, own, what = f"redis://{redis_address}/{name}", Shard(name), ingestion(tmp_path / "t")
+    ids = [client.xadd(name, {"msg": b"{}"}, id=f"{number}-0") for number in range(1, 11)]
+    client.xtrim(name, maxlen=9, approximate=False)
+    rows = {**places(*map(to_sequence, ids[1:8])), "_stream": pa.array([name] * 7, pa.string())}
+    write_deltalake(what.table, pa.table(rows).slice(0, 0))
+    write_deltalake(what.table, pa.table(rows), mode="append")
+    if is_early:
+        client.xtrim(name, maxlen=4, approximate=False)
+    with open_batch_source(url) as source:
+        found = _adoption(source, what, what.ledger().read())
+        assert found.adopted == {own: to_sequence(ids[1])}
+        fields = {"origin": found.positions, "adopted": found.adopted, "counted": found.counted}
+        entry = what.ledger().entry("init", what.ledger().read(), switch="resumable", **fields)
+    land(what, entry)
+    client.xtrim(name, maxlen=4, approximate=False)
+    for lost in ({}, {own: Range(to_sequence(ids[1]), to_sequence(ids[6]))}):
+        with open_batch_source(url) as source:
+            assert losses_of_stream(source, what, what.ledger().read()) == lost
+        DeltaTable(what.table).restore(0)
 
 
 def test_what_cannot_be_adopted(folder: Path) -> None:

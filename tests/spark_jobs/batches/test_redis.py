@@ -11,16 +11,18 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingest_job import _hint_after
 from spark_jobs.batches.ingestion import Step
 from spark_jobs.batches.replay import rewind
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.verify import verify
-from stream_consumers.batches import Range
+from stream_consumers.batches import Known, Range, Resume, known_places
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ErrorPolicy
+from stream_consumers.options import AutoStreamReset, ErrorPolicy, Limits
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_topics import Once
@@ -211,6 +213,48 @@ def test_what_is_gone_after_moves_or_restores_is_noticed(spark: SparkSession, re
         stream.drain(spark, latest)
     reports = stream.drain(spark, recording)
     assert [(report.rows, len(report.entry.lost)) for report in reports] == [(6, 1)]
+
+
+def test_a_stream_that_is_added_empty_loses_nothing_in_silence(
+    spark: SparkSession, redis_address: str, folder: Path
+) -> None:
+    stream = Stream(redis_address, folder, shards=1)
+    stream.add(2)
+    stream.drain(spark)
+    added = f"{stream.name}-added"
+    stream.client.xadd(added, {"msg": b"{}"})
+    stream.client.xtrim(added, maxlen=0)
+    stream.url += f",{added}"
+    assert stream.drain(spark) == []
+    ids = [stream.client.xadd(added, {"msg": b"{}"}) for _ in range(5)]
+    (version,) = DeltaLog(str(stream.table)).newest_versions()[:1]
+    stream.drain(spark)
+    stream.client.xtrim(added, maxlen=3, approximate=False)
+    assert stream.drain(spark) == []
+    spark.sql(f"RESTORE TABLE delta.`{stream.table}` TO VERSION AS OF {version}")
+    with pytest.raises(DataLossError):
+        stream.drain(spark)
+    (report,) = stream.drain(spark, stream.ingestion(errors=RECORD))
+    (lost,) = report.entry.lost[Shard(added)]
+    assert (report.rows, lost.end) == (3, to_sequence(ids[2]))
+
+
+def test_the_count_behind_a_hole_is_that_after_it_is_filled(redis_address: str, folder: Path) -> None:
+    """A batch landed after a RESTORE had removed those before it."""
+    stream = Stream(redis_address, folder, shards=1)
+    stream.add(6)
+    own, ids = Shard(stream.name), [to_sequence(entry_id) for entry_id in stream.entry_ids()]
+    hole, covered = Range(0, ids[2]), {own: Intervals.of((ids[2], ids[4]))}
+    with stream.source.open() as source:
+        source.extents(resume=Resume({own: 0}))
+        plan = source.plan({own: hole}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        covered[own] |= Intervals.of((MIN_SEQUENCE, 0))
+        hint = _hint_after(source, plan, covered)
+        assert known_places(hint) == {own: (ids[4], Known(4, 0, 0))}
+        plan = source.plan({own: Range(ids[4], ids[5])}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        assert _hint_after(source, plan, {own: Intervals.of((MIN_SEQUENCE, ids[4]))}) == plan.hint
 
 
 def test_what_is_trimmed_between_plan_and_read_is_told(spark: SparkSession, stream: Stream) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import Known, Range, known_places, with_places
+from stream_consumers.batches import Known, LastMessage, Range, known_places, with_places
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog
 
@@ -121,6 +123,39 @@ def test_a_restore_takes_back_what_is_known_with_the_position(group: Group) -> N
     assert group.known() == {A: (0, 0), B: (0, 0), OTHER: (0, 0)}
     group.log.restore(version=3)
     assert group.known() == {A: (9, 9), B: (3, 3), OTHER: (0, 0)}
+
+
+def test_what_is_known_at_an_origin_outlives_a_restore_to_before_it(tmp_path: Path) -> None:
+    group = Group(tmp_path / "table", MANY)
+    new, adopted = Shard("added", 0), Shard("copied", 0)
+    group.batch(A, 0, 5)
+    counted = {new: Known(4, 2, 3), adopted: Known(1)}
+    group.commit(group.planned("init", origin={new: 6, adopted: 20}, adopted={adopted: 8}, counted=counted))
+    assert known_places(group.read().hint)[new] == (6, Known(4, 2, 3))
+    assert adopted not in group.known(), "the position is behind its rows"
+    for _ in range(2):
+        group.batch(new, group.read().positions[new], 12)
+        group.log.restore(version=1)
+        places = known_places(group.read().hint)
+        assert (places[new], places[adopted]) == ((6, Known(4, 2, 3)), (8, Known(1)))
+        assert places[A] == (5, Known(5))
+
+
+def test_what_is_known_at_the_first_origin_outlives_a_restore_to_before_the_group(tmp_path: Path) -> None:
+    log = WrittenLog(tmp_path / "table")
+    log.commit()
+    ledger = Ledger(log.log(), group="g", member="main")
+    log.ours(ledger.entry("init", ledger.read(), origin={A: 3}, hint=at(a=3)))
+    log.ours(ledger.entry("batch", ledger.read(), ranges={A: Range(3, 9)}, hint=at(a=9)))
+    log.restore(version=0)
+    assert known_places(ledger.read().hint) == {A: (3, Known(3))}
+
+
+@pytest.mark.parametrize("last", [None, LastMessage(4, 5, 6)], ids=["unread", "read"])
+@pytest.mark.parametrize("counted", [None, Known(3), Known(3, 0, 2)], ids=str)
+def test_a_state_is_read_back(last: LastMessage | None, counted: Known | None) -> None:
+    state = ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0, last=last, counted=counted)
+    assert ShardState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_of_shards_that_have_ended_nothing_is_known(group: Group) -> None:

@@ -10,7 +10,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_consumers.batches import BatchPlan, Known, Range, Resume, known_places
+from stream_consumers.batches import BatchPlan, Known, Range, Resume, known_places, with_places
 from stream_consumers.errors import DataLossError, FormatError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import Limits
@@ -163,14 +163,29 @@ def test_losses_are_known_from_the_first_commit_on(reader: Reader, place: int) -
     assert reader.lost() == {reader.shard: Range(reader.position, reader.sequences()[0])}
 
 
-def test_a_position_without_a_hint_counts_from_the_first_look_on(reader: Reader) -> None:
+def test_a_position_without_a_hint_counts_from_the_first_look_on(
+    reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
     reader.add(10)
+    assert reader.lost() == {}
+    assert not caplog.records
     reader.hint = None
     with RedisBatchSource(reader.url) as source:
         gap = reader.gap(source)
         assert source.lost(gap) == {}
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
         reader.delete(15)
         assert len(reader.plan(source, gap, most=2).lost) == 1
+
+
+def test_what_claims_went_past_is_lost_where_only_the_count_is_known(reader: Reader) -> None:
+    """As after a switch from claims to positions: members were given three entries, and one before them was deleted."""
+    (gone,) = reader.delete(2)
+    reader.position = reader.sequences()[3]
+    reader.hint = with_places(None, {reader.shard: (reader.position, Known(4))})
+    assert reader.lost() == {}
+    reader.hint = with_places(None, {reader.shard: (reader.position, Known(3))})
+    assert reader.lost() == {reader.shard: Range(gone, reader.position)}
 
 
 def test_what_a_new_shard_of_a_known_stream_lost_before_the_first_look_is_lost(reader: Reader) -> None:

@@ -1,0 +1,115 @@
+"""What is known of a stream at a position: how many messages it had ever got before it.
+
+A stream of Redis says how many messages it ever got, and how many it holds. What was trimmed unread is known by the
+difference, if the number at the position is known; if it is not, what is gone by now is taken for accounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tests.model.search import Model, Result, State, quick, search
+
+SIZE = 3
+
+
+class View(NamedTuple):
+    """What the ledger knows; ``places`` has what is known at the position, if that is known."""
+
+    covered: frozenset[int] = frozenset()
+    origin: int | None = None
+    places: Mapping[int, int] = {}
+    known_at_origin: int | None = None
+
+
+def model(*, says: bool = True, keeps: bool = True, jumps: bool = True, restores: int = 1, crashes: int = 1) -> Result:
+    """Explore it.
+
+    Args:
+        says: the commit with the origin says what is known there.
+        keeps: a RESTORE keeps that with the origin.
+        jumps: a batch that fills a hole says what is known behind what is covered after it.
+        restores: how many there may be.
+        crashes: how many there may be.
+    """
+    # The log: ("t",) the table before the group; ("o", origin, known); ("b", start, end, rows, lost, position,
+    # known); ("R", commits left). The run: ("i",) idle, or what it is about to write. How many messages were trimmed.
+    # How many RESTOREs and crashes are left.
+    init: State = ((("t",),), ("i",), 0, restores, crashes)
+
+    def view(log: State) -> View:
+        at = [View()]
+        for c in log:
+            now = at[-1]
+            if c[0] == "o" and now.origin is None:
+                places = {} if c[2] is None else {c[1]: c[2]}
+                now = View(frozenset(range(c[1])), c[1], places, c[2])
+            elif c[0] == "b":
+                places = {**now.places} if c[6] is None else {**now.places, c[5]: c[6]}
+                now = now._replace(covered=now.covered | frozenset(range(c[1], c[2])), places=places)
+            elif c[0] == "R":
+                past = at[c[1]]
+                kept = {} if not keeps or now.known_at_origin is None else {now.origin or 0: now.known_at_origin}
+                covered = past.covered | frozenset(range(now.origin or 0))
+                now = now._replace(covered=covered, places={**kept, **now.places, **past.places})
+            here = {place: count for place, count in now.places.items() if place == position(now)}
+            at.append(now._replace(places=here))
+        return at[-1]
+
+    def position(known: View) -> int:
+        return next(x for x in range(SIZE + 1) if x not in known.covered)
+
+    def surviving(log: State) -> list[State]:
+        at: list[list[State]] = [[]]
+        for c in log:
+            at.append(at[c[1]] if c[0] == "R" else [*at[-1], c])
+        return at[-1]
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, run, trimmed, rs, cr = st
+        known = view(log)
+        start = position(known)
+        if run[0] != "i":
+            yield f"the run writes {run}", ((*log, run), ("i",), trimmed, rs, cr)
+            if cr:
+                yield "!the run dies", (log, ("i",), trimmed, rs, cr - 1)
+        elif known.origin is None:
+            after = ("o", trimmed, trimmed if says else None)
+            yield f"the run begins at {trimmed}", ((*log, after), run, trimmed, rs, cr)
+        else:
+            before = known.places.get(start, max(start, trimmed))
+            gap = next(x for x in range(start, SIZE + 1) if x == SIZE or x in known.covered)
+            for end in range(start + 1, gap + 1):
+                there = known._replace(covered=known.covered | frozenset(range(start, end)))
+                lost = frozenset(range(before, trimmed))
+                reached = position(there)
+                count = max(reached, trimmed) if reached == end or jumps else None
+                plan = ("b", start, end, frozenset(range(max(start, trimmed), end)), lost, reached, count)
+                yield f"the run plans [{start},{end}), lost {set(lost)}", (log, plan, trimmed, rs, cr)
+        if trimmed < SIZE:
+            yield "!a message is trimmed", (log, run, trimmed + 1, rs, cr)
+        for version in range(1, len(log)) if rs else ():
+            yield f"!RESTORE to version {version - 1}", ((*log, ("R", version)), run, trimmed, rs - 1, cr)
+
+    def is_done(st: State) -> bool:
+        known = view(st[0])
+        return st[1] == ("i",) and known.origin is not None and position(known) == SIZE
+
+    def wrong(st: State) -> str | None:
+        if not is_done(st):
+            return None
+        said: set[int] = set(range(view(st[0]).origin or 0))
+        for c in surviving(st[0]):
+            said |= c[3] | c[4] if c[0] == "b" else set()
+        return None if said >= set(range(SIZE)) else "a message is lost in silence"
+
+    return search(Model(init, step, wrong, is_done))
+
+
+VARIANTS = (
+    quick("kept", "what is known at the origin is said with it, and a RESTORE keeps it", "PASS", model),
+    quick("unsaid", "the commit with the origin does not say it", "BAD", lambda: model(says=False)),
+    quick("not-kept", "a RESTORE to before that commit forgets it", "BAD", lambda: model(keeps=False)),
+    quick("behind-a-hole", "what is covered behind a hole is not counted", "BAD", lambda: model(jumps=False)),
+)
