@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import downstream_tables
 from tests.support.dagster_services import Dagster, dagster_services
-from tests.support.downstream_tables import KEYS, write_days
+from tests.support.downstream_tables import DAY_VARIABLE, FOLDER_VARIABLE, KEYS, write_days
 from tests.support.polling import until
 from tests.support.spark_servers import spark_servers
 from tests.support.user_interface import TICKS, UserInterface
@@ -57,13 +57,10 @@ class Watched:
 def test_each_table_is_made_once_for_what_came_and_for_what_was_replayed(folder: Path) -> None:
     for name in ("orders", "payments"):
         write_days(folder, name, [KEYS[0], KEYS[2]])
+    own = {FOLDER_VARIABLE: str(folder), DAY_VARIABLE: KEYS[2]}
     with (
         spark_servers(folder / "servers") as servers,
-        dagster_services(
-            folder / "dagster",
-            downstream_tables.__name__,
-            {**servers.variables, downstream_tables.FOLDER_VARIABLE: str(folder)},
-        ) as dagster,
+        dagster_services(folder / "dagster", downstream_tables.__name__, {**servers.variables, **own}) as dagster,
     ):
         watched = Watched(dagster)
         until(lambda: watched.made("totals") and watched.made("revenue"), seconds=SECONDS, what="the first tables")

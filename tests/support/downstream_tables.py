@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import dagster as dg
@@ -17,9 +17,11 @@ from tests.support.dagster_runs import declare
 from tests.support.settings import SMALL
 
 FOLDER_VARIABLE = "DOWNSTREAM_TABLES_FOLDER"
+# The day of the test, also for processes that Dagster starts after midnight.
+DAY_VARIABLE = "DOWNSTREAM_TABLES_DAY"
 PER_DAY = 30
-TODAY = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-KEYS = [(TODAY - timedelta(days=back)).date().isoformat() for back in (2, 1, 0)]
+TODAY = date.fromisoformat(os.environ.get(DAY_VARIABLE) or datetime.now(timezone.utc).date().isoformat())
+KEYS = [(TODAY - timedelta(days=back)).isoformat() for back in (2, 1, 0)]
 DAYS = dg.DailyPartitionsDefinition(KEYS[0], end_offset=1)
 # Half of the messages of a day, so that a run has several batches, and a replay, too.
 RECORDS = PER_DAY // 2
