@@ -54,8 +54,6 @@ def versions(bench: Bench) -> None:
         "Where a group of 12 shards stands, by a process that knows nothing of the table yet. Each commit adds a file, "
         "and the log has a checkpoint five commits before its end.",
         ("ms",),
-        plot=("ms",),
-        is_line=True,
     )
     shards = [Shard("orders", number) for number in range(12)]
     counts = sizes(bench, 10, 100, 1000, 10_000)
@@ -93,8 +91,6 @@ def files(bench: Bench) -> None:
         "Into a table that another writer has added so many files to, medians of "
         f"{BATCHES} batches, and beside it a bare append with `txnAppId` into such a table.",
         ("stream-assets s", "bare append s"),
-        plot=("stream-assets s", "bare append s"),
-        is_line=True,
     )
     with bench.spark() as spark:
         for count in sizes(bench, 10, 1000, 10_000, 100_000):
@@ -146,8 +142,6 @@ def shards(bench: Bench) -> None:
         "A Redis stream of so many keys with 10 entries each, then batches of one entry for each of ten keys. The "
         "metadata of the last of them in bytes, and the median of what the sensor does at a tick.",
         ("bytes of a commit", "tick ms"),
-        plot=("tick ms",),
-        is_line=True,
     )
     counts = sizes(bench, 10, 100, 1000)
     with bench.spark() as spark, bench.service(redis_server(bench.folder)) as address:
@@ -193,8 +187,6 @@ def backlog(bench: Bench) -> None:
         "`stream-assets ingest --in-process` as a process of its own, from Kafka, JSON; the most memory at one moment, "
         "of all its processes and of those that are no JVM.",
         ("peak MB", "peak MB without the JVM", "seconds"),
-        plot=("peak MB", "peak MB without the JVM"),
-        is_line=True,
     )
     with bench.service(kafka_broker(bench.folder)) as (address, _):
         for times in (1, 4, 16):
@@ -222,8 +214,6 @@ def server(bench: Bench) -> None:
         f"Runs of {BATCHES_OF_A_RUN} batches of 100 messages, each with a session of its own, on one server whose heap "
         f"may have {HEAP}; the memory of its processes when a run has ended.",
         ("MB", "MB without the JVM", "processes"),
-        plot=("MB",),
-        is_line=True,
     )
     url, table = f"file://{bench.folder}/server.ss/orders", bench.place()
     marks = sizes(bench, 50, 100, 200, 500, 1000)

@@ -75,8 +75,6 @@ class Section:
         text: what was done.
         columns: their names.
         rows: per name, a value for each column.
-        plot: which columns are drawn; none for no plot.
-        is_line: whether the names of the rows are numbers, over which they are drawn.
         targets: what these numbers were to reach.
     """
 
@@ -84,8 +82,6 @@ class Section:
     text: str
     columns: Sequence[str]
     rows: dict[str, list[float | str]] = field(default_factory=dict)
-    plot: Sequence[str] = ()
-    is_line: bool = False
     targets: list[Target] = field(default_factory=list)
 
 
@@ -189,7 +185,7 @@ class Bench:
         """
         taken: dict[str, list[tuple[float, float, int]]] = {case.name: [] for case in cases}
         columns = ("seconds", "messages/s", "fastest", "slowest", "CPU-seconds", "peak MB")
-        section = self.section(title, text, columns, plot=("seconds",))
+        section = self.section(title, text, columns)
         for turn in range(self.rounds + 1):
             for case in cases:
                 path = self.place()

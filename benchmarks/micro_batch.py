@@ -106,7 +106,6 @@ def micro_batch(bench: Bench) -> None:
         f"From Kafka, JSON, the medians of {BATCHES} batches behind {WARM_BATCHES} that are not counted, each in turn "
         "with an append of 1,000 rows that Spark has already, with `txnAppId` and `txnVersion`.",
         ("seconds", "fastest", "slowest"),
-        plot=("seconds",),
     )
     for name, seconds in {"bare append": bare, "stream-assets": whole, **steps.taken}.items():
         bench.row(section, name, median(seconds), min(seconds), max(seconds))

@@ -1,4 +1,4 @@
-"""The report: what the suites found, as JSON, and as a page with plots.
+"""The report: what the suites found, as JSON and as a page.
 
 A suite that is run again takes the place of its last result; the others stay, each with its date and size.
 """
@@ -15,8 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
-from benchmarks.harness import Section, Target, shown
+from benchmarks.harness import Target, shown
 from spark_jobs.jars import java
 
 # Why a target is missed, as far as profiles tell; said only where it is.
@@ -37,10 +36,12 @@ REASONS = {
         "delta-rs reads all file actions of a checkpoint, also for one who asks for the transactions only."
     ),
     "memory of a run with 16 times the backlog, times that with one": (
-        "What grows is the heap of the JVM, within its limit (Spark's 1 GB, unless told); the other processes grow by "
-        "a fifth, from one batch to sixteen."
+        "What grows is the heap of the JVM, within its limit (1 GB by default); the other processes grow by a "
+        "fifth, from one batch to sixteen."
     ),
 }
+# Columns that are in the JSON file only.
+DETAILS = ("fastest", "slowest", "peak MB")
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "confluent-kafka", "redis", "dagster")
 INTRODUCTION = """\
 # Benchmarks and scale
@@ -100,7 +101,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(page: Path, found: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> None:
-    """Write JSON, page and plots; ``found`` wins over what is there."""
+    """Write JSON and page; ``found`` wins over what is there."""
     data = page.with_suffix(".json")
     known: dict[str, Mapping[str, Any]] = json.loads(data.read_text()) if data.exists() else {}
     known.update(found)
@@ -118,17 +119,12 @@ def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence
     yield from _targets(suites)
     yield "\n## What it ran on\n"
     yield from _runs(suites)
-    for name, suite in suites.items():
-        for number, fields in enumerate(suite["sections"], start=1):
-            targets = [Target(**target) for target in fields["targets"]]
-            section = Section(**{**fields, "targets": targets})
-            yield f"\n## {section.title}\n\n{section.text}\n"
-            yield from _table(["", *section.columns], section.rows.items())
-            if section.plot:
-                image = page.parent / "images" / f"benchmark-{name}-{number}.svg"
-                image.parent.mkdir(exist_ok=True)
-                image.write_text(_plot(section))
-                yield f"\n![{section.title}](images/{image.name})"
+    for suite in suites.values():
+        for fields in suite["sections"]:
+            yield f"\n## {fields['title']}\n\n{fields['text']}\n"
+            shown_columns = [place for place, name in enumerate(fields["columns"]) if name not in DETAILS]
+            rows = {name: [values[place] for place in shown_columns] for name, values in fields["rows"].items()}
+            yield from _table(["", *(fields["columns"][place] for place in shown_columns)], rows.items())
     yield ""
     yield SCALE
 
@@ -150,25 +146,19 @@ def _targets(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _runs(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "| suite | date | commit | rounds | scale | load before and after |\n|---|---|---|---|---|---|"
+    yield "| suite | date | commit | rounds | load before and after |\n|---|---|---|---|---|"
     for name, suite in suites.items():
         load = " and ".join(f"{value:.1f}" for value in suite["load"])
-        yield f"| {name} | {suite['date']} | {suite['commit']} | {suite['rounds']} | {suite['scale']:g} | {load} |"
-    machines: dict[str, list[str]] = {}
-    for name, suite in suites.items():
-        machines.setdefault(", ".join(f"{what} {is_}" for what, is_ in suite["machine"].items()), []).append(name)
-    for told, names in machines.items():
-        yield f"\n{', '.join(names)}: {told}."
+        yield f"| {name} | {suite['date'].split()[0]} | {suite['commit']} | {suite['rounds']} | {load} |"
+    # Which of several machines of the same kind it was, the JSON file says.
+    machines = {
+        ", ".join(f"{what} {is_}" for what, is_ in suite["machine"].items() if what != "system"): None
+        for suite in suites.values()
+    }
+    yield from (f"\n{machine}." for machine in machines)
 
 
 def _table(columns: Sequence[str], rows: Any) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
     for name, values in rows:
         yield f"| {name} | {' | '.join(map(shown, values))} |"
-
-
-def _plot(section: Section) -> str:
-    places = [list(section.columns).index(column) for column in section.plot]
-    rows = {name: [float(values[place]) for place in places] for name, values in section.rows.items()}
-    draw = plots.lines if section.is_line and len(rows) > 1 else plots.bars
-    return draw(" ".join(section.plot), rows, section.plot)

@@ -107,7 +107,6 @@ def tick_to_commit(bench: Bench) -> None:
         "Warm: the one of the run before does. Lingering: a run is there, and it is the time from the last message "
         "produced.",
         ("seconds", "fastest", "slowest"),
-        plot=("seconds",),
     )
     with bench.service(kafka_broker(bench.folder)) as (address, _):
         topic, table, number = create_topic(address, PARTITIONS), bench.place(), count(1)
@@ -162,7 +161,6 @@ def freshness(bench: Bench) -> None:
         "and a query of Structured Streaming with `processingTime='0 seconds'`, which has no Dagster; one behind the "
         "other, each when it had written its first messages.",
         ("p50 s", "p95 s", "p99 s", "slowest s", "commits"),
-        plot=("p50 s", "p95 s"),
     )
     found = {}
     with bench.service(kafka_broker(bench.folder)) as (address, _):

@@ -49,7 +49,7 @@ def test_a_target_is_reached_on_its_side_of_the_bound() -> None:
 
 
 def test_the_report_keeps_the_suites_that_were_not_run_again(bench: Bench, tmp_path: Path) -> None:
-    section = bench.section("Growth", "Over something.", ("ms",), plot=("ms",), is_line=True)
+    section = bench.section("Growth", "Over something.", ("ms",))
     bench.row(section, "10", 1.0)
     bench.row(section, "1000", 4.0)
     bench.target(section, "times", 4.0, at_most=2.0)
@@ -61,9 +61,8 @@ def test_the_report_keeps_the_suites_that_were_not_run_again(bench: Bench, tmp_p
     text = page.read_text()
     assert "Not measured" not in text
     assert "| times | ≤ 2 | 4 | **missed** |" in text
-    assert "| second | now | abc | 2 | 1 | 0.1 and 0.2 |" in text
+    assert "| second | now | abc | 2 | 0.1 and 0.2 |" in text
     assert list(json.loads(page.with_suffix(".json").read_text())) == ["first", "second"]
-    assert (page.parent / "images" / "benchmark-first-1.svg").read_text().startswith("<svg")
 
 
 def test_the_bare_walk_finds_what_was_sent(tmp_path: Path) -> None:
