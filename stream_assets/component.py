@@ -498,7 +498,8 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     """Writes streams into Delta tables exactly once: for each an asset with its checks, its job and its lag sensor.
 
     It does what ``@stream_asset`` and ``stream_definitions`` do in Python. In the connection, the lake, a group or a
-    table, ``{{ EnvVar('NAME') }}`` is looked up when it is used, and its value is shown nowhere.
+    table, ``{{ EnvVar('NAME') }}`` is looked up when it is used, so that the definitions hold no value. The addresses
+    and paths that come of it are shown in logs and metadata, as all others are.
     """
 
     connection: Annotated[

@@ -181,9 +181,9 @@ class Message:
     shard: Shard
     sequence: int
     timestamp_ms: int
-    payload: bytes | None
-    key: bytes | None = None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    payload: bytes | None = field(repr=False)
+    key: bytes | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, bytes | None], ...] = field(default=(), repr=False)
 
     @property
     def timestamp(self) -> datetime:

@@ -27,8 +27,8 @@ from spark_jobs.spark_server.folder import (
     Address,
     ServerFolder,
     UnusableFolderError,
+    server_folder,
     server_folders,
-    servers_folder,
     tidying,
     write_private,
 )
@@ -150,8 +150,8 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
         SparkSessionError: it cannot be started.
     """
     idle_seconds(settings)
-    folder = ServerFolder(servers_folder() / configuration_key(settings))
     with tidying():
+        folder = server_folder(configuration_key(settings))
         folder.make()
         check_offer(folder)
     name = str(uuid.uuid4())

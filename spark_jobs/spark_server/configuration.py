@@ -16,7 +16,6 @@ from spark_jobs.spark_start import umask
 
 # The setting of a session that says how many tasks its server runs at the same time.
 CORES = "spark.stream_assets.cores"
-KEY_LENGTH = 20
 # What the shell, the terminal or the tool that started a process says of it, and what changes with each start.
 # All others count, since a function of the user may read any of them in a worker, as it can in a session in process.
 PASSING_VARIABLES = frozenset({
@@ -39,7 +38,7 @@ CONFIGURATION_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str:
-    """The name of a configuration: a digest, from which no value can be read.
+    """A digest of a configuration; see :func:`spark_jobs.spark_server.folder.server_folder`.
 
     Args:
         settings: of Spark.
@@ -64,7 +63,7 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
         "cwd": [str(here), *_looks([str(here)], of_folder=True), imports_from_here()],
         "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), umask()],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:

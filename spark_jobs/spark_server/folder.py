@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hmac
 import json
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,8 @@ from pathlib import Path
 from spark_jobs.jars import cache_folder
 
 SERVERS_VARIABLE = "STREAM_ASSETS_SPARK_SERVERS"
+NAME_LENGTH = 20
+"""Of the folder of a server, in hexadecimal digits."""
 _PRIVATE = 0o700
 _NAMESPACES = Path("/proc/self/ns")
 # What some network file systems, and sandboxes, say of all locks.
@@ -56,7 +60,7 @@ class ServerFolder:
     """The folder of one server.
 
     Args:
-        path: in :func:`servers_folder`; its name is that of the configuration.
+        path: in :func:`servers_folder`; see :func:`server_folder`.
     """
 
     path: Path
@@ -263,6 +267,21 @@ def _place() -> str:
 def server_folders() -> list[ServerFolder]:
     """Of all servers of this user on this machine, whether they live or not."""
     return [ServerFolder(path) for path in sorted(servers_folder().iterdir()) if path.is_dir()]
+
+
+def server_folder(key: str) -> ServerFolder:
+    """The folder of the server of a configuration; within :func:`tidying`.
+
+    All users of the machine see its name in the command line of the server, and the configuration holds secrets. So the
+    name depends on a salt, too, which only this user can read: nobody else can guess a secret and compare the names.
+
+    Args:
+        key: of the configuration.
+    """
+    salt = servers_folder() / "salt"
+    if not salt.exists():
+        write_private(salt, {"salt": secrets.token_hex()})
+    return ServerFolder(salt.with_name(hmac.new(salt.read_bytes(), key.encode(), "sha256").hexdigest()[:NAME_LENGTH]))
 
 
 def private_folder(path: Path) -> None:

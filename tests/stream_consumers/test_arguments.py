@@ -15,7 +15,7 @@ from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.memory import MemoryCommitter, forget_memory_broker
-from stream_consumers.messages import Shard
+from stream_consumers.messages import Message, Shard
 from stream_consumers.options import FileProducerOptions, Limits, RedisGroupOptions
 from stream_consumers.redis.client import ClaimPolicy
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer, create_entry_consumer
@@ -342,3 +342,8 @@ def test_an_entry_consumer_takes_names(name: Any) -> None:
             create_entry_consumer(url, streams=wrong)
     with pytest.raises(InvalidOptionError):
         create_entry_consumer(url, identifiers="orders")
+
+
+def test_the_repr_of_a_message_shows_where_it_is_and_not_what_it_holds() -> None:
+    message = Message(Shard("orders"), 7, 20, b"secret", key=b"secret", headers=(("token", b"secret"),))
+    assert repr(message) == "Message(shard=Shard(stream='orders', id=0), sequence=7, timestamp_ms=20)"

@@ -14,7 +14,7 @@ import pytest
 from spark_jobs.spark_server import client
 from spark_jobs.spark_server.client import WhileItLives, connect, end, make_room
 from spark_jobs.spark_server.configuration import configuration_key
-from spark_jobs.spark_server.folder import UnusableFolderError, tidying
+from spark_jobs.spark_server.folder import UnusableFolderError, server_folder, tidying
 from stream_consumers.errors import InvalidOptionError, SparkEndedError, SparkSessionError
 from tests.support.held_servers import client_of, made, obedient, process
 from tests.support.polling import until
@@ -116,7 +116,7 @@ def test_a_server_that_dies_at_once_leaves_no_settings_and_is_told_by_its_own_wo
     python.write_text("#!/bin/sh\necho the disk is full >&2\nexit 1\n")
     python.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(python))
-    server = made(servers, configuration_key(SETTINGS))
+    server = made(servers, server_folder(configuration_key(SETTINGS)).path.name)
     server.log.write_text("what an earlier server said\n")
     with pytest.raises(SparkSessionError, match="the disk is full") as failed:
         connect(SETTINGS)
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_answer_is_left_to_those_who_use_it(
     servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_answers", lambda address: False)
-    server = made(servers, configuration_key(SETTINGS))
+    server = made(servers, server_folder(configuration_key(SETTINGS)).path.name)
     with process(obedient, server), process(client_of, server):
         with pytest.raises(UnusableFolderError, match="stop --force"):
             connect(SETTINGS)

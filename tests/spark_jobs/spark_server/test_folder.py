@@ -17,7 +17,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.spark_server.folder import Address, ServerFolder, UnusableFolderError, private_folder, servers_folder
+from spark_jobs.spark_server.folder import (
+    Address,
+    ServerFolder,
+    UnusableFolderError,
+    private_folder,
+    server_folder,
+    server_folders,
+    servers_folder,
+)
 
 ADDRESS = Address(port=1, token="secret", pid=2, cores=3, master="local[3]", python="python", cwd="/", started=4.0)
 _processes = multiprocessing.get_context("forkserver")
@@ -37,6 +45,19 @@ def test_the_address_is_for_this_user_only_and_its_token_is_shown_nowhere(server
     assert "secret" not in f"{ADDRESS} {ADDRESS!r}"
     server.withdraw()
     assert server.address() is None
+
+
+def test_the_name_of_a_server_tells_those_who_see_it_nothing_of_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(tmp_path / "first"))
+    first = server_folder("key")
+    assert server_folder("key") == first != server_folder("another")
+    (salt,) = (tmp_path / "first").iterdir()
+    assert stat.S_IMODE(salt.stat().st_mode) == 0o600
+    assert server_folders() == []
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(tmp_path / "second"))
+    assert server_folder("key").path.name != first.path.name, "it depends on the salt"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": 1}', "null"])

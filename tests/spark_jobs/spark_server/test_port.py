@@ -21,7 +21,7 @@ import pytest
 from spark_jobs.spark_server import client, port
 from spark_jobs.spark_server.client import connect
 from spark_jobs.spark_server.configuration import configuration_key
-from spark_jobs.spark_server.folder import Address, ServerFolder, UnusableFolderError
+from spark_jobs.spark_server.folder import Address, ServerFolder, UnusableFolderError, server_folder
 from spark_jobs.spark_server.port import check_offer, hold, offer, reserve, shared
 from stream_consumers.errors import SparkEndedError
 from tests.support.held_servers import made, obedient, process
@@ -98,7 +98,7 @@ def test_a_server_that_does_not_give_its_port_is_not_used(tmp_path: Path, monkey
     settings = {"spark.master": "local[1]"}
     monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(tmp_path / "servers"))
     monkeypatch.setattr(client, "_answers", lambda address: True)
-    server = made(tmp_path / "servers", configuration_key(settings))
+    server = made(tmp_path / "servers", server_folder(configuration_key(settings)).path.name)
     with process(obedient, server):
         with pytest.raises(SparkEndedError):
             connect(settings)
