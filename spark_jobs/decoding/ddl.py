@@ -15,6 +15,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _MOST_DIGITS = 38
+_INTERNAL = ("__delta_internal", "_tmp_metadata")
 _TYPES = frozenset(
     (
         *("boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real"),
@@ -99,7 +100,7 @@ case. Spark does not tell them apart: read with a schema that has one of them.
 
 
 def first_twice(names: Iterable[str]) -> str | None:
-    """The first repeated name, ignoring case, because neither Spark nor Delta distinguishes upper and lower case.
+    """The first repeated name, because neither Spark nor Delta distinguishes upper and lower case; see :func:`folded`.
 
     Example:
         >>> first_twice(["id", "user", "ID"])
@@ -107,10 +108,32 @@ def first_twice(names: Iterable[str]) -> str | None:
     """
     seen: set[str] = set()
     for name in names:
-        if name.lower() in seen:
+        if folded(name) in seen:
             return name
-        seen.add(name.lower())
+        seen.add(folded(name))
     return None
+
+
+def folded(name: str) -> str:
+    r"""What two names have in common that Java's ``equalsIgnoreCase``, and so Spark, takes for the same.
+
+    Example:
+        >>> folded("User"), folded("u\u017fer"), folded("\u0131d"), folded("\u0130D"), folded("Straße")
+        ('user', 'user', 'id', 'id', 'straße')
+    """
+    # Each character is still one, although those of ß, and of İ, are two in Python.
+    upper = (one if len(one.upper()) > 1 else one.upper() for one in name)
+    return "".join(one.lower()[0] for one in upper)
+
+
+def is_internal(name: str) -> bool:
+    """Whether Spark or Delta adds a column of such a name when it reads: a table with one of its own may be unreadable.
+
+    Example:
+        >>> is_internal("_tmp_metadata_row_index"), is_internal("metadata")
+        (True, False)
+    """
+    return folded(name).startswith(_INTERNAL)
 
 
 def declared_types(ddl: str) -> frozenset[str]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from spark_jobs.decoding.ddl import first_twice
+from spark_jobs.decoding.ddl import first_twice, folded, is_internal
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
 from spark_jobs.reading.blocks import BlockDecoder
@@ -140,10 +140,12 @@ class SourceColumns:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    taken = [name for name in names if name.lower() in (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)]
+    own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
+    taken = [name for name in names if folded(name) in own or is_internal(name)]
     if taken:
         raise SchemaMismatchError(
-            f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
+            f"the schema uses names of stream-assets, Spark or Delta: {', '.join(taken)}",
+            remedy="Rename these columns.",
         )
     if twice := first_twice(names):
         raise SchemaMismatchError(
@@ -240,10 +242,10 @@ class SplitPartition:
         except StreamAssetsError as error:
             # An executor may fail to reach what the driver reaches, so its name is in the error.
             machine = socket.gethostname()
-            if machine == self.driver:
-                raise
-            what = f"executor {machine}: {error.what}"
-            raise type(error)(what, remedy=error.remedy, **error.facts) from error
+            if machine != self.driver:
+                error = type(error)(f"executor {machine}: {error.what}", remedy=error.remedy, **error.facts)
+            # Without its cause, because the driver knows an error by the first traceback.
+            raise error from None
 
     def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         decoder = BlockDecoder(self.decoder, arrow_schema(self.columns), schema, self.keeps_payloads)

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, quoted
+from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, folded, is_internal, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, Json, JsonMode, Path, Watching, united
 from spark_jobs.decoding.json_documents import read_object
@@ -50,8 +50,8 @@ MOST_KEPT = 10
 """While messages are looked at, this many times :data:`MOST_FIELDS` are kept: names of a map are known as such late."""
 # Fields are counted whenever this number of characters of JSON has been read.
 _CHECKED_CHARACTERS = 1 << 20
-# A table with them has no change data feed any more.
-_CHANGE_DATA_FEED = ("_change_type", "_commit_version", "_commit_timestamp")
+# A table with them has no change data feed, or hides what Spark says of its files.
+_OF_READERS = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 # A DOUBLE holds each whole number of at most this many digits.
 _SURELY_DOUBLE = 15
 _NUMBERS, _TIMES = {"whole number", "number"}, {"date", "time"}
@@ -181,10 +181,10 @@ def is_wider(found: DataType, wanted: DataType) -> bool:
 def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[str, DataType, DataType | None]]:
     """What is of another type in the table, or not in it: the name, and the types."""
     if isinstance(rows, StructType) and isinstance(table, StructType):
-        known = {field.name.lower(): field.dataType for field in table.fields}
+        known = {folded(field.name): field.dataType for field in table.fields}
         for field in rows.fields:
             path = f"{name}.{field.name}" if name else field.name
-            wanted = known.get(field.name.lower())
+            wanted = known.get(folded(field.name))
             if wanted is None:
                 yield path, field.dataType, None
             else:
@@ -207,10 +207,10 @@ def with_columns_of(watching: Watching, table: StructType, *, computed: frozense
         computed: columns whose values Delta makes.
     """
     declared = _declared(watching.decoder)
-    of_table = {field.name.lower(): field.dataType for field in table.fields}
-    fields = [_with_type(own, _united(own.dataType, of_table.get(own.name.lower()))) for own in declared.fields]
-    taken = {*_taken(watching.decoder), *map(str.lower, declared.names), *map(str.lower, computed)}
-    fields += [StructField(c.name, c.dataType) for c in table.fields if c.name.lower() not in taken and _decodes(c)]
+    of_table = {folded(field.name): field.dataType for field in table.fields}
+    fields = [_with_type(own, _united(own.dataType, of_table.get(folded(own.name)))) for own in declared.fields]
+    taken = {*_taken(watching.decoder), *map(folded, declared.names), *map(folded, computed)}
+    fields += [StructField(c.name, c.dataType) for c in table.fields if folded(c.name) not in taken and _decodes(c)]
     return replace(watching, decoder=_with_fields(watching.decoder, fields)) if fields != declared.fields else watching
 
 
@@ -230,7 +230,7 @@ def with_new_fields(
     Raises:
         SchemaMismatchError: there are too many, so that their names are probably ids.
     """
-    taken = _taken(watching.decoder).union(map(str.lower, computed))
+    taken = _taken(watching.decoder).union(map(folded, computed))
     growth = _Growth(taken=taken, any_name=any_name, is_strict=watching.decoder.mode is JsonMode.STRICT)
     declared = _declared(watching.decoder)
     grown = growth.struct(declared, seen, table, ())
@@ -304,9 +304,9 @@ def _with_fields(decoder: Json, fields: list[StructField]) -> Json:
 
 def _taken(decoder: Json) -> frozenset[str]:
     """Names, in lower case, that columns of messages cannot have."""
-    own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED, *_CHANGE_DATA_FEED)
+    own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED, *_OF_READERS)
     names = (*own, *key_columns(decoder), *header_columns(decoder))
-    return frozenset(name.lower() for name in names)
+    return frozenset(folded(name) for name in names)
 
 
 def _decodes(column: StructField) -> bool:
@@ -340,10 +340,10 @@ class _Growth:
     def struct(self, own: StructType, seen: Seen, table: DataType | None, path: Path) -> StructType:
         """The fields of ``own``, those within them, and new ones."""
         fields = {field.name: field for field in own.fields}
-        names = {name.lower() for name in fields}
-        of_table = {field.name.lower(): field for field in table.fields} if isinstance(table, StructType) else {}
+        names = {folded(name) for name in fields}
+        of_table = {folded(field.name): field for field in table.fields} if isinstance(table, StructType) else {}
         for name, inner in seen.fields.items():
-            there = of_table.get(name.lower())
+            there = of_table.get(folded(name))
             place = (*path, name)
             if name in fields:
                 kind = self._within(fields[name].dataType, inner, there.dataType if there else None, place)
@@ -356,7 +356,7 @@ class _Growth:
             if found is None or not self._may_be(name, names, place) or not _decodes(StructField(name, found)):
                 self.refused.add(place)
                 continue
-            names.add(name.lower())
+            names.add(folded(name))
             fields[name] = StructField(name, found)
         return StructType(list(fields.values()))
 
@@ -373,7 +373,8 @@ class _Growth:
         return own
 
     def _may_be(self, name: str, names: set[str], path: Path) -> bool:
-        is_told_apart = name.lower() not in names and (len(path) > 1 or name.lower() not in self.taken)
+        is_free = len(path) > 1 or not (folded(name) in self.taken or is_internal(name))
+        is_told_apart = folded(name) not in names and is_free
         return is_name(name) and is_told_apart and (self.any_name or not NO_DELTA_NAME.search(name))
 
     def _type_of(self, seen: Seen, path: Path) -> DataType | None:
@@ -410,10 +411,10 @@ class _Growth:
 def _united(own: DataType, table: DataType | None) -> DataType:
     """The type with the fields of structs that only the table has."""
     if isinstance(own, StructType) and isinstance(table, StructType):
-        of_table = {field.name.lower(): field for field in table.fields}
-        names = {field.name.lower() for field in own.fields}
+        of_table = {folded(field.name): field for field in table.fields}
+        names = {folded(field.name) for field in own.fields}
         fields = [
-            _with_type(f, _united(f.dataType, of_table[f.name.lower()].dataType)) if f.name.lower() in of_table else f
+            _with_type(f, _united(f.dataType, of_table[folded(f.name)].dataType)) if folded(f.name) in of_table else f
             for f in own.fields
         ]
         new = [StructField(f.name, f.dataType) for name, f in of_table.items() if name not in names and _decodes(f)]
@@ -460,11 +461,11 @@ def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
 
 def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tuple[list[Column], list[Column]]:
     """What there is a place for, and what there is none for, each by its name."""
-    known = {field.name.lower(): field for field in own.fields}
+    known = {folded(field.name): field for field in own.fields}
     kept: list[Column] = []
     rest: list[Column] = []
     for column, one in fields:
-        place = known.get(one.name.lower())
+        place = known.get(folded(one.name))
         if place is None:
             rest.append(column.alias(one.name))
             continue

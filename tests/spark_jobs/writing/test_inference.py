@@ -56,6 +56,12 @@ def test_a_field_with_nothing_in_it_is_no_column(value):
     assert (found.ddl(), len(found.remarks)) == ("", 1)
 
 
+def test_names_that_spark_takes_for_others_or_for_its_own_are_no_columns():
+    refused = ("u\u017fer", "_\u017fequence", "_tmp_metadata_row_index", "__Delta_internal_x", "_metadata")
+    document = dict.fromkeys(("user", *refused, "metadata"), 1) | {"in": {"_metadata": 1}}
+    assert infer([json.dumps(document).encode()]).ddl() == "user bigint, metadata bigint, in STRUCT<_metadata: bigint>"
+
+
 def test_many_names_are_the_keys_of_a_map():
     ids = {f"u{number}": {"n": number / 2 if number % 2 else number} for number in range(MOST_NAMES + 1)}
     assert inferred(json.dumps(ids)).ddl() == "v MAP<string, STRUCT<n: double>>"
