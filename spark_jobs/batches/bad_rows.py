@@ -5,9 +5,10 @@ the table, and those that the transform fails for. All of that is known, and cou
 What is written then are the rows of the other messages. So the order of a batch stays what it is: dead letters, then
 rows.
 
-The constraints are read from the metadata of the Delta table: CHECK, NOT NULL, lengths, generated columns. Delta checks
-each row as it is written, and one bad row fails the write. Here the same conditions are evaluated before it, to find
-the bad rows. Delta still has the last word: a condition that is not known here fails the write.
+The constraints are read from the metadata of the Delta table: CHECK, NOT NULL, lengths, generated columns, and columns
+whose values name folders. Delta checks each row as it is written, and one bad row fails the write. Here the same
+conditions are evaluated before it, to find the bad rows. Delta still has the last word: a condition that is not known
+here fails the write.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from spark_jobs.ledger.table_expressions import CHECK, DEFAULT, GENERATED
 from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
-from spark_jobs.reading.spark_types import ddl
+from spark_jobs.reading.spark_types import ddl, text
+from spark_jobs.table_location import LOCAL, LONGEST_NAME, scheme
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import FailedRowError, explain
 from stream_consumers.batches import Range
@@ -48,6 +50,10 @@ _PLACES = f"_stream STRING, _shard BIGINT, _sequence BIGINT, {REASON} STRING"
 # Where Spark keeps the type of a string column that was declared with a length.
 _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
 _TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+# The file systems whose folders have names of at most LONGEST_NAME bytes; an object store has keys only.
+_WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
+# What Spark writes as three bytes in the name of a folder: %2F.
+ESCAPED = "".join(map(chr, range(1, 0x20))) + "\x7f\"#%'*/:=?\\{[]^"
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +318,7 @@ class Constraints:
         configuration: the table properties.
         columns: as the log has them.
         types: the columns as Spark has them.
+        folders: the columns whose values name folders.
 
     Example:
         >>> columns = [{"name": "id", "type": "long", "nullable": False, "metadata": {}}]
@@ -325,12 +332,16 @@ class Constraints:
     configuration: Mapping[str, str]
     columns: Sequence[Mapping[str, Any]]
     types: StructType = field(default_factory=StructType)
+    folders: Collection[str] = ()
 
     @classmethod
     def of(cls, spark: SparkSession, log: DeltaLog) -> Constraints:
         """Those of the table as it is now; none of one that is not there."""
         snapshot = log.snapshot()
-        return cls(snapshot.configuration, snapshot.columns, read_table(spark, log).schema) if snapshot else cls({}, ())
+        if snapshot is None:
+            return cls({}, ())
+        folders = snapshot.partition_columns if scheme(log.path) in _WITH_FOLDERS else ()
+        return cls(snapshot.configuration, snapshot.columns, read_table(spark, log).schema, folders)
 
     def on(self, names: Collection[str]) -> list[Constraint]:
         """The constraints on rows that have these columns.
@@ -346,7 +357,14 @@ class Constraints:
         ]
         given = [one for one in self.columns if one["name"].lower() in known]
         made = [one for one in self.columns if one not in given and _is_generated(one)]
-        return [*checks, *_not_null([*given, *made]), *_lengths([*given, *made]), *_generated(given)]
+        named = [one for one in (*given, *made) if one["name"] in self.folders and one["type"] == "string"]
+        return [
+            *checks,
+            *_not_null([*given, *made]),
+            *_lengths([*given, *made]),
+            *_generated(given),
+            *map(_name_of_folder, named),
+        ]
 
     def judged(self, rows: DataFrame) -> DataFrame | None:
         """The rows with what is wrong with each in the column :data:`REASON`; ``None`` if the table asks nothing."""
@@ -404,3 +422,14 @@ def _generated(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
             yield Constraint(
                 f"NOT ({quoted(name)} <=> ({text}))", f"the column {name} is not what the table makes it: {text}"
             )
+
+
+def _name_of_folder(column: Mapping[str, Any]) -> Constraint:
+    name = column["name"]
+    found, escaped = quoted(name), text(ESCAPED)
+    escapes = f"LENGTH({found}) - LENGTH(TRANSLATE({found}, {escaped}, ''))"
+    most = LONGEST_NAME - len(f"{name}=".encode()) - 2 * sum(map(ESCAPED.count, name))
+    return Constraint(
+        f"COALESCE(OCTET_LENGTH({found}) + 2 * ({escapes}) > {most} OR CONTAINS({found}, CHAR(0)), FALSE)",
+        f"the column {name} names a folder, and its value is longer than {most} bytes or has NUL in it",
+    )

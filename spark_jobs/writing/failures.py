@@ -4,7 +4,8 @@ The texts of Spark, of Delta and of users' functions may hold values of rows. An
 conditions, and what a storage says of its files. The rest is its ``detail``.
 
 What kind of error it is, the text decides as Spark wrote it. Only what is repeated of it is redacted: a secret may be a
-word that stands in the name of a class, too.
+word that stands in the name of a class, too. Failures of rows are known first, because only their texts hold values,
+and by what comes before any value: the condition, the class of a Java error, the first traceback of a Python worker.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyspark.errors import (
 
 from spark_jobs.reading.rejection import REJECTED
 from spark_jobs.redaction import redacted
+from spark_jobs.table_location import LONGEST_NAME
 from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -51,7 +53,8 @@ _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismat
 _GONE = ", and the JVM of Spark does not answer any more"
 _READ_AGAIN = "Nothing of the batch was written; it is read again."
 _MISSING_MODULE = "ModuleNotFoundError: No module named "
-_OF_HIVE = re.compile(r"HiveException: |MetaException\(")
+# At the beginning of an error, or of a cause: elsewhere it may be in a value.
+_OF_HIVE = re.compile(r"(?:\([\w.$]+\) |(?:\w+\.)+\w+: )?(?:\w+\.)*(?:HiveException: |MetaException\()")
 _NO_METASTORE = re.compile(
     r"Unable to instantiate \S*SessionHiveMetaStoreClient|Could not connect to meta store"
     r"|(TTransport|java\.net\.\w+)Exception"
@@ -63,18 +66,29 @@ _OF_A_VALUE = re.compile(
     r"SQLSTATE: (22\w{3}|39000|P0001)\b|\bat org\.apache\.spark\.sql\.catalyst\.expressions\.CallMethodViaReflection\."
 )
 # As Spark and Delta begin a message, before any value.
-_CONDITION = re.compile(r"^(?:\([\w.$]+\) |[^\[]*: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]")
-_JAVA_ERROR = re.compile(r"(?:^|: )((?:\w+\.)+[A-Z][\w$]*)(?:: (.*))?$")
+_CONDITION = re.compile(r"^(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ?")
+_JAVA_ERROR = re.compile(r"\(?((?:\w+\.)+[A-Z][\w$]*)(?:\) |: |$)(.*)")
+_LOST_TASK = re.compile(r".*?Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
+_PYTHON = "org.apache.spark.api.python.PythonException: "
+# The frames of a traceback, and what was raised. That a worker cannot unpickle something is in another error.
+_TRACEBACK = re.compile(
+    r"Traceback \(most recent call last\):\n((?:[ \t].*\n)+)"
+    r"(?!pyspark\.serializers\.SerializationError: Caused by Traceback)(\S.*)"
+)
 # Errors of files and connections. A function of the transform may raise them, too, with values of rows.
 _OF_STORAGE = re.compile(
     r"java\.io\.|java\.nio\.file\.|java\.net\.\w*(Connect|Socket|Host|Route)|org\.apache\.hadoop\.(?!hive)|software\.amazon\."
 )
-# The parameters of Spark's messages that are names of columns and functions, and types.
+_VALUE_OF_FOLDER = re.compile(r"(?<=\w)=[^/]*(?=/)")
+# The parameters of the messages of Spark and Delta that are names of columns and functions, and types.
 _NAMES = frozenset({
-    "columnName", "dataType", "existingColumns", "fieldName", "functionName", "inputType", "name", "objectName",
-    "proposal", "referenceNames", "relationName", "requiredType", "routineName", "schemaName", "sourceType", "srcType",
-    "suggestion", "tableName", "targetType", "type",
+    "columnList", "columnName", "columnPath", "currentDataType", "currentField", "currentName", "dataType",
+    "dataTypeList", "existingColumns", "fieldName", "fromType", "functionName", "inputType", "invalidColumnNames",
+    "name", "objectName", "proposal", "referenceNames", "relationName", "requiredType", "routineName", "schemaName",
+    "sourceType", "srcType", "suggestion", "tableName", "targetType", "toType", "type", "updateDataType", "updateField",
 })  # fmt: skip
+# This one has no parameters: its text says how the columns of the rows and those of the table differ.
+_OF_COLUMNS = "DELTA_METADATA_MISMATCH"
 _PLACE = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
@@ -107,12 +121,25 @@ class _Kind:
 
 _CONSTRAINT = _Kind(
     re.compile(
-        r"\[DELTA_(VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|MISSING_NOT_NULL|NOT_NULL_COLUMN|EXCEED_CHAR_VARCHAR_LIMIT)\w*\]"
+        r"\[DELTA_(VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|MISSING_NOT_NULL|NOT_NULL_COLUMN|EXCEED_CHAR_VARCHAR_LIMIT"
+        r"|REPLACE_WHERE_MISMATCH)\w*\]"
     ),
     ConstraintViolatedError,
     "a row breaks a constraint of the table {table}",
     "Let the transform correct or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of their "
     "messages; or change the constraint with ALTER TABLE. The batch is read again at the next run.",
+)
+# Hadoop says nothing else of a folder that cannot be made; NUL is in no name.
+_FOLDER = _Kind(
+    re.compile(
+        r"File name too long|PathComponentTooLong|Nul character not allowed"
+        rf"|Mkdirs failed to create (?:(?! \(exists=)[^\n])*?(?:\0|/(?:(?! \(exists=)[^/\n]){{{LONGEST_NAME + 1}}})"
+    ),
+    ConstraintViolatedError,
+    "a value of a row cannot be the name of a folder of the table {table}",
+    f"A folder is called like a column that the table is partitioned by, and its value, in at most {LONGEST_NAME} "
+    "bytes. Let the transform shorten or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of "
+    "their messages. The batch is read again at the next run.",
 )
 _SCHEMA = _Kind(
     re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
@@ -156,12 +183,6 @@ _APPEND_ONLY = _Kind(
     "the table {table} takes appends only, and rows of it are to be replaced",
     "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay='append'.",
 )
-_FOREIGN_PLACE = _Kind(
-    re.compile(re.escape(FOREIGN_PLACE)),
-    TransformError,
-    "the transform changes what tells which message a row of {table} is from",
-    "Keep _stream, _shard and _sequence of each row as they are; the batch is read again at the next run.",
-)
 _OTHER = _Kind(
     re.compile(""),
     UnexplainedError,
@@ -172,7 +193,7 @@ _ONE_ROW = (
     "If it is because of some rows only, reject() them, or let on_bad_rows='dead_letter' find them; their messages "
     "become dead letters. The batch is read again at the next run."
 )
-_KINDS = (_FOREIGN_PLACE, _CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _NOT_FORCED, _APPEND_ONLY)
+_KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _FOLDER, _DENIED, _NO_LINKS, _NOT_FORCED, _APPEND_ONLY)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:
@@ -182,8 +203,8 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
         error: what Spark raised, in a classic or in a Connect session.
         table: for the message.
     """
-    if known := error if isinstance(error, StreamAssetsError) else catalog_away(error):
-        return known
+    if isinstance(error, StreamAssetsError):
+        return error
     failure = _explained(error, table=table)
     failure.detail = failure.detail or cause_of(error)
     return failure
@@ -204,9 +225,9 @@ def explained(table: str) -> Iterator[None]:
 
 def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     text, said = text_of(error), public_text(error, table=table)
-    if REJECTED in text:
-        return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
-    raised = _raised_in_python(error)
+    if ours := _raised_by_us(text, table=table):
+        return ours
+    raised, _ = _raised_in_python(error)
     kind = raised_on_executor(raised)
     if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
         # To read it once more at once would wait for the same broker as long again, without a word.
@@ -216,11 +237,15 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
             f"the messages for {table} could not be read as planned: {redacted(raised.partition(': ')[2])}",
             remedy="Nothing of the batch was written; it is read again at the next run.",
         )
-    failed = _failed_row(error, text, raised, table=table)
+    failed = _failed_row(error, text, table=table)
     if failed is not None:
         return failed
+    # File systems count bytes: here each is a character.
+    octets = text.encode(errors="replace").decode("latin-1")
     is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
-    known = next((kind for kind in _KINDS if kind.pattern.search(text)), _SCHEMA if is_schema else _OTHER)
+    known = next((kind for kind in _KINDS if kind.pattern.search(octets)), _SCHEMA if is_schema else _OTHER)
+    if known.error is not ConstraintViolatedError and (away := catalog_away(error)):
+        return away
     return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
 
 
@@ -231,7 +256,8 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
         error: what Spark raised, in a classic or in a Connect session.
     """
     text = text_of(error)
-    if not (_OF_HIVE.search(text) and _NO_METASTORE.search(text)):
+    heads = _heads(text)
+    if not (any(map(_OF_HIVE.match, heads)) and any(map(_NO_METASTORE.search, heads))):
         return None
     ask = getattr(error, "getStackTrace", None)
     # A classic session has the causes nowhere else.
@@ -249,17 +275,18 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
     )
 
 
-def _failed_row(error: Exception, text: str, raised: str, *, table: str) -> FailedRowError | None:
+def _failed_row(error: Exception, text: str, *, table: str) -> FailedRowError | None:
     """What failed in the transform; ``None`` if nothing did."""
+    raised, frames = _raised_in_python(error)
     if raised:
         kind, _, said = redacted(raised).partition(": ")
         failed = FailedRowError(
-            f"a function of the transform raised {kind.rpartition('.')[2]}{_place(text)} while writing {table}",
+            f"a function of the transform raised {kind.rpartition('.')[2]}{_place(frames)} while writing {table}",
             remedy=f"Correct it, or let it return null. {_ONE_ROW}",
         )
         failed.detail = said
         return failed
-    if (isinstance(error, _EXPRESSION_ERRORS) or _OF_A_VALUE.search(text)) and FOREIGN_PLACE not in text:
+    if isinstance(error, _EXPRESSION_ERRORS) or _OF_A_VALUE.search(text):
         return FailedRowError(
             f"an expression of the transform failed while writing {table}: {public_text(error, table=table)}",
             remedy="Correct it: try_cast and try_divide give null, and so do all casts and divisions with the setting "
@@ -277,24 +304,47 @@ def explain_failed_read(error: Exception, *, what: str) -> StreamAssetsError:
     """
     if isinstance(error, StreamAssetsError):
         return error
-    if raised := _raised_in_python(error):
+    raised, _ = _raised_in_python(error)
+    if raised:
         return explain_read(raised, what=what)
     failure = UnexplainedError(f"{what} could not be read: {public_text(error)}", remedy=_READ_AGAIN)
     failure.detail = cause_of(error)
     return failure
 
 
-def _raised_in_python(error: Exception) -> str:
-    """What a Python worker raised; empty if none did."""
-    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text_of(error)
-    return last_line(error) if is_python else ""
+def _raised_in_python(error: Exception) -> tuple[str, str]:
+    """The first line of what a Python worker raised, and the frames of its traceback; empty if none raised anything.
+
+    What was raised may hold a value, and a value may be the log of a program, with tracebacks in it.
+    """
+    text = text_of(error)
+    heads = _heads(text)
+    is_python = any(_condition(head) == "PYTHON_EXCEPTION" or head.startswith(_PYTHON) for head in heads)
+    if not (is_python or isinstance(error, PythonException)):
+        return "", ""
+    found = _TRACEBACK.search(text)
+    return (found[2], found[1]) if found else (public_text(error), "")
+
+
+def _raised_by_us(text: str, *, table: str) -> StreamAssetsError | None:
+    """What a row is refused for by a condition of ours, which raises an error that has no value in it."""
+    said = [_CONDITION.sub("", head) for head in _heads(text) if _condition(head) == "USER_RAISED_EXCEPTION"]
+    if any(one.startswith(REJECTED) for one in said):
+        return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
+    if any(one.startswith(FOREIGN_PLACE) for one in said):
+        return TransformError(
+            f"the transform changes what tells which message a row of {table} is from",
+            remedy="Keep _stream, _shard and _sequence of each row as they are; the batch is read again at the next "
+            "run.",
+        )
+    return None
 
 
 def explain_read(raised: str, *, what: str) -> StreamAssetsError:
     """Map what a Python worker raised while it read to a :class:`StreamAssetsError`; nothing of the batch was written.
 
     Args:
-        raised: out of :func:`last_line`.
+        raised: the class and the text.
         what: was to be read.
 
     Example:
@@ -327,7 +377,7 @@ def text_of(error: BaseException) -> str:
 def public_text(error: BaseException, *, table: str = "") -> str:
     """What an error of Spark says that holds no value of a row: its condition, and what the storage says of a table.
 
-    Of an error of the analysis of a query also the names and types that it is about; Delta's speak of nothing else.
+    Of an error of the analysis of a query also the names and types that it is about.
 
     Args:
         error: what Spark raised, in a classic or in a Connect session.
@@ -340,7 +390,7 @@ def public_text(error: BaseException, *, table: str = "") -> str:
         'RuntimeError; caused by [CAST_INVALID_INPUT]'
     """
     if isinstance(error, AnalysisException) and (condition := error.getCondition()):
-        if condition.startswith("DELTA_"):
+        if condition == _OF_COLUMNS:
             return cause_of(error)
         given = error.getMessageParameters() or {}
         named = ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in _NAMES)
@@ -352,30 +402,37 @@ def public_text(error: BaseException, *, table: str = "") -> str:
 
 
 def _heads(text: str) -> list[str]:
-    """The first line of a Java error, and that of each of its causes."""
-    own = re.sub(r"^An error occurred while calling \S+\n: ", "", text).partition("\n")[0]
-    return [own, *re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)]
+    """The first line of a Java error, that of what failed in its task, and that of each of its causes."""
+    own = re.sub(r"^An error occurred while calling \S+\n: ", "", text.lstrip()).partition("\n")[0]
+    task = _LOST_TASK.match(own)
+    return [own, *([own[task.end() :]] if task else []), *re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)]
+
+
+def _condition(head: str) -> str:
+    found = _CONDITION.match(head)
+    return found[1] if found else ""
 
 
 def _public(line: str, table: str) -> str:
-    if condition := _CONDITION.match(line):
-        return f"[{redacted(condition[1])}]"
+    if condition := _condition(line):
+        return f"[{redacted(condition)}]"
     if _GONE in line:
         return line.partition(_GONE)[0] + _GONE
-    found = _JAVA_ERROR.search(line)
+    found = _JAVA_ERROR.match(line)
     if not found:
         return ""
     # A token may look like the name of a class, and its last part alone is not known as one.
     name = redacted(found[1]).rpartition(".")[2]
-    if found[2] and table and table in found[2] and _OF_STORAGE.match(found[1]):
-        return f"{name}: {redacted(found[2])}"
+    if table and table in found[2] and _OF_STORAGE.match(found[1]):
+        # The name of a folder may be a value of a row.
+        return f"{name}: {redacted(_VALUE_OF_FOLDER.sub('=…', found[2]))}"
     return name
 
 
-def _place(text: str) -> str:
-    """Where a Python function raised, out of the traceback in a text of Spark."""
+def _place(frames: str) -> str:
+    """Where a Python function raised."""
     # A function may have compiled code under a name that holds a value.
-    places = [place for place in _PLACE.findall(text) if "/pyspark/" not in place[0] and Path(place[0]).is_file()]
+    places = [place for place in _PLACE.findall(frames) if "/pyspark/" not in place[0] and Path(place[0]).is_file()]
     return f" in line {places[-1][1]} of {redacted(places[-1][0])}" if places else ""
 
 
@@ -417,7 +474,10 @@ def cause_of(error: BaseException) -> str:
 
 
 def raised_on_executor(reason: str) -> type[StreamAssetsError]:
-    """The type of the error that a Python worker raised, out of :func:`last_line`; :class:`WriteError` if none of ours.
+    """The type of the error that a Python worker raised; :class:`WriteError` if it is none of ours.
+
+    Args:
+        reason: the class and the text.
 
     Example:
         >>> raised_on_executor("stream_consumers.errors.StreamNotFoundError: there is no file orders.ss").__name__
@@ -428,10 +488,3 @@ def raised_on_executor(reason: str) -> type[StreamAssetsError]:
     named = re.match(r"stream_consumers\.errors\.(\w+): ", reason)
     kind = vars(errors).get(named[1]) if named else None
     return kind if isinstance(kind, type) and issubclass(kind, StreamAssetsError) else WriteError
-
-
-def last_line(error: BaseException) -> str:
-    """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
-    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", text_of(error), re.MULTILINE)
-    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
-    return str(python[-1]) if python else public_text(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -275,11 +276,14 @@ CONSTRAINTS = """CREATE TABLE delta.`{}` (
     id BIGINT, user VARCHAR(4), place STRUCT<zip: INT NOT NULL>, kind STRING NOT NULL,
     twice BIGINT GENERATED ALWAYS AS (2 * id), thrice BIGINT GENERATED ALWAYS AS (3 * id), missing INT,
     _stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP
-) USING delta"""
+) USING delta PARTITIONED BY (kind)"""
+# With what Spark writes as three bytes, a folder of 255 bytes.
+LONGEST = filtering.ESCAPED + "x" * (250 - 3 * len(filtering.ESCAPED))
 CONSTRAINED = Json("id BIGINT, user STRING, place STRUCT<zip: INT>, kind STRING, twice BIGINT")
 GOOD = [
     b'{"id": 1, "user": "abcd", "place": {"zip": 1}, "kind": "k", "twice": 2}',
     b'{"id": 2, "place": {"zip": 2}, "kind": "k", "twice": 4}',
+    json.dumps({"id": 7, "place": {"zip": 2}, "kind": LONGEST, "twice": 14}).encode(),
 ]
 BROKEN = {
     b'{"id": 0, "place": {"zip": 1}, "kind": "k", "twice": 0}': "the CHECK constraint positive (id > 0) is violated",
@@ -290,6 +294,10 @@ BROKEN = {
     b'{"id": 4, "kind": "k", "twice": 8}': "the column place.zip is NOT NULL",
     b'{"id": 5, "place": {"zip": 1}, "twice": 10}': "the column kind is NOT NULL",
     b'{"id": 6, "place": {"zip": 1}, "kind": "k", "twice": 13}': "the column twice is not what the table makes it: 2",
+    json.dumps(
+        {"id": 8, "place": {"zip": 1}, "kind": f"{LONGEST}x", "twice": 16}
+    ).encode(): "the column kind names a fol",
+    b'{"id": 9, "place": {"zip": 1}, "kind": "a\\u0000b", "twice": 18}': "the column kind names a folder",
 }
 
 
@@ -314,7 +322,7 @@ def test_messages_that_break_a_constraint_become_dead_letters_and_the_others_row
     assert lake.ways == ["both"]
     lake.assert_each_once(what)
     thrice = DeltaTable(lake.table).to_pyarrow_table().column("thrice").to_pylist()
-    assert sorted(thrice) == [3, 6]
+    assert sorted(thrice) == [3, 6, 21]
 
 
 @pytest.mark.slow
@@ -325,7 +333,7 @@ def test_delta_refuses_what_becomes_a_dead_letter(constrained: Lake, payload: by
     lake.send_payloads(*GOOD, payload)
     with pytest.raises(ConstraintViolatedError) as raised:
         lake.ingest(lake.what(decoder=CONSTRAINED))
-    assert f"at orders/0=2, for one, {BROKEN[payload]}" in raised.value.what
+    assert f"at orders/1=2, for one, {BROKEN[payload]}" in raised.value.what
     assert sequences_in_table(lake.table) == {}
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, NumberFormatException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.session import SparkSession as RemoteSession
 
 from spark_jobs import redaction
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.reading.rejection import REJECTED
 from spark_jobs.table_location import sql_name
 from spark_jobs.writing.delta_table import DeltaWriter, is_conflict
 from spark_jobs.writing.failures import (
@@ -32,6 +33,7 @@ from stream_consumers.errors import (
     BrokerUnavailableError,
     CatalogUnavailableError,
     ConstraintViolatedError,
+    MissingDependencyError,
     SchemaMismatchError,
     StreamAssetsError,
     Terminal,
@@ -216,9 +218,107 @@ def test_an_error_of_a_connection_that_an_expression_raised_is_one_of_the_transf
     assert "hunter2" in error.detail
 
 
+def raised(said: str) -> PythonException:
+    """What a Python worker raised."""
+    frames = ["An exception was thrown from the Python worker:", "Traceback (most recent call last):"]
+    frames += [f'  File "{__file__}", line 4111, in f', "    raise error", "    ^^^^^^^^^^^", said, ""]
+    return PythonException("\n".join(frames))
+
+
+LOG = f"""Traceback (most recent call last):
+  File "{__file__}", line 1, in f
+ModuleNotFoundError: No module named 'hunter2'
+stream_consumers.errors.BrokerUnavailableError: hunter2
+ERROR Hive: MetaException(message:Could not connect to meta store: java.net.ConnectException: hunter2
+Caused by: HiveException: java.net.ConnectException: hunter2
+[USER_RAISED_EXCEPTION] {REJECTED}
+Permission denied"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(f"ValueError: bad line: {LOG}"),
+        raised(f"SystemExit: {LOG}"),
+        NumberFormatException(f"[CAST_INVALID_INPUT] The value '{LOG}' of the type STRING cannot be cast"),
+        Py4JError(f"org.apache.spark.SparkException: [FAILED_EXECUTE_UDF] {LOG}. SQLSTATE: 39000"),
+        Py4JError(
+            "An error occurred while calling o9.save.\n: org.apache.spark.SparkException: [TASK_WRITE_FAILED] It failed"
+            f"\n\tat a.b\nCaused by: org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] {raised(LOG)}"
+        ),
+    ],
+    ids=["function", "exit", "cast", "Java", "classic write"],
+)
+def test_a_value_that_is_the_log_of_a_program_does_not_decide_what_failed(error: Exception) -> None:
+    explained = explain(error, table="/lake/t")
+    assert type(explained) is FailedRowError
+    assert "hunter2" not in str(explained)
+    assert "line 1 of" not in str(explained), "the place is that of the function"
+    assert type(explain_failed_read(error, what="orders")) in (WriteError, UnexplainedError)
+
+
+def test_a_package_that_a_worker_lacks_is_named() -> None:
+    for error in (
+        raised("ModuleNotFoundError: No module named 'redis'"),
+        # As its deserializer wraps it, where all frames are those of PySpark, or some are not.
+        raised(
+            "pyspark.serializers.SerializationError: Caused by Traceback (most recent call last):\n"
+            "  File \"serializers.py\", line 1, in loads\nModuleNotFoundError: No module named 'redis'"
+        ),
+    ):
+        assert type(explain(error, table="/lake/t")) is MissingDependencyError
+        assert "'redis'" in str(explain_failed_read(error, what="orders"))
+
+
+class DeltaError(AnalysisException):
+    """As a session raises it."""
+
+    def __init__(self, condition: str, **parameters: str) -> None:
+        super().__init__(condition)
+        self._condition, self._parameters = condition, parameters
+
+    def __str__(self) -> str:
+        return f"[{self._condition}] {' '.join(self._parameters.values())}"
+
+    def getCondition(self) -> str:  # noqa: N802 - Spark's name
+        return self._condition
+
+    def getMessageParameters(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        return self._parameters
+
+
+def test_a_constraint_that_a_row_breaks_in_a_replay_is_known_and_no_value_is_shown() -> None:
+    said = f"[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint positive (id > 0) violated: - user : {LOG}"
+    error = explain(DeltaError("DELTA_REPLACE_WHERE_MISMATCH", replaceWhere="_sequence < 9", message=said), table="t")
+    assert type(error) is ConstraintViolatedError
+    assert "hunter2" not in str(error)
+    cast = DeltaError("DELTA_PARTITION_COLUMN_CAST_FAILED", value="hunter2", dataType="INT", columnName="day")
+    error = explain(cast, table="t")
+    assert "columnName: day" in str(error)
+    assert "hunter2" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"user={'é' * 126}", ConstraintViolatedError),
+        ("user=a\0b", ConstraintViolatedError),
+        (f"user={'x' * 250}", AccessDeniedError),
+    ],
+    ids=["long", "NUL", "allowed"],
+)
+def test_a_folder_that_cannot_have_its_name_is_the_fault_of_a_row(name: str, kind: type[StreamAssetsError]) -> None:
+    made = f"java.io.IOException: Mkdirs failed to create file:/lake/t/{name} (exists=false, cwd=file:/work)"
+    error = explain(
+        Py4JError(f"org.apache.spark.SparkException: [TASK_WRITE_FAILED] It\n\tat a.b\nCaused by: {made}"),
+        table="/lake/t",
+    )
+    assert type(error) is kind
+    assert name not in str(error), "it is a value of the row"
+
+
 def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_as_it_is() -> None:
-    raised = PythonException("An exception was thrown\nTraceback\nOSError: [Errno 28] No space left on device")
-    assert isinstance(explain(raised, table="t"), TransformError)
+    assert isinstance(explain(raised("OSError: [Errno 28] No space left on device"), table="t"), TransformError)
     only = explain(RuntimeError("[DELTA_CANNOT_MODIFY_APPEND_ONLY] This table only allows appends."), table="t")
     assert isinstance(only, UnsupportedError), "tried again, it fails again"
     assert "on_replay='append'" in only.remedy
@@ -238,11 +338,10 @@ def test_a_broker_that_does_not_answer_is_waited_for_and_the_messages_are_not_re
         "DataLossError: orders/0 ends before the planned end": UnfinishedReadError,
         "StreamRemovedError: orders/0 is gone": UnfinishedReadError,
     }
-    for raised, kind in reads.items():
-        lines = ["Traceback (most recent call last):", '  File "reader.py"', f"stream_consumers.errors.{raised}", ""]
-        error = explain(PythonException("\n".join(lines)), table="/lake/t")
+    for text, kind in reads.items():
+        error = explain(raised(f"stream_consumers.errors.{text}"), table="/lake/t")
         assert type(error) is kind
-        assert raised.partition(": ")[2] in str(error)
+        assert text.partition(": ")[2] in str(error)
         assert "Nothing of the batch was written" in str(error)
 
 
@@ -322,10 +421,9 @@ def test_errors_are_classified_whatever_is_secret_and_repeat_no_secret(hidden: d
     hidden["token"] = "eyJ0.eyJ1.Hunter2"
     denied = explain(Py4JError("java.io.IOException: /lake/t hunter2: Permission denied"), table="/lake/t")
     constraint = explain(RuntimeError("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] hunter2"), table="/lake/t")
-    lines = "Traceback\nstream_consumers.errors.BrokerUnavailableError: no kafka://a for hunter2"
-    away = explain(PythonException(lines), table="/lake/t")
-    unread = explain_failed_read(PythonException("Traceback\nValueError: hunter2"), what="orders")
-    row = explain(PythonException("Traceback\nValueError: hunter2"), table="/lake/t")
+    away = explain(raised("stream_consumers.errors.BrokerUnavailableError: no kafka://a for hunter2"), table="/lake/t")
+    unread = explain_failed_read(raised("ValueError: hunter2"), what="orders")
+    row = explain(raised("ValueError: hunter2"), table="/lake/t")
     divided = explain(RuntimeError("[DIVIDE_BY_ZERO] hunter2. SQLSTATE: 22012"), table="/lake/t")
     hive = catalog_away(
         RuntimeError("HiveException: Could not connect to meta store: java.net.SocketException: hunter2")
