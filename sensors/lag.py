@@ -91,7 +91,7 @@ def measure(
         return _measure_claims(source, ingestion, ledger)
     with source.open() as stream:
         if answer_seconds is not None:
-            stream.answer_within(answer_seconds)
+            stream.set_request_timeout(answer_seconds)
         opened = ingestion.in_epochs(stream, ledger)
         state, _ = read_or_recover(opened, ingestion, ledger)
         if state.newest is None:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from stream_consumers.client_config import without_values
+from stream_consumers.client_config import redact_options
 from stream_consumers.urls import is_server
 
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
@@ -56,7 +56,7 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
     given = {f"environment {name}": value for name, value in os.environ.items() if name.startswith(STORES)}
     if remote := os.environ.get(REMOTE_VARIABLE):
         given["environment token"] = _behind_server(remote)
-    return without_values(text, {**given, **_hidden, **(options or {})})
+    return redact_options(text, {**given, **_hidden, **(options or {})})
 
 
 def _secret_options(value: str) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import (
-    BRIEF_SECONDS,
+    SHORT_WAIT_SECONDS,
     Consumer,
+    DrainableConsumer,
     Edge,
-    EmptyingConsumer,
     Positions,
-    positioned,
-    rewind_place,
+    require_positioned,
+    rewind_target,
 )
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message, Shard
@@ -104,7 +104,7 @@ class AsyncReader(ABC, Generic[Reader, Item]):
         deadline = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
         if timeout_seconds == 0 and not self._is_waiting:
             # The task before this one does not wait either: it ends in a moment.
-            timeout_seconds = BRIEF_SECONDS
+            timeout_seconds = SHORT_WAIT_SECONDS
         if not await self._may_read(timeout_seconds):
             return None
         try:
@@ -221,7 +221,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
 
     async def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        place = rewind_place(to)
+        place = rewind_target(to)
         await self.move(lambda: self._consumer.rewind(place))
 
     async def go_to(self, positions: Positions) -> None:
@@ -230,7 +230,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         Raises:
             InvalidOptionError: the backend cannot move single shards.
         """
-        consumer = positioned(self._consumer)
+        consumer = require_positioned(self._consumer)
         await self._move(lambda: consumer.go_to(positions), lambda message: message.shard in positions)
 
     async def move(self, call: Callable[[], Result]) -> Result:
@@ -280,7 +280,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         Raises:
             InvalidOptionError: the consumer does not know which messages are unfinished.
         """
-        if not isinstance(self._consumer, EmptyingConsumer):
+        if not isinstance(self._consumer, DrainableConsumer):
             raise InvalidOptionError(
                 f"{type(self._consumer).__name__} does not know which messages are unfinished",
                 remedy="Give a TrackedConsumer to the AsyncConsumer.",

@@ -93,7 +93,7 @@ class Backend(ABC):
         producer_options: the type of the options of its producers, if they have any.
         group_options: the type of the options of a member of its groups, if there are any.
         creates_shards: a stream has as many shards as it was created with; elsewhere a shard begins with a message.
-        takes_shards_of_sharder: a stream is created with as many shards as the producer's sharder has, by default.
+        takes_shard_count_of_sharder: a stream is created with as many shards as the producer's sharder has, by default.
         has_one_writer: a place has one writer at a time, so that all producers of a streamer share it.
         claims_entries: with mode ``load_balanced``, members share entries one by one and not whole shards.
         is_pipe: a message is read once: there is no position to go back to.
@@ -109,7 +109,7 @@ class Backend(ABC):
     producer_options: type | None = None
     group_options: type | None = None
     creates_shards = False
-    takes_shards_of_sharder = False
+    takes_shard_count_of_sharder = False
     has_one_writer = False
     claims_entries = False
     is_pipe = False
@@ -173,7 +173,7 @@ class Backend(ABC):
                 options=sorted(client),
             )
 
-    def producer_client(self, client: ClientConfig) -> ClientConfig:
+    def producer_client_config(self, client: ClientConfig) -> ClientConfig:
         """The part of a shared configuration that a producer takes; by default all of it."""
         return client
 

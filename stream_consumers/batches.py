@@ -181,7 +181,7 @@ class CountedSplit(Split, Protocol):
         ...
 
 
-def clean_counts(splits: Iterable[Split]) -> Mapping[Shard, int] | None:
+def expected_counts(splits: Iterable[Split]) -> Mapping[Shard, int] | None:
     """How many messages of each shard a read of all these splits gives, if it is not damaged; ``None`` if unknown."""
     return total_counts(split.counts() if isinstance(split, CountedSplit) else None for split in splits)
 
@@ -294,7 +294,7 @@ class BatchSource(ClosesOnExit, ABC):
         """
         return False
 
-    def answer_within(self, seconds: float) -> None:
+    def set_request_timeout(self, seconds: float) -> None:
         """Let each request to a broker fail after about this time, or earlier if no broker answers; call it first.
 
         A caller that polls, such as the lag sensor, must not wait as long as a run. By default there is no broker.

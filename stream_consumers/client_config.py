@@ -183,7 +183,7 @@ def variable(value: object) -> str:
     return str(getattr(value, "env_var_name", None) or getattr(value, "name", "environment"))
 
 
-def without_values(text: str, options: Mapping[str, object]) -> str:
+def redact_options(text: str, options: Mapping[str, object]) -> str:
     """The text of a client or a server, which may repeat the options that it was given, without their values.
 
     Shown are numbers, truth values, paths of files, addresses without credentials, and what names or chooses something,
@@ -197,7 +197,7 @@ def without_values(text: str, options: Mapping[str, object]) -> str:
         options: with the secrets looked up.
 
     Example:
-        >>> without_values("unknown command 'HELLO' with '3' 'AUTH' 'me' 's3cret'", {"password": "s3cret", "db": 3})
+        >>> redact_options("unknown command 'HELLO' with '3' 'AUTH' 'me' 's3cret'", {"password": "s3cret", "db": 3})
         "unknown command 'HELLO' with '3' 'AUTH' 'me' '[hidden]'"
     """
     secrets: set[str] = set()

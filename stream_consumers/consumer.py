@@ -26,7 +26,7 @@ from stream_consumers.options import check_count, check_timeout, choice
 
 POLL_SECONDS = 0.1
 # How long a poll that does not wait waits for another one that does not wait either.
-BRIEF_SECONDS = 0.05
+SHORT_WAIT_SECONDS = 0.05
 DeadLetterObserver = Callable[[DeadLetter], None]
 Positions = Mapping[Shard, int]
 """The next sequence to read, per shard."""
@@ -51,14 +51,14 @@ class Edge(enum.Enum):
     END = "end"
 
 
-def rewind_place(to: object) -> Edge | int:
+def rewind_target(to: object) -> Edge | int:
     """Where a rewind goes: an edge, which may be given as text, or a sequence.
 
     Raises:
         InvalidOptionError: it is neither.
 
     Example:
-        >>> rewind_place("end"), rewind_place(7)
+        >>> rewind_target("end"), rewind_target(7)
         (<Edge.END: 'end'>, 7)
     """
     if isinstance(to, int) and not isinstance(to, bool):
@@ -106,12 +106,12 @@ class PollingLock:
         """Take the lock for a poll that waits at most this long; returns whether that was possible within this time.
 
         With 0 it is refused if the lock belongs to a poll that waits. If it belongs to one that does not wait either,
-        it waits :data:`BRIEF_SECONDS`, so that threads that share a stream do not take each other for its end.
+        it waits :data:`SHORT_WAIT_SECONDS`, so that threads that share a stream do not take each other for its end.
         """
         me = threading.get_ident()
         with self._changed:
             if self._owner != me:
-                deadline = time.monotonic() + (seconds or BRIEF_SECONDS)
+                deadline = time.monotonic() + (seconds or SHORT_WAIT_SECONDS)
                 while self._owner is not None or self._movers:
                     left = deadline - time.monotonic()
                     if left <= 0 or not (seconds or (self._is_brief and not self._movers)):
@@ -174,7 +174,7 @@ class PollingReader(ClosesOnExit, ABC, Generic[Item]):
             seconds: the most that it may wait; 0 does not wait at all.
 
         Raises:
-            StreamEndedError: the stream has an end, and it was reached; see :func:`end_of`.
+            StreamEndedError: the stream has an end, and it was reached; see :func:`end_of_stream`.
         """
 
     def _poll_until(self, timeout_seconds: float | None) -> Item | None:
@@ -307,17 +307,17 @@ class Consumer(PollingReader[Message]):
                 yield message
 
 
-def end_of(stream: object = "the stream") -> StreamEndedError:
+def end_of_stream(stream: object = "the stream") -> StreamEndedError:
     """What a poll raises when everything was read and nothing is waited for.
 
     Example:
-        >>> end_of("orders").what
+        >>> end_of_stream("orders").what
         'orders has no more messages'
     """
     return StreamEndedError(f"{stream} has no more messages", remedy="Rewind, or open it live to wait for more.")
 
 
-def no_message(place: str, stream: object = "the stream") -> OutOfBoundsError:
+def no_message_error(place: str, stream: object = "the stream") -> OutOfBoundsError:
     """What a seek or rewind raises that finds no message.
 
     Args:
@@ -325,7 +325,7 @@ def no_message(place: str, stream: object = "the stream") -> OutOfBoundsError:
         stream: what was read.
 
     Example:
-        >>> no_message("from sequence 7 on", "orders").what
+        >>> no_message_error("from sequence 7 on", "orders").what
         'orders has no message from sequence 7 on'
     """
     return OutOfBoundsError(f"{stream} has no message {place}", remedy="Rewind to the end to wait for newer messages.")
@@ -459,18 +459,18 @@ class LockedConsumer(Consumer):
             self._assignment.unassign(shard, self._known)
 
 
-class LeavingMember(Consumer):
+class DetachableMember(Consumer):
     """A member of a group that leaves it with a seek or rewind: from then on it reads by position.
 
     Args:
-        open_alone: opens the consumer that reads by position; called when that is needed first.
+        open_standalone: opens the consumer that reads by position; called when that is needed first.
     """
 
-    def __init__(self, open_alone: Callable[[], Consumer]) -> None:
+    def __init__(self, open_standalone: Callable[[], Consumer]) -> None:
         super().__init__()
-        self._open_alone = open_alone
+        self._open_standalone = open_standalone
         self._moving = threading.Lock()
-        self._alone: Consumer | None = None
+        self._standalone: Consumer | None = None
         self._is_detached = False
 
     @abstractmethod
@@ -485,7 +485,7 @@ class LeavingMember(Consumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
-        to = rewind_place(to)
+        to = rewind_target(to)
         with self._moving:
             self._by_position().rewind(to)
             self._detach()
@@ -502,17 +502,17 @@ class LeavingMember(Consumer):
 
     def _by_position(self) -> Consumer:
         self._check_open()
-        if self._alone is None:
-            self._alone = self._open_alone()
-        return self._alone
+        if self._standalone is None:
+            self._standalone = self._open_standalone()
+        return self._standalone
 
-    def _close_alone(self) -> None:
+    def _close_standalone(self) -> None:
         with self._moving:
-            if self._alone is not None:
-                self._alone.close()
+            if self._standalone is not None:
+                self._standalone.close()
 
 
-def positions_to_go_to(positions: Positions, read: frozenset[Shard], ends: Callable[[], Positions]) -> Positions:
+def resolve_positions(positions: Positions, read: frozenset[Shard], ends: Callable[[], Positions]) -> Positions:
     """Where a consumer can continue that is asked to go to these positions: as :meth:`Consumer.rewind` for each shard.
 
     Args:
@@ -526,7 +526,7 @@ def positions_to_go_to(positions: Positions, read: frozenset[Shard], ends: Calla
 
     Example:
         >>> orders = Shard("orders")
-        >>> positions_to_go_to({orders: -1}, frozenset([orders]), lambda: {orders: 3})
+        >>> resolve_positions({orders: -1}, frozenset([orders]), lambda: {orders: 3})
         {Shard(stream='orders', id=0): 0}
     """
     check_positions(positions)
@@ -591,14 +591,14 @@ class PositionedConsumer(Protocol):
         ...
 
 
-def positioned(consumer: object) -> PositionedConsumer:
+def require_positioned(consumer: object) -> PositionedConsumer:
     """This consumer, if its shards can be moved one by one.
 
     Raises:
         InvalidOptionError: they cannot.
 
     Example:
-        >>> positioned("no consumer")
+        >>> require_positioned("no consumer")
         Traceback (most recent call last):
         stream_consumers.errors.InvalidOptionError: str cannot move single shards. Use rewind or seek.
     """
@@ -642,7 +642,7 @@ class ObservableConsumer(Protocol):
 
 
 @runtime_checkable
-class EndedConsumer(Protocol):
+class EndReportingConsumer(Protocol):
     """A consumer that finds ends that are not messages, like the end of a partition."""
 
     def reached_ends(self) -> Positions:
@@ -681,7 +681,7 @@ class MeasurableConsumer(Protocol):
 
 
 @runtime_checkable
-class EmptyingConsumer(Protocol):
+class DrainableConsumer(Protocol):
     """A consumer that knows which messages are unfinished."""
 
     def wait_empty(self, timeout_seconds: float | None = None) -> bool:

@@ -257,9 +257,9 @@ class EpochSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.is_in_claim_mode`."""
         return self._source.is_in_claim_mode(group)
 
-    def answer_within(self, seconds: float) -> None:
-        """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
-        self._source.answer_within(seconds)
+    def set_request_timeout(self, seconds: float) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.set_request_timeout`."""
+        self._source.set_request_timeout(seconds)
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`."""

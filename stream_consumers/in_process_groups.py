@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from stream_consumers.consumer import BRIEF_SECONDS, Consumer, LeavingMember
+from stream_consumers.consumer import SHORT_WAIT_SECONDS, Consumer, DetachableMember
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message
 from stream_consumers.options import AutoStreamReset
@@ -18,7 +18,7 @@ from stream_consumers.urls import StreamUrl
 Open = Callable[[], Consumer]
 
 
-class GroupReading(NamedTuple):
+class GroupSettings(NamedTuple):
     """The way in which a group reads; it is the same for all of its members.
 
     Args:
@@ -49,7 +49,7 @@ class SharedGroup:
         reader: the consumer that it reads with; it is closed with the last member.
     """
 
-    def __init__(self, reading: GroupReading, reader: Consumer) -> None:
+    def __init__(self, reading: GroupSettings, reader: Consumer) -> None:
         self.reading = reading
         self._reader = reader
         self._changed = threading.Condition()
@@ -92,7 +92,7 @@ class SharedGroup:
             for dropped in [other for other in self._members if other.owner() is None]:
                 self._remove(dropped)
             if not member.queue and self._is_reading:
-                self._changed.wait(seconds or (BRIEF_SECONDS if self._is_brief else 0.0))
+                self._changed.wait(seconds or (SHORT_WAIT_SECONDS if self._is_brief else 0.0))
             if member.queue or self._is_reading or member not in self._members:
                 return self._pop(member), False
             self._is_reading, self._is_brief = True, not seconds
@@ -131,7 +131,7 @@ _groups: weakref.WeakValueDictionary[tuple[str, str], SharedGroup] = weakref.Wea
 _groups_lock = threading.Lock()
 
 
-class SharedGroupConsumer(LeavingMember):
+class SharedGroupConsumer(DetachableMember):
     """A member of a group in this process; see :class:`stream_consumers.consumer.Consumer`.
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
@@ -171,7 +171,7 @@ class SharedGroupConsumer(LeavingMember):
     ) -> None:
         url = StreamUrl.parse(url)
         super().__init__(open_consumer)
-        reading = GroupReading(frozenset(url.required_streams()), reset, live)
+        reading = GroupSettings(frozenset(url.required_streams()), reset, live)
         self._key = (f"{url.protocol}://{','.join(url.nodes)}", group)
         with _groups_lock:
             found = _groups.get(self._key)
@@ -203,8 +203,8 @@ class SharedGroupConsumer(LeavingMember):
         return 0
 
     def _poll(self, seconds: float) -> Message | None:
-        if self._is_detached and self._alone is not None:
-            return self._alone.next(seconds)
+        if self._is_detached and self._standalone is not None:
+            return self._standalone.next(seconds)
         while True:
             try:
                 message, was_read = self._group.take(self._member, seconds)
@@ -222,7 +222,7 @@ class SharedGroupConsumer(LeavingMember):
         """See :meth:`stream_consumers.consumer.Consumer.close`; its waiting messages go to the other members."""
         self._closed.set()
         self._leave()
-        self._close_alone()
+        self._close_standalone()
 
     def _detach(self) -> None:
         self._is_detached = True

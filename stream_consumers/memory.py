@@ -40,10 +40,10 @@ from stream_consumers.consumer import (
     Positions,
     ShardEnd,
     check_positions,
-    end_of,
-    no_message,
-    positions_to_go_to,
-    rewind_place,
+    end_of_stream,
+    no_message_error,
+    resolve_positions,
+    rewind_target,
 )
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
@@ -337,7 +337,7 @@ class MemoryConsumer(Consumer):
             self._check_open()
             message = self._take()
             if message is None and not self._live:
-                raise end_of()
+                raise end_of_stream()
             if message is None:
                 self._broker.changed.wait(seconds)
             return message
@@ -360,7 +360,7 @@ class MemoryConsumer(Consumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        to = rewind_place(to)
+        to = rewind_target(to)
         if isinstance(to, Edge):
             with self._broker.changed:
                 self._check_open()
@@ -373,7 +373,7 @@ class MemoryConsumer(Consumer):
         """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._broker.changed:
             self._check_open()
-            places = positions_to_go_to(positions, self.assigned(), lambda: self._broker.ends)
+            places = resolve_positions(positions, self.assigned(), lambda: self._broker.ends)
             self._next |= places
             self._begun |= places.keys()
             self._turns |= dict.fromkeys(places)
@@ -427,7 +427,7 @@ class MemoryConsumer(Consumer):
             self._check_open()
             shards = self._assignment.of(self._broker.messages)
             if not any(is_wanted(message) for shard in shards for message in self._broker.messages[shard]):
-                raise no_message(place)
+                raise no_message_error(place)
             self._go_to({}, is_wanted)
 
     def _go_to(self, positions: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:
@@ -505,10 +505,10 @@ class MemoryStreams(Backend):
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
         """See :meth:`stream_consumers.backend.Backend.open_consumer`."""
         reset, live = options.reset, options.live
-        open_alone = partial(MemoryConsumer, url, reset=reset, live=live)
+        open_standalone = partial(MemoryConsumer, url, reset=reset, live=live)
         if options.group is None:
-            return open_alone()
-        return SharedGroupConsumer(url, group=options.group, reset=reset, live=live, open_consumer=open_alone)
+            return open_standalone()
+        return SharedGroupConsumer(url, group=options.group, reset=reset, live=live, open_consumer=open_standalone)
 
     def open_producer(
         self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None

@@ -292,7 +292,7 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
     return value
 
 
-def check_several(name: str, values: object) -> None:
+def check_iterable(name: str, values: object) -> None:
     """Refuse what is not several values; text is refused because each of its letters would be one.
 
     Args:
@@ -303,8 +303,8 @@ def check_several(name: str, values: object) -> None:
         InvalidOptionError: it is text, or nothing to iterate over.
 
     Example:
-        >>> check_several("owners", ["team:shop"])
-        >>> check_several("owners", "team:shop")
+        >>> check_iterable("owners", ["team:shop"])
+        >>> check_iterable("owners", "team:shop")
         Traceback (most recent call last):
         stream_consumers.errors.InvalidOptionError: owners='team:shop' is text, where several values are expected. \
 Write owners=['team:shop'].

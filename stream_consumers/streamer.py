@@ -307,7 +307,7 @@ class Streamer:
             ProducerEndedError: the streamer was disconnected.
             ProducerBusyError: the file has a producer that is not this streamer's.
         """
-        if shards is None and sharder is not None and self._backend.takes_shards_of_sharder:
+        if shards is None and sharder is not None and self._backend.takes_shard_count_of_sharder:
             shards = sharder.shards
         if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
             stream = self._url.streams[0]
@@ -371,7 +371,7 @@ class Streamer:
     def _open_writer(self, stream: str, shards: int | None) -> Producer:
         return create_producer(
             self._url_of(stream),
-            client=self._backend.producer_client(self._client or {}),
+            client=self._backend.producer_client_config(self._client or {}),
             producer_options=self._producer_options,
             shards=shards,
         )

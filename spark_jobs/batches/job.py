@@ -59,7 +59,7 @@ from spark_jobs.writing.failures import (
     explain_read,
     explained,
 )
-from stream_consumers.batches import BatchPlan, BatchSource, Range, clean_counts, widths
+from stream_consumers.batches import BatchPlan, BatchSource, Range, expected_counts, widths
 from stream_consumers.errors import (
     BatchTooLargeError,
     ConstraintViolatedError,
@@ -527,7 +527,7 @@ def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] |
     is_large = batch.plan.records > ingestion.driver_records
     if not is_large or not is_append or has_more or not reads_all or not batch.plan.splits:
         return None
-    counts = clean_counts(batch.plan.splits)
+    counts = expected_counts(batch.plan.splits)
     if counts is None:
         return None
     planned = sum(widths(batch.plan.ranges).values())

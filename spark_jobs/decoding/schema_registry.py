@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_jobs.decoding.decoders import imported, shortened
 from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
-from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, resolve, without_values
+from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, redact_options, resolve
 from stream_consumers.errors import (
     AccessDeniedError,
     InvalidOptionError,
@@ -292,7 +292,7 @@ class Lookups:
     def _said(self, error: Exception) -> str:
         """The text of an error of the client without the values of its options, which the error itself may contain."""
         text = str(getattr(error, "error_message", error))
-        return shortened(without_values(text, self._options)) or type(error).__name__
+        return shortened(redact_options(text, self._options)) or type(error).__name__
 
     def schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         """See :meth:`SchemaRegistry.schema`.

@@ -35,12 +35,12 @@ class FileStreams(Backend):
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
         """See :meth:`stream_consumers.backend.Backend.open_consumer`."""
         reset, live = options.reset, options.live
-        open_alone = partial(FileConsumer, url, reset=reset, live=live, on_dead_letter=options.on_dead_letter)
+        open_standalone = partial(FileConsumer, url, reset=reset, live=live, on_dead_letter=options.on_dead_letter)
         if options.group is None:
-            return open_alone()
+            return open_standalone()
         # Members of a group may write the path of the same file differently.
         resolved = replace(url, nodes=(str(Path(url.path).resolve()),))
-        return SharedGroupConsumer(resolved, group=options.group, reset=reset, live=live, open_consumer=open_alone)
+        return SharedGroupConsumer(resolved, group=options.group, reset=reset, live=live, open_consumer=open_standalone)
 
     def open_producer(
         self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None

@@ -12,10 +12,10 @@ from stream_consumers.consumer import (
     Consumer,
     DeadLetterObserver,
     Edge,
-    end_of,
+    end_of_stream,
     log_dead_letter,
-    no_message,
-    rewind_place,
+    no_message_error,
+    rewind_target,
 )
 from stream_consumers.errors import StreamRemovedError
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Marker
@@ -87,7 +87,7 @@ class FileConsumer(Consumer):
             message = self._next_available()
             if message is None and (self._ended or not self._live):
                 self._ended = True
-                raise end_of(self._path)
+                raise end_of_stream(self._path)
             if message is None:
                 try:
                     self._scanner.check_in_place()
@@ -113,7 +113,7 @@ class FileConsumer(Consumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        to = rewind_place(to)
+        to = rewind_target(to)
         with self._lock:
             self._check_open()
             # Beacons are looked up by path, messages read from the file that is open: they must be of one file.
@@ -202,7 +202,7 @@ class FileConsumer(Consumer):
             if not any(
                 isinstance(item, Frame) and item.shard in self._assignment and not is_before(item) for item in scanner
             ):
-                raise no_message(place, self._path)
+                raise no_message_error(place, self._path)
         self._go_to(start, is_before)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:

@@ -33,8 +33,8 @@ class KafkaStreams(Backend):
         url.check_servers()
         check_client_options(client)
 
-    def producer_client(self, client: ClientConfig) -> ClientConfig:
-        """See :meth:`stream_consumers.backend.Backend.producer_client`: not the settings that only consumers know."""
+    def producer_client_config(self, client: ClientConfig) -> ClientConfig:
+        """See :meth:`stream_consumers.backend.Backend.producer_client_config`; drops consumer settings."""
         return producer_options(client)
 
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:

@@ -313,8 +313,8 @@ class KafkaBatchSource(BatchSource):
         self._single: FirstMessages | None = None
         self._planned_from: Mapping[Shard, int] = {}
 
-    def answer_within(self, seconds: float) -> None:
-        """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
+    def set_request_timeout(self, seconds: float) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.set_request_timeout`."""
         self.cluster.answer_seconds, self.cluster.is_hasty = seconds, True
 
     def identities(self) -> Mapping[str, str]:

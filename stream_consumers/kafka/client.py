@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
-from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve, without_values
+from stream_consumers.client_config import ClientConfig, Deferred, Scalar, redact_options, resolve
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
@@ -209,7 +209,7 @@ def options_explained(settings: Mapping[str, Scalar]) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        said = without_values(error.args[0].str(), settings)
+        said = redact_options(error.args[0].str(), settings)
         raise InvalidOptionError(
             f"the Kafka client refuses its options: {said}", remedy="Correct the client options."
         ) from None
@@ -388,7 +388,7 @@ class ClientLog:
     def log(self, level: int, form: str, *values: object) -> None:
         """Called by the client."""
         if _log.isEnabledFor(level):
-            _log.log(level, "%s", without_values(form % values, self._settings))
+            _log.log(level, "%s", redact_options(form % values, self._settings))
 
 
 class ConnectionReasons:
@@ -409,7 +409,7 @@ class ConnectionReasons:
 
     def __call__(self, error: KafkaError) -> None:
         """Called by the client."""
-        said = without_values(error.str(), self._settings)
+        said = redact_options(error.str(), self._settings)
         _log.debug("kafka client: %s", said)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._said.append(said)

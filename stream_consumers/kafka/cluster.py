@@ -27,7 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from stream_consumers.client_config import ClientConfig, Scalar, resolve, without_values
+from stream_consumers.client_config import ClientConfig, Scalar, redact_options, resolve
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -445,7 +445,7 @@ class KafkaBrokers(ClosesOnExit):
 
     def said(self, error: KafkaError) -> str:
         """The text of an error, which may repeat what a broker says, without values of options."""
-        return without_values(error.str(), self.settings)
+        return redact_options(error.str(), self.settings)
 
     def reason(self, error: KafkaError) -> str:
         """What is known of the connection, if that is what the error is about."""

@@ -21,11 +21,11 @@ from stream_consumers.consumer import (
     ShardEnd,
     ShardObserver,
     check_positions,
-    end_of,
+    end_of_stream,
     log_dead_letter,
-    no_message,
-    positions_to_go_to,
-    rewind_place,
+    no_message_error,
+    resolve_positions,
+    rewind_target,
 )
 from stream_consumers.errors import (
     BrokerError,
@@ -40,7 +40,7 @@ from stream_consumers.errors import (
 from stream_consumers.kafka.cluster import KafkaBrokers, places_of, shards_of
 from stream_consumers.kafka.messages import read_message, shard_of
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_several, choose_reset
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_iterable, choose_reset
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
@@ -171,7 +171,7 @@ class KafkaConsumer(LockedConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        to = rewind_place(to)
+        to = rewind_target(to)
         with self._lock.moving():
             self._check_open()
             shards = self._selected()
@@ -306,7 +306,7 @@ class KafkaConsumer(LockedConsumer):
         """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._lock.moving():
             self._check_open()
-            places = positions_to_go_to(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
+            places = resolve_positions(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
             # The first message may be gone already; to the client, negative offsets are names of other places.
             first = self._cluster.starts([shard for shard, position in positions.items() if position < 0])
             others = {shard: self._position(shard) for shard in self._assigned - frozenset(places)}
@@ -315,14 +315,14 @@ class KafkaConsumer(LockedConsumer):
 
     def pause(self, shards: Iterable[Shard]) -> None:
         """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""
-        check_several("shards", shards)
+        check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
             self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def resume(self, shards: Iterable[Shard]) -> None:
         """Go on with these shards; nothing was lost meanwhile."""
-        check_several("shards", shards)
+        check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
             self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
@@ -340,7 +340,7 @@ class KafkaConsumer(LockedConsumer):
     def _take(self, seconds: float) -> Message | DeadLetter | None:
         item = self._fetch(seconds)
         if item is None and not self._live and self._is_at_its_end():
-            raise end_of()
+            raise end_of_stream()
         return item
 
     def _fetch(self, seconds: float) -> Message | DeadLetter | None:
@@ -449,7 +449,7 @@ class KafkaConsumer(LockedConsumer):
 
     def _move(self, found: Positions, shards: list[Shard], is_reached: Callable[[Message], bool], place: str) -> None:
         if not found:
-            raise no_message(place)
+            raise no_message_error(place)
         # A shard that has no such message yet goes on with the first one that comes.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached

@@ -31,7 +31,7 @@ class RedisStreams(Backend):
     batch_modes = Modes(of="batches of Redis", available=_MODES, host_groups=MEMBER_MODES.host_groups)
     group_options = RedisGroupOptions
     creates_shards = True
-    takes_shards_of_sharder = True
+    takes_shard_count_of_sharder = True
     claims_entries = True
     kind = "redis"
 

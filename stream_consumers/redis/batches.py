@@ -301,8 +301,8 @@ class RedisBatchSource(BatchSource):
         self._facts: dict[Shard, StreamFacts] = {}
         self._known: dict[Shard, dict[int, Known]] = {}
 
-    def answer_within(self, seconds: float) -> None:
-        """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
+    def set_request_timeout(self, seconds: float) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.set_request_timeout`."""
         self.server.answer_seconds = seconds
 
     def identities(self) -> Mapping[str, str]:

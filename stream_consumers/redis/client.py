@@ -14,7 +14,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from stream_consumers.client_config import ClientConfig, Scalar, without_values
+from stream_consumers.client_config import ClientConfig, Scalar, redact_options
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
@@ -147,7 +147,7 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         raise explain(away, what=f"connecting to {url}", options=options) from None
     except TypeError as error:
         raise InvalidOptionError(
-            f"the Redis client refuses its options: {without_values(str(error), options)}",
+            f"the Redis client refuses its options: {redact_options(str(error), options)}",
             remedy="Correct the client options.",
         ) from None
     return _reply_as_it_is(made)
@@ -231,7 +231,7 @@ def explain(error: redis.RedisError, *, what: str, options: Mapping[str, Scalar]
     text = str(error).partition(", with args beginning with")[0]
     # The client lists its Sentinels with all of their options.
     is_unnamed = isinstance(error, MasterNotFoundError)
-    shown = "no Sentinel names a master of this service" if is_unnamed else without_values(text, options)
+    shown = "no Sentinel names a master of this service" if is_unnamed else redact_options(text, options)
     said = f"{what}: {shown}"
     if isinstance(error, redis.AuthenticationError) or any(sign in text for sign in _DENIED):
         return AccessDeniedError(said, remedy="Check the client options username and password, and the ACLs.")

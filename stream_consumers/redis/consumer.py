@@ -13,15 +13,15 @@ from stream_consumers.consumer import (
     Edge,
     LockedConsumer,
     ShardEnd,
-    end_of,
-    no_message,
-    positions_to_go_to,
-    rewind_place,
+    end_of_stream,
+    no_message_error,
+    resolve_positions,
+    rewind_target,
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choose_reset
 from stream_consumers.redis.entries import SUB_BITS, before, read_entry
-from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalWatch
+from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalDetector
 from stream_consumers.urls import StreamUrl
 
 PAGE = 100
@@ -71,7 +71,7 @@ class RedisConsumer(LockedConsumer):
         self._server = RedisConnection(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._buffer: deque[Message | DeadLetter] = deque()
-        self._watch = RemovalWatch(self._server)
+        self._watch = RemovalDetector(self._server)
         self._known = frozenset(self._server.shards())
         self._look_again = time.monotonic() + SHARDS_SECONDS
         self._next: dict[Shard, int] = dict.fromkeys(self._known, 0)
@@ -93,7 +93,7 @@ class RedisConsumer(LockedConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        to = rewind_place(to)
+        to = rewind_target(to)
         if not isinstance(to, Edge):
             self._move(to, f"from sequence {to} on")
             return
@@ -107,7 +107,7 @@ class RedisConsumer(LockedConsumer):
         """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._lock.moving():
             self._check_open()
-            places = positions_to_go_to(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
+            places = resolve_positions(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
             self._buffer = deque(item for item in self._buffer if item.shard not in places)
             self._next |= places
             # A caller has a position from this stream, so that the stream must have reached it.
@@ -127,7 +127,7 @@ class RedisConsumer(LockedConsumer):
             self._read(seconds if self._live else 0.0)
             if not self._buffer and not self._live:
                 self._watch.look(self._keys(), now=True)
-                raise end_of()
+                raise end_of_stream()
         return self._buffer.popleft() if self._buffer else None
 
     def _read(self, seconds: float) -> None:
@@ -178,7 +178,7 @@ class RedisConsumer(LockedConsumer):
             self._check_open()
             ends = self._ends(frozenset(self._selected()))
             if not any(end > sequence for end in ends.values()):
-                raise no_message(place)
+                raise no_message_error(place)
             self._go_to(dict.fromkeys(ends, sequence), ends)
 
     def _saw(self, ends: Mapping[Shard, int]) -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from stream_consumers.display import counted
 from stream_consumers.errors import FormatError, InvalidOptionError
 from stream_consumers.messages import MAX_SEQUENCE, MAX_SHARD, DeadLetter, Message, Shard, decode_key, encode_key
-from stream_consumers.options import check_several
+from stream_consumers.options import check_iterable
 
 _ENTRY_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?\Z")
 SUB_BITS = 16
@@ -116,7 +116,7 @@ def check_entry_ids(entry_ids: Iterable[str]) -> None:
     Example:
         >>> check_entry_ids(["1-0", "2-0"])
     """
-    check_several("entry_ids", entry_ids)
+    check_iterable("entry_ids", entry_ids)
     for entry_id in entry_ids:
         check_entry_id(entry_id)
 

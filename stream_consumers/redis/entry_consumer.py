@@ -23,11 +23,11 @@ from stream_consumers.errors import (
     StreamAssetsError,
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
-from stream_consumers.options import check_count, check_name, check_several, check_switch, check_timeout
+from stream_consumers.options import check_count, check_iterable, check_name, check_switch, check_timeout
 from stream_consumers.redis.entries import RawEntry, check_entry_id, key_of, name_of, read_reply, shard_of
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
-from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalWatch
+from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalDetector
 from stream_consumers.urls import StreamUrl
 
 Self = TypeVar("Self", bound="EntryReader")
@@ -92,7 +92,7 @@ class EntryOptions:
     special_identifiers: ClassVar[tuple[str, ...]] = (NOW,)
 
     def __post_init__(self) -> None:
-        check_several("streams", self.streams)
+        check_iterable("streams", self.streams)
         if not isinstance(self.identifiers or {}, Mapping):
             raise InvalidOptionError(
                 f"identifiers={self.identifiers!r} is a {type(self.identifiers).__name__}",
@@ -382,7 +382,7 @@ class EntryConsumer(EntryReader):
 
     def _open(self) -> None:
         self._reading = self._server.new_connection(REPLY_SECONDS)
-        self._watch = RemovalWatch(self._server)
+        self._watch = RemovalDetector(self._server)
         self._positions = {}
 
     def _release(self) -> None:

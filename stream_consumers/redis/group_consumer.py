@@ -11,11 +11,11 @@ from typing import NamedTuple
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import (
     DeadLetterObserver,
+    DetachableMember,
     Entries,
-    LeavingMember,
     PollingLock,
     Positions,
-    end_of,
+    end_of_stream,
     log_dead_letter,
 )
 from stream_consumers.display import counted
@@ -329,7 +329,7 @@ class SharingReader(GroupReader):
                 del self._sweeps[shard]
 
 
-class RedisGroupConsumer(LeavingMember):
+class RedisGroupConsumer(DetachableMember):
     """A member of a consumer group of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
     Every message is delivered at least once (with ``immediate`` at most once): first those that are pending for this
@@ -434,8 +434,8 @@ class RedisGroupConsumer(LeavingMember):
 
     def _poll(self, seconds: float) -> Message | None:
         self._commit_what_is_due()
-        if self._alone is not None and self._is_detached:
-            return self._alone.next(seconds)
+        if self._standalone is not None and self._is_detached:
+            return self._standalone.next(seconds)
         # A page without a message is no reason to give up before the next one.
         deadline = time.monotonic() + seconds + self.poll_seconds
         while (message := self._take()) is None:
@@ -533,7 +533,7 @@ class RedisGroupConsumer(LeavingMember):
             with self._committing:
                 self._send(self._acknowledgements.due(is_last=True))
         finally:
-            self._close_alone()
+            self._close_standalone()
             with self._reading.moving():
                 self._group.close()
 
@@ -602,7 +602,7 @@ class RedisGroupConsumer(LeavingMember):
         finally:
             self._reading.release()
         if not came and not self._live and not self._is_detached:
-            raise end_of(f"group {self.group!r}")
+            raise end_of_stream(f"group {self.group!r}")
         return came
 
     def _receive(self, page: Page) -> None:

@@ -391,7 +391,7 @@ def _named(raw: Any) -> dict[str, Any]:
     return {_text(name): value for name, value in pairs}
 
 
-class RemovalWatch:
+class RemovalDetector:
     """What is known of the streams that a reader goes through by position. Not thread-safe.
 
     Args:

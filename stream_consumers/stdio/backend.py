@@ -7,7 +7,7 @@ from datetime import datetime
 
 from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Assignment, Consumer, Edge, rewind_place
+from stream_consumers.consumer import Assignment, Consumer, Edge, rewind_target
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.messages import Message, Receipt, Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_switch, choice
@@ -126,7 +126,7 @@ class StdioConsumer(Consumer):
         Raises:
             UnsupportedError: always.
         """
-        rewind_place(to)
+        rewind_target(to)
         self._check_open()
         raise UnsupportedError(f"{self._url}: a pipe cannot rewind", remedy=_NOT_A_PIPE)
 

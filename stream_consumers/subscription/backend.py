@@ -12,7 +12,7 @@ from typing import Protocol
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError, StreamAssetsError
-from stream_consumers.options import check_several
+from stream_consumers.options import check_iterable
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 # base64 adds a third, and names and headers come on top; above this nothing needs to be decoded to be too large.
@@ -365,7 +365,7 @@ class StreamBackend(ClosesOnExit, ABC):
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
         """Publish messages in order; returns a result for each. One that is refused does not stop the others."""
-        check_several("messages", messages)
+        check_iterable("messages", messages)
         results: list[Published] = []
         for message in messages:
             try:
@@ -417,7 +417,7 @@ class StreamBackend(ClosesOnExit, ABC):
         Raises:
             StreamAssetsError: the entries may still be pending; they will be delivered again.
         """
-        check_several("entry_ids", entry_ids)
+        check_iterable("entry_ids", entry_ids)
         return sum(self.ack(stream, group, entry_id) for entry_id in entry_ids)
 
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:

@@ -15,7 +15,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.display import counted
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
-from stream_consumers.options import check_count, check_name, check_several, check_timeout
+from stream_consumers.options import check_count, check_iterable, check_name, check_timeout
 from stream_consumers.redis.entries import check_entry_id, check_entry_ids, key_of, original_bytes
 from stream_consumers.redis.group import ACK_CHUNK, BEGIN, NEW, NOW, RedisGroup
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
@@ -105,7 +105,7 @@ class RedisBackend(StreamBackend):
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish_batch`."""
-        check_several("messages", messages)
+        check_iterable("messages", messages)
         results: list[Published] = []
         for begin in range(0, len(messages), PIPELINE):
             results += self._publish_page(stream, messages[begin : begin + PIPELINE])

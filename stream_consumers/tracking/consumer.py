@@ -12,7 +12,7 @@ from datetime import datetime
 from stream_consumers.consumer import (
     Consumer,
     Edge,
-    EndedConsumer,
+    EndReportingConsumer,
     EntryCommitter,
     MeasurableConsumer,
     ObservableConsumer,
@@ -21,12 +21,12 @@ from stream_consumers.consumer import (
     PositionCommitter,
     Positions,
     ShardEnd,
-    positioned,
-    rewind_place,
+    require_positioned,
+    rewind_target,
 )
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, check_shard
-from stream_consumers.options import check_count, check_several, check_timeout
+from stream_consumers.options import check_count, check_iterable, check_timeout
 from stream_consumers.tracking.commits import BackgroundCommit, CommitResult, check_committer
 from stream_consumers.tracking.livelock import Livelock, LivelockWatch, ShardProgress
 from stream_consumers.tracking.options import (
@@ -202,7 +202,7 @@ class TrackedConsumer(Consumer):
                 # The stream has ended, but messages of paused shards are held.
                 self._changed.wait(seconds)
         finally:
-            ends = self._consumer.reached_ends() if isinstance(self._consumer, EndedConsumer) else {}
+            ends = self._consumer.reached_ends() if isinstance(self._consumer, EndReportingConsumer) else {}
             with self._changed:
                 self._fetched_at = time.monotonic()
                 if message is not None:
@@ -385,7 +385,7 @@ class TrackedConsumer(Consumer):
     def pause_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out nothing of these shards; what was fetched is kept."""
         self._check_usable()
-        check_several("shards", shards)
+        check_iterable("shards", shards)
         chosen = frozenset(map(check_shard, shards))
         with self._changed:
             self._shards.paused |= chosen
@@ -393,7 +393,7 @@ class TrackedConsumer(Consumer):
     def resume_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out these shards again, from where they were."""
         self._check_usable()
-        check_several("shards", shards)
+        check_iterable("shards", shards)
         chosen = frozenset(map(check_shard, shards))
         with self._changed:
             self._shards.paused -= chosen
@@ -458,7 +458,7 @@ class TrackedConsumer(Consumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; what is committed does not move back."""
-        to = rewind_place(to)
+        to = rewind_target(to)
         with self._moving():
             self._consumer.rewind(to)
             with self._changed:
@@ -472,7 +472,7 @@ class TrackedConsumer(Consumer):
             NotSubscribedError: a shard is not read by this consumer.
             OutOfBoundsError: a position is behind the end of its shard.
         """
-        consumer = positioned(self._consumer)
+        consumer = require_positioned(self._consumer)
         with self._moving():
             consumer.go_to(positions)
             with self._changed:
@@ -494,7 +494,7 @@ class TrackedConsumer(Consumer):
                 begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}
                 # A commit of the group's own may be newer than what is known here.
                 known = {shard: position for shard, position in committed.items() if shard in self._shards.known}
-            read = positioned(self._consumer).assigned()
+            read = require_positioned(self._consumer).assigned()
             self.go_to({shard: position for shard, position in {**begun, **known}.items() if shard in read})
             with self._changed:
                 self._shards.learn(known)
@@ -605,7 +605,7 @@ class TrackedConsumer(Consumer):
 
 def _check_choice(streams_or_shards: Collection[str | Shard] | None) -> None:
     if streams_or_shards is not None:
-        check_several("streams_or_shards", streams_or_shards)
+        check_iterable("streams_or_shards", streams_or_shards)
         for chosen in streams_or_shards:
             if not isinstance(chosen, str):
                 check_shard(chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from stream_consumers.client_config import EnvironmentVariable, parse_client_option, resolve, without_values
+from stream_consumers.client_config import EnvironmentVariable, parse_client_option, redact_options, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.urls import StreamUrl
@@ -80,7 +80,7 @@ def test_text_that_a_client_cannot_be_given_is_refused_without_its_value(text: s
     ],
 )
 def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, said: str) -> None:
-    found = without_values(said, {name: value})
+    found = redact_options(said, {name: value})
     assert "s3cret" not in found
     assert "czNjcmV0" not in found
     assert "733363726574" not in found
@@ -124,7 +124,7 @@ def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, 
 def test_a_short_value_is_hidden_as_a_word_however_it_is_written(
     options: dict[str, object], said: str, expected: str
 ) -> None:
-    assert without_values(said, options) == expected
+    assert redact_options(said, options) == expected
 
 
 # Users, roles, paths, switches, and addresses without a password.
@@ -147,11 +147,11 @@ KEPT = """
 def test_the_text_of_a_client_keeps_what_names_or_chooses_something(option: str) -> None:
     name, _, value = option.partition("=")
     said = f"{value}: no file or token of {value}, true or false or none for kafka at proxy:3128 with key.pem"
-    assert without_values(said, {name: value}) == said
+    assert redact_options(said, {name: value}) == said
 
 
 def test_the_text_of_a_client_keeps_what_is_no_secret() -> None:
     said = "connecting to http://store:9000 in us-east-1 failed after 10 s: not true, me.txt is missing"
     options = {"AWS_ENDPOINT_URL": "http://store:9000", "region": "us-east-1", "timeout": "10", "cluster": "true"}
     options |= {"user": "me", "max": 3, "password": ""}  # type: ignore[dict-item]
-    assert without_values(said, options) == said
+    assert redact_options(said, options) == said

@@ -29,7 +29,7 @@ from stream_consumers import (
 from stream_consumers.backend import ConsumerOptions
 from stream_consumers.batches import BatchPlan, Extent, Membership, Range, Resume, message_row, record_batches
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Assignment, Consumer, end_of, no_message
+from stream_consumers.consumer import Assignment, Consumer, end_of_stream, no_message_error
 from stream_consumers.messages import to_milliseconds
 from stream_consumers.options import Limits, Modes
 from stream_consumers.producer import Producer
@@ -84,7 +84,7 @@ class LineConsumer(Consumer):
             self._check_open()
             message = self._take()
         if message is None and not self._live:
-            raise end_of(self._url)
+            raise end_of_stream(self._url)
         if message is None:
             self._closed.wait(min(seconds, POLL_SECONDS))
         return message
@@ -115,7 +115,7 @@ class LineConsumer(Consumer):
             self._check_open()
             chosen = self._assignment.of(self._folder.shards())
             if not any(is_wanted(message) for shard in chosen for message in self._folder.messages(shard)):
-                raise no_message(place, self._url)
+                raise no_message_error(place, self._url)
             self._begin({}, is_wanted)
 
     def _begin(self, places: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:

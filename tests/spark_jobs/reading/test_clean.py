@@ -14,7 +14,7 @@ from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.reading.source import SplitCheck, SplitMismatchError
-from stream_consumers.batches import BatchPlan, Range, Split, clean_counts
+from stream_consumers.batches import BatchPlan, Range, Split, expected_counts
 from stream_consumers.epochs import EpochSplit
 from stream_consumers.messages import Shard
 
@@ -99,10 +99,10 @@ def test_splits_of_epochs_say_the_same_under_the_names_of_epochs() -> None:
 
 
 def test_one_split_that_does_not_know_what_it_holds_is_enough() -> None:
-    assert clean_counts([SPLIT, SPLIT]) == {ONE: 6, TWO: 2}
+    assert expected_counts([SPLIT, SPLIT]) == {ONE: 6, TWO: 2}
     others: list[Split] = [Plain(), Counted(None, {})]
     for other in others:
-        assert clean_counts([SPLIT, other]) is None
+        assert expected_counts([SPLIT, other]) is None
 
 
 def entry(**fields: object) -> LedgerEntry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream_consumers.batches import clean_counts
+from stream_consumers.batches import expected_counts
 from stream_consumers.create import open_batch_source
 from stream_consumers.testing import BatchSourceContract, ConsumerContract, ProducerContract
 from stream_consumers.testing.batch_source_contract import plan_all
@@ -24,4 +24,4 @@ class TestBatchSource(BatchSourceContract):
         """Others need not know what their splits hold; ours do."""
         stream.send(in_turn(30, shards=3))
         with open_batch_source(stream.url()) as source:
-            assert set((clean_counts(plan_all(source).splits) or {}).values()) == {10}
+            assert set((expected_counts(plan_all(source).splits) or {}).values()) == {10}

@@ -196,11 +196,11 @@ def test_a_broker_that_does_not_answer_for_a_last_message(broker: Broker, monkey
     broker.send(topic, orders(1))
     with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
         source.extents()
-        source.answer_within(0.0)
+        source.set_request_timeout(0.0)
         monkeypatch.setattr(batches, "POLL_SECONDS", 0.0)
         with pytest.raises(BrokerUnavailableError):
             source.last_messages({Shard(topic): Range(0, 1)})
-        source.answer_within(SECONDS)
+        source.set_request_timeout(SECONDS)
         assert source.last_messages({Shard(topic): Range(0, 1)})[Shard(topic)].sequence == 0
 
 
