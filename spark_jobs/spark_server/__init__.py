@@ -1,6 +1,6 @@
-"""A local Spark that outlives the runs that use it: a Spark Connect server of the user's own, started on demand.
+"""A local Spark Connect server of one user, started on demand, that outlives the runs that use it.
 
-A run asks :func:`spark_jobs.spark_server.client.connect` for a session. There is one server for each configuration
-(:mod:`spark_jobs.spark_server.configuration`), with a folder of its own (:mod:`spark_jobs.spark_server.folder`), and it
-is a process of :mod:`spark_jobs.spark_server.process`.
+A run gets a session from :func:`spark_jobs.spark_server.client.connect`. Each configuration has one server
+(:mod:`spark_jobs.spark_server.configuration`), which runs :mod:`spark_jobs.spark_server.process` and keeps its state in
+a folder of its own (:mod:`spark_jobs.spark_server.folder`).
 """

@@ -1,4 +1,4 @@
-"""What a server and those who use it keep in its folder: who lives, where it listens, and who is connected."""
+"""The folder of a server: the locks that show which processes live, the server's address, and its clients."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from spark_jobs.jars import cache_folder
 
 SERVERS_VARIABLE = "STREAM_ASSETS_SPARK_SERVERS"
 NAME_LENGTH = 20
-"""Of the folder of a server, in hexadecimal digits."""
+"""The number of hexadecimal digits in the name of a server's folder."""
 _PRIVATE = 0o700
 _NAMESPACES = Path("/proc/self/ns")
-# What some network file systems, and sandboxes, say of all locks.
+# Errors of file systems that do not support locks, such as some network mounts and sandboxes.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class UnusableFolderError(Exception):
-    """There is no folder in which a server could be kept safely; the text says why."""
+    """No folder can keep a server safely; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens, and what it is.
+    """Where a server listens, with facts about it.
 
     Args:
-        port: on the loopback interface.
-        token: lets in; shown nowhere.
-        pid: of the server's process.
-        cores: that tasks may use at the same time.
+        port: the port on the loopback interface.
+        token: the token that clients authenticate with; it is never shown.
+        pid: the id of the server's process.
+        cores: the number of tasks that can run at the same time.
         master: the Spark master.
-        python: the interpreter of its workers.
-        cwd: the folder it works in.
-        started: seconds since 1970.
+        python: the path of the interpreter of its workers.
+        cwd: the working folder.
+        started: the time of the start, in seconds since 1970.
     """
 
     port: int
@@ -60,39 +60,39 @@ class ServerFolder:
     """The folder of one server.
 
     Args:
-        path: in :func:`servers_folder`; see :func:`server_folder`.
+        path: a folder in :func:`servers_folder`; :func:`server_folder` chooses its name.
     """
 
     path: Path
 
     @property
     def log(self) -> Path:
-        """What the server and its JVM say."""
+        """The log of the server and its JVM."""
         return self.path / "log"
 
     @property
     def settings(self) -> Path:
-        """What the server is to be started with; it is gone as soon as the server has read it."""
+        """The settings that the server starts with; the server deletes the file as soon as it has read it."""
         return self.path / "settings.json"
 
     @property
     def clients(self) -> Path:
-        """The files that clients hold, each called like its session."""
+        """The folder of the files that clients hold locked, each named after its session."""
         return self.path / "clients"
 
     @property
     def interpreter(self) -> Path:
-        """The Python that Spark starts workers with."""
+        """The script that Spark starts Python workers with."""
         return self.path / "python"
 
     @property
     def workers(self) -> Path:
-        """The files that workers hold."""
+        """The folder of the files that worker daemons hold locked."""
         return self.path / "workers"
 
     @property
     def port(self) -> Path:
-        """The socket where clients get the port of the server, to hold it."""
+        """The Unix socket from which clients receive the server's port, to hold it."""
         return self.path / "port"
 
     @property
@@ -100,55 +100,56 @@ class ServerFolder:
         return self.path / "address.json"
 
     def make(self) -> None:
-        """Make it, as one that was just used; within :func:`tidying`.
+        """Create the folder, and mark it as just used; call this within :func:`tidying`.
 
         Raises:
-            UnusableFolderError: it cannot be made, or somebody else could put something into it.
+            UnusableFolderError: the folder cannot be created, or another user could write to it.
         """
         private_folder(self.path)
         private_folder(self.clients)
         os.utime(self.clients)
 
     def starting(self, *, waits: bool = True) -> AbstractContextManager[None]:
-        """Of those who would start, use or end a server, one at a time.
+        """Hold the lock under which one process at a time starts, joins or ends the server.
 
         Raises:
-            BlockingIOError: somebody does, and this one does not wait.
+            BlockingIOError: another process holds the lock, and ``waits`` is false.
             UnusableFolderError: the file system has no locks.
         """
         return _alone(self.path / "starting", waits=waits)
 
     def used(self) -> float:
-        """When it was made, or a client came or went, in seconds since 1970."""
+        """The last time at which the folder was created or a client came or went, in seconds since 1970."""
         return self.clients.stat().st_mtime
 
     @contextmanager
     def life(self) -> Iterator[int]:
-        """A descriptor that is locked as long as a process has it open: one that inherits it lives on with it.
+        """Open the file whose lock shows that the server lives, and lock it until every process has closed it.
 
-        Only for who is starting a server, where none lives: it waits for those who look at this moment.
+        A process that inherits the descriptor keeps the lock. Only a process that starts a server calls this, while no
+        server lives: it waits for processes that are calling :meth:`is_alive`.
         """
         descriptor = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(descriptor, fcntl.LOCK_EX)
-            # Another process may have the number of the last server by now.
+            # The id of the last server may belong to another process by now.
             os.truncate(descriptor, 0)
             yield descriptor
         finally:
             os.close(descriptor)
 
     def process(self) -> int | None:
-        """The number of the process that lives, or did, and leads a process group; ``None`` while it is starting."""
+        """The id of the server's process, or of the last one, which leads a process group; ``None`` during a start."""
         try:
             return int((self.path / "alive").read_text())
         except (OSError, ValueError):
             return None
 
     def is_alive(self) -> bool:
-        """Whether a server lives, or starts; a number of a process would not tell, since another one may get it."""
+        """Whether a server lives or is starting, by its lock: a process id may be given to another process."""
         try:
             with (self.path / "alive").open("rb") as alive:
-                # Shared: several may look at the same time.
+                # The lock is shared, so that several processes can check at the same time.
                 _lock(alive.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -157,7 +158,7 @@ class ServerFolder:
         return False
 
     def address(self) -> Address | None:
-        """Where the server listens; ``None`` if there is none, or it is not ready."""
+        """Where the server listens; ``None`` if no server is ready."""
         try:
             found = json.loads(self._address.read_bytes())
             return Address(**{name.name: found[name.name] for name in fields(Address)})
@@ -165,38 +166,38 @@ class ServerFolder:
             return None
 
     def publish(self, address: Address) -> None:
-        """Say where the server listens."""
+        """Write the address of the server."""
         write_private(self._address, asdict(address))
 
     def withdraw(self) -> None:
-        """Ask the server to end: it looks whether its address is still there."""
+        """Remove the address, which the server checks: it then ends."""
         self._address.unlink(missing_ok=True)
 
     def client(self, session: str) -> int:
-        """A descriptor that the process has open as long as it wants the session, and the server, to live.
+        """Register a client: its session, and the server, live as long as this process has the descriptor open.
 
-        The process may be killed, too: then it has it no more.
+        If the process is killed, the kernel closes the descriptor.
         """
         while True:
             descriptor = os.open(self.clients / session, os.O_RDWR | os.O_CREAT, 0o600)
             _lock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return descriptor
-            # The server looked between the two calls, and took it for one that was left behind.
+            # Between the two calls the server removed the file, because it was not locked yet.
             os.close(descriptor)
 
     @staticmethod
     def leave(client: int) -> None:
-        """Give a descriptor of :meth:`client` back; a forked child that has it, too, does not count."""
+        """Release a descriptor of :meth:`client`, even if a forked child has inherited it."""
         fcntl.flock(client, fcntl.LOCK_UN)
         os.close(client)
 
     def connected(self) -> list[str]:
-        """The sessions whose clients live."""
+        """The sessions whose clients are alive."""
         return [file.name for file in sorted(self.clients.iterdir()) if not _gone(file)]
 
     def forget_gone(self) -> list[str]:
-        """The sessions whose clients do not live any more; they are told once."""
+        """Remove the files of clients that have ended, and return their sessions; each is returned once."""
         return [file.name for file in sorted(self.clients.iterdir()) if _gone(file, forget=True)]
 
 
@@ -214,11 +215,11 @@ def _gone(client: Path, *, forget: bool = False) -> bool:
 
 
 def tidying(*, waits: bool = True) -> AbstractContextManager[None]:
-    """Of those who make or remove folders of servers, one at a time.
+    """Hold the lock under which one process at a time creates or removes folders of servers.
 
     Raises:
-        BlockingIOError: somebody does, and this one does not wait.
-        UnusableFolderError: there is no place for them.
+        BlockingIOError: another process holds the lock, and ``waits`` is false.
+        UnusableFolderError: no folder can keep servers.
     """
     return _alone(servers_folder() / "tidying", waits=waits)
 
@@ -240,23 +241,23 @@ def _lock(descriptor: int, kind: int) -> None:
 
 
 def servers_folder() -> Path:
-    """Where servers are kept: ``$STREAM_ASSETS_SPARK_SERVERS``, else beside the jars, in a folder of :func:`_place`.
+    """The parent of all server folders: ``$STREAM_ASSETS_SPARK_SERVERS``, else one beside the jars (:func:`_place`).
 
     Raises:
-        UnusableFolderError: it cannot be made, or somebody else could put something into it.
+        UnusableFolderError: the folder cannot be created, or another user could write to it.
     """
     given = os.environ.get(SERVERS_VARIABLE)
     path = Path(given) if given else cache_folder() / "spark-servers" / _place()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnusableFolderError(f"{path.parent} cannot be made: {error}") from error
+        raise UnusableFolderError(f"{path.parent} cannot be created: {error}") from error
     private_folder(path)
     return path.absolute()
 
 
 def _place() -> str:
-    """The user and the host, with the namespaces of files, ports and processes: one container of it, or none."""
+    """A name for this user on this host or in this container, from the namespaces of files, ports and processes."""
     place = [f"{os.getuid()}@{os.uname().nodename}"]
     for namespace in ("mnt", "net", "pid"):
         with suppress(OSError):
@@ -265,18 +266,19 @@ def _place() -> str:
 
 
 def server_folders() -> list[ServerFolder]:
-    """Of all servers of this user on this machine, whether they live or not."""
+    """The folders of all servers of this user on this machine, alive or not."""
     return [ServerFolder(path) for path in sorted(servers_folder().iterdir()) if path.is_dir()]
 
 
 def server_folder(key: str) -> ServerFolder:
-    """The folder of the server of a configuration; within :func:`tidying`.
+    """The folder of the server of a configuration; call this within :func:`tidying`.
 
-    All users of the machine see its name in the command line of the server, and the configuration holds secrets. So the
-    name depends on a salt, too, which only this user can read: nobody else can guess a secret and compare the names.
+    All users of the machine see the folder's name in the command line of the server, and the configuration holds
+    secrets. So the name also depends on a salt that only this user can read: no other user can guess a secret and
+    confirm it by the name.
 
     Args:
-        key: of the configuration.
+        key: the digest of the configuration.
     """
     salt = servers_folder() / "salt"
     if not salt.exists():
@@ -285,22 +287,22 @@ def server_folder(key: str) -> ServerFolder:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that only this user can look into, or make sure that it is one.
+    """Create a folder that only this user can access, or make an existing one of this user so.
 
     Raises:
-        UnusableFolderError: it cannot be made, or it is somebody else's.
+        UnusableFolderError: the folder cannot be created or used, or it belongs to another user.
     """
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=_PRIVATE)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise UnusableFolderError(f"{path} is no folder of this user")
+            raise UnusableFolderError(f"{path} is not a folder of this user")
         if stat.S_IMODE(found.st_mode) != _PRIVATE:
             path.chmod(_PRIVATE)
         if not os.access(path, os.W_OK | os.X_OK):
             raise UnusableFolderError(f"{path} cannot be written")
-        # The interpreter of the workers is a script in it.
+        # The interpreter of the workers is a script in this folder.
         if os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):
             raise UnusableFolderError(f"{path} is mounted so that nothing in it can be executed (noexec)")
     except OSError as error:
@@ -308,7 +310,7 @@ def private_folder(path: Path) -> None:
 
 
 def write_private(path: Path, content: Mapping[str, object]) -> None:
-    """Put JSON into a file that only this user can read; it is there as a whole, or not at all."""
+    """Write JSON to a file that only this user can read; the file appears complete or not at all."""
     descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with os.fdopen(descriptor, "w") as file:

@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 IS_HELD = sys.platform == "linux"
 _ANSWER_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
-"""How long a server waits before it accepts again, after it could not."""
+"""How many seconds a server waits before it accepts again after an error."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,16 +52,16 @@ def shared(port: socket.socket) -> Iterator[None]:
 def check_offer(folder: ServerFolder) -> None:
     """Refuse a folder in which no server could offer its port; call it within :func:`tidying`.
 
-    Some network mounts and sandboxes take no Unix socket, and some take one to which nobody can connect.
+    Some network mounts and sandboxes support no Unix sockets, and some create sockets that refuse every connection.
 
     Raises:
-        UnusableFolderError: a socket in the folder cannot be made, or not be connected to.
+        UnusableFolderError: a socket in the folder cannot be created, or a client cannot connect to it.
     """
     if not IS_HELD:
         return
     probe = folder.path / "probe"
     try:
-        # A process that was killed here has left it behind.
+        # A process that was killed at this point has left the file.
         probe.unlink(missing_ok=True)
         with (
             _short_name(probe) as name,
@@ -73,7 +73,7 @@ def check_offer(folder: ServerFolder) -> None:
             client.connect(name)
         probe.unlink()
     except OSError as error:
-        raise UnusableFolderError(f"{folder.path} takes no Unix socket: {error}") from error
+        raise UnusableFolderError(f"{folder.path} does not support Unix sockets: {error}") from error
 
 
 def offer(port: socket.socket, folder: ServerFolder) -> None:
@@ -93,11 +93,11 @@ def _give(port: socket.socket, listener: socket.socket) -> None:
         try:
             client, _ = listener.accept()
         except OSError as error:
-            # The process has too many files open for the moment, for instance; a run waits longer than this.
+            # The process may have too many open files for the moment. A run waits longer than this pause.
             _log.warning("a run did not get the port of this server: %s", error)
             time.sleep(PAUSE_SECONDS)
             continue
-        # A client that has ended meanwhile does not need it.
+        # A client that has ended meanwhile does not need the port.
         with client, suppress(OSError):
             socket.send_fds(client, [b"."], [port.fileno()])
 
@@ -106,8 +106,8 @@ def hold(folder: ServerFolder, port: int) -> socket.socket:
     """Hold the port of a server, as long as the socket is open.
 
     Args:
-        folder: of the server; only processes of this user can make a socket in it.
-        port: where the server listens.
+        folder: the folder of the server; only processes of this user can create a socket in it.
+        port: the port where the server listens.
 
     Raises:
         OSError: the server has ended, or listens on another port.
@@ -130,7 +130,7 @@ def hold(folder: ServerFolder, port: int) -> socket.socket:
 
 @contextmanager
 def _short_name(path: Path) -> Iterator[str]:
-    """A path of a socket that is short enough: the kernel takes 107 bytes, and folders may have longer paths."""
+    """A path to the socket within the kernel's limit of 107 bytes, which the path of the folder may exceed."""
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{descriptor}/{path.name}"

@@ -1,7 +1,7 @@
 """The process of a server.
 
-It leaves the process group of the run that started it, so that a signal to the run does not reach it, makes a classic
-session with the plugin of Spark Connect, says where it listens, and ends when nobody needs it any more.
+It leaves the process group of the run that started it, so that a signal to the run does not reach it. It then creates a
+classic session with the Spark Connect plugin, publishes its address, and ends when no run has used it for a while.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ USER = "stream-assets"
 IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# A JVM that lives for long would grow to the largest heap that it may have, whatever it needs.
+# Without these ratios, a JVM that lives for long grows to its largest allowed heap, whatever it needs.
 SMALL_HEAP = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 PORT = "spark.connect.grpc.binding.port"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
 IDLE_SECONDS = 900.0
 POLL_SECONDS = 1.0
-# Spark keeps a thread for each kind of worker that a session had; a server ends after so many, once it has no client.
+# After this number of sessions, a server ends once it has no client: Spark keeps a thread for each kind of worker that
+# a session had.
 MOST_SESSIONS = 200
 MOST_LOG_BYTES = 10 * 1024 * 1024
 SERVER_SETTINGS: Mapping[str, str] = {
     "spark.connect.grpc.binding.address": LOOPBACK,
-    # It listens on the port that is held, or does not start.
+    # The server listens on the port that is held, or does not start.
     "spark.connect.grpc.port.maxRetries": "0",
-    # The workers of a session are its own: they import the user's modules as they are when a run begins.
+    # Each session has its own workers, so that they import the user's modules as they are when a run begins.
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
-    # A session ends with its client, which may wait for messages for days.
+    # The client ends its session, and may wait for messages for days before that.
     "spark.connect.session.manager.defaultSessionTimeout": "365d",
-    # A frame that was persisted is known again as long as its plan is in here, whatever a transform asks for meanwhile.
+    # Spark recognizes a persisted frame as long as its plan is in this cache, which also holds a transform's plans.
     "spark.connect.session.planCache.maxSize": "512",
-    # What Spark remembers for a user interface that nobody looks at; plans can be large.
+    # Spark keeps these for its user interface, which is not used here; plans can be large.
     "spark.connect.session.inactiveOperations.cacheExpiration": "5m",
     "spark.sql.connect.ui.retainedSessions": "1",
     "spark.sql.connect.ui.retainedStatements": "1",
@@ -68,7 +69,7 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 
 def main(words: list[str]) -> None:
-    """Serve until nobody needs it.
+    """Run the server until no run needs it.
 
     Args:
         words: the folder of the server, and the descriptor of :meth:`ServerFolder.life`.
@@ -76,7 +77,7 @@ def main(words: list[str]) -> None:
     folder, life = ServerFolder(Path(words[0])), int(words[1])
     os.set_inheritable(life, False)
     if os.fork():
-        # Who started it waits for this one only, and never gets a child that it did not ask for.
+        # The run that started the server waits for this process only, and does not get the server as a child.
         os._exit(0)
     os.setsid()
     os.pwrite(life, str(os.getpid()).encode(), 0)
@@ -89,10 +90,10 @@ def main(words: list[str]) -> None:
 
 
 def idle_seconds(settings: Mapping[str, str]) -> float:
-    """How long a server with these settings is kept without a run.
+    """How many seconds a server with these settings keeps running without a run.
 
     Raises:
-        InvalidOptionError: it is no number of seconds.
+        InvalidOptionError: the setting is not a number of seconds.
     """
     said = settings.get(IDLE_SETTING, str(IDLE_SECONDS))
     try:
@@ -100,13 +101,15 @@ def idle_seconds(settings: Mapping[str, str]) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise InvalidOptionError(f"{IDLE_SETTING} is {said!r}", remedy="Use a number of seconds from 0 on: 900.")
+        raise InvalidOptionError(
+            f"{IDLE_SETTING} must be at least 0 seconds, got {said!r}", remedy="Use 900, for instance."
+        )
     return seconds
 
 
 @contextmanager
 def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tuple[SparkContext, str]]:
-    """A running Spark whose settings and token are in no command line."""
+    """Start Spark with no setting and no token in a command line, and yield its context and the token."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     write_interpreter(
         folder.interpreter, python=os.environ.get("PYSPARK_PYTHON", sys.executable), folder=folder.workers
@@ -115,7 +118,7 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
     plugins = [name for name in settings.get(PLUGINS, "").split(",") if name and name != CONNECT_PLUGIN]
     given = {**settings, **SERVER_SETTINGS, PLUGINS: ",".join([*plugins, CONNECT_PLUGIN])}
-    # What clients send is a file there for a moment.
+    # Spark writes data that clients send to files in this folder for a moment.
     scratch = Path(private_folders(tempfile.gettempdir()))
     given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""), scratch=scratch)
     port = reserve()
@@ -131,26 +134,26 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
 
 
 def java_options(given: str, *, scratch: Path) -> str:
-    """The options of the server's JVM: those that the user gives, and ours.
+    """The options of the server's JVM: ours and those that the user gives.
 
     Args:
-        given: by the user.
+        given: the options of the user.
         scratch: the folder for temporary files, unless the user gives another one.
 
     Example:
         >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m", scratch=Path("/tmp/own"))
         '-Djava.io.tmpdir=/tmp/own -XX:MaxHeapFreeRatio=70 -Xss2m -XX:+ExitOnOutOfMemoryError'
     """
-    # The two ratios go together: one of ours beside one of the user's might be no pair that Java takes.
+    # Java may reject one of our two ratios combined with one of the user's.
     of_heap = () if "HeapFreeRatio" in given else (SMALL_HEAP,)
-    # Without memory it would neither work nor end.
     own = f"-Djava.io.tmpdir={scratch}"
+    # A JVM that is out of memory would neither work nor end.
     return " ".join(filter(None, (shlex.quote(own), *of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
 
 
 def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_seconds: float) -> None:
-    """Say where it listens, and stay until the address is withdrawn, nobody came for so long, or Spark died."""
-    # The one that all others are made from.
+    """Publish the address, and serve until it is withdrawn, no client came for ``idle_seconds``, or Spark ended."""
+    # Spark creates the sessions of clients from this one.
     spark = SparkSession(context)
     service = _java_object(context, "org.apache.spark.sql.connect.service.SparkConnectService$")
     address = Address(
@@ -176,10 +179,10 @@ def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_secon
         is_needed = time.monotonic() - used < idle_seconds and closed < MOST_SESSIONS
         is_swept = is_swept and not gone
         if not (is_swept and is_needed):
-            # Who has it may wait for the end of this server.
+            # The process that holds the lock may be waiting for the end of this server.
             with suppress(BlockingIOError), folder.starting(waits=False):
                 if not folder.connected():
-                    # What a killed run cached is nobody's.
+                    # Killed runs have left cached frames.
                     spark.catalog.clearCache()
                     folder.withdraw() if not is_needed else None
                 is_swept = True
@@ -188,7 +191,7 @@ def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_secon
 
 
 def _java_object(context: SparkContext, name: str) -> Any:
-    """An object of Scala."""
+    """The singleton of a Scala object."""
     return getattr(getattr(context._jvm, name), "MODULE$")
 
 
@@ -198,7 +201,7 @@ def _has_ended(context: SparkContext) -> bool:
 
 
 def _close(context: SparkContext, service: Any, folder: ServerFolder, session: str) -> None:
-    """Close the session of a client that is gone: what it computes ends, and so do its workers."""
+    """Close the session of a client that has ended, with its jobs and its workers."""
     key = context._jvm.org.apache.spark.sql.connect.service.SessionKey(USER, session)  # type: ignore[union-attr]
     with suppress(Py4JError):
         holder = service.sessionManager().getIsolatedSessionIfPresent(key)
@@ -209,8 +212,8 @@ def _close(context: SparkContext, service: Any, folder: ServerFolder, session: s
 
 
 def _cut(log: Path) -> None:
-    """Keep the log bounded: what was said before is in one older file."""
-    # Somebody may have deleted it, and a full disk is no reason to end.
+    """Move a log that is too large to one older file."""
+    # The log may have been deleted, and a full disk must not end the server.
     with suppress(OSError):
         if log.stat().st_size > MOST_LOG_BYTES:
             try:
