@@ -1,4 +1,4 @@
-"""Sessions in a server, which is found or started; a session is given back when its run ends."""
+"""Sessions of a server that is found or started; a run releases its session when it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from stream_consumers.display import counted
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 
 START_SECONDS = 300.0
-# Beside the one that is started: tests that change their folder would leave a server each behind.
+# The number of idle servers that stay when another one starts.
 MOST_IDLE = 1
 KEPT_SECONDS = 7 * 86400.0
 ANSWER_SECONDS = 30.0
@@ -49,14 +49,14 @@ _POLL_SECONDS = 0.05
 
 
 class ServerSession(ConnectSession):
-    """A session in a server of ours; ``stop`` gives it back, and leaves the server.
+    """A session of a local server; ``stop`` releases the session, and the server keeps running.
 
     Args:
-        folder: of the server.
-        address: where it listens.
-        session: its name; the client of this name is registered already.
-        client: the descriptor that says that this process lives.
-        port: holds the port of the server while the session is in use, so that nothing else can listen there.
+        folder: the folder of the server.
+        address: where the server listens.
+        session: the name of the session, under which the client is registered already.
+        client: the locked descriptor of :meth:`ServerFolder.client`, which shows that this process lives.
+        port: a socket that holds the server's port while the session is in use, so that no other process can listen.
     """
 
     def __init__(self, folder: ServerFolder, address: Address, session: str, client: int, port: socket.socket) -> None:
@@ -68,23 +68,23 @@ class ServerSession(ConnectSession):
 
     @property
     def is_served(self) -> bool:
-        """Whether its server lives."""
+        """Whether the server of this session is alive."""
         return self._policy.is_alive()
 
     def check_served(self) -> None:
-        """Notice that the server has ended, without a call.
+        """Check that the server is alive, without a call to it.
 
         Raises:
-            SparkEndedError: it has.
+            SparkEndedError: the server has ended.
         """
         if not self.is_served:
             raise self._policy.ended()
 
     def stop(self) -> None:
-        """Give the session back; the server closes it, and ends its workers."""
+        """Release the session; the server closes it and ends its workers."""
         self.release_session_on_close = False
         super().stop()
-        # Not earlier: the channel, which is closed by now, would connect to the port again.
+        # The channel is closed by now; before that it could connect to the port again.
         self._port.close()
         os.environ.pop(_MODE_VARIABLE, None)
         descriptor, self._client_descriptor = self._client_descriptor, None
@@ -93,7 +93,7 @@ class ServerSession(ConnectSession):
 
 
 class _Channel(DefaultChannelBuilder):
-    """To a server of this machine, whatever proxies there are; the token is in no address that somebody may print."""
+    """A channel to a server of this machine that ignores proxies, and whose printable address has no token."""
 
     def __init__(self, address: Address, session: str) -> None:
         super().__init__(f"sc://{LOOPBACK}:{address.port}", [("grpc.enable_http_proxy", 0)])
@@ -107,7 +107,7 @@ class _Channel(DefaultChannelBuilder):
 
 
 class WhileItLives(DefaultPolicy):
-    """Spark's own policy would try for ten minutes to reach a server that is gone."""
+    """Retries calls only while the server is alive; Spark's policy would retry for ten minutes after its end."""
 
     def __init__(self, folder: ServerFolder, address: Address) -> None:
         super().__init__()
@@ -115,14 +115,14 @@ class WhileItLives(DefaultPolicy):
         self._address = address
 
     def is_alive(self) -> bool:
-        """Whether the server is the one that it was."""
+        """Whether the server is alive and has the same address."""
         return self._folder.address() == self._address and self._folder.is_alive()
 
     def can_retry(self, e: BaseException) -> bool:
-        """Whether the call is made again.
+        """Whether to retry the call.
 
         Raises:
-            SparkEndedError: nobody would answer it.
+            SparkEndedError: the server has ended.
         """
         if not isinstance(e, grpc.RpcError):
             return False
@@ -131,23 +131,23 @@ class WhileItLives(DefaultPolicy):
         raise self.ended() from e
 
     def ended(self) -> SparkEndedError:
-        """What is to be said when it has ended."""
+        """The error for a server that has ended."""
         return SparkEndedError(
             f"the local Spark server of this run (process {self._address.pid}) has ended",
-            remedy=f"Nothing is lost: run again, and another one is started. Why it ended is in {self._folder.log}.",
+            remedy=f"No message is lost. Run again, which starts another server; the reason is in {self._folder.log}.",
         )
 
 
 def connect(settings: Mapping[str, str]) -> SparkSession:
-    """A session in the server of this configuration, which is started if it is not there.
+    """Create a session of the server of this configuration, and start the server if none is running.
 
     Args:
-        settings: of Spark, with the master.
+        settings: the settings of Spark, with the master.
 
     Raises:
-        UnusableFolderError: a server cannot be kept safely on this machine.
-        InvalidOptionError: the time that it is to be kept is none.
-        SparkSessionError: it cannot be started.
+        UnusableFolderError: this machine cannot keep a server safely.
+        InvalidOptionError: the idle time in the settings is not a number of seconds.
+        SparkSessionError: the server cannot be started.
     """
     idle_seconds(settings)
     with tidying():
@@ -173,11 +173,11 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
 
 
 def end(folder: ServerFolder) -> bool:
-    """End a server, whoever uses it; ``False`` if it lives all the same."""
+    """End a server even while runs use it; ``False`` if it is still alive afterwards."""
     folder.withdraw()
     if _becomes(lambda: not folder.is_alive(), END_SECONDS):
         return True
-    # It still holds its lock, so that the process of this number is still the server, which leads its process group.
+    # The server still holds its lock, so that this process id is still its own; it leads its process group.
     process = folder.process()
     if process is not None:
         with suppress(ProcessLookupError):
@@ -186,15 +186,15 @@ def end(folder: ServerFolder) -> bool:
 
 
 def make_room(folder: ServerFolder) -> None:
-    """Before a server is started: ask those to end that nobody uses, but the last one; remove what is long dead.
+    """Ask all idle servers but the last used one to end, and remove the folders of servers that ended long ago.
 
     Args:
-        folder: of the server to start.
+        folder: the folder of the server that is about to start; it is left alone.
     """
     others = [other for other in server_folders() if other.path != folder.path]
     idle = []
     for other in others:
-        # Who has it now does not wait for us, so that we do not wait for each other.
+        # This does not wait for a lock, so that two processes cannot wait for each other.
         with suppress(OSError), tidying(waits=False), other.starting(waits=False):
             if not other.is_alive():
                 if time.time() - other.used() > KEPT_SECONDS:
@@ -208,7 +208,7 @@ def make_room(folder: ServerFolder) -> None:
 
 
 def _running(folder: ServerFolder) -> Address | None:
-    """Where a server listens that lives and answers; it may be starting still. Others are ended."""
+    """The address of the server if it is alive and answers, after its start if it is starting; ends any other."""
     if not folder.is_alive():
         return None
     _becomes(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
@@ -241,7 +241,7 @@ def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
     if folder.is_alive():
         raise SparkSessionError(
             f"the local Spark server (process {folder.process()}) neither answers nor ends",
-            remedy=f"Kill it; what it said is in {folder.log}.",
+            remedy=f"Kill the process; its log is {folder.log}.",
         )
     try:
         write_private(folder.settings, settings)
@@ -258,13 +258,13 @@ def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
             )
         _becomes(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
     finally:
-        # One that died at once has not read them; there may be secrets among them.
+        # A server that ended at once has not deleted its settings, which may contain secrets.
         folder.settings.unlink(missing_ok=True)
     return folder.address() or _fail(folder, said)
 
 
 def _fail(folder: ServerFolder, since: int) -> NoReturn:
-    """Say why a server did not start, which its log does from byte ``since`` on."""
+    """End a server that did not start, and raise an error with the end of its log from byte ``since`` on."""
     with folder.log.open("rb") as log:
         log.seek(since)
         lines = log.read().decode(errors="replace").strip().splitlines()[-LOG_LINES:]
@@ -272,12 +272,12 @@ def _fail(folder: ServerFolder, since: int) -> NoReturn:
     said = redacted("\n".join(lines)) or "(nothing)"
     raise SparkSessionError(
         f"the local Spark server did not start; the end of {folder.log}:\n{said}\n",
-        remedy="Correct it, or run Spark in the process of the run (in_process=True, --in-process).",
+        remedy="Correct the cause, or run Spark in the process of the run (in_process=True, --in-process).",
     )
 
 
 def _becomes(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until it is so; ``False`` if it is not after so many seconds."""
+    """Wait for the condition; ``False`` if it is still false after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What must be the same for two runs to share a server: their Spark, their Python, and what both read around them."""
+"""The digest that two runs must have in common to share a server: of Spark, Python and all that they read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pyspark
 from spark_jobs.python_start import imports_from_here
 from spark_jobs.spark_start import umask
 
-# The setting of a session that says how many tasks its server runs at the same time.
+# The setting of a session with the number of tasks that its server runs at the same time.
 CORES = "spark.stream_assets.cores"
-# What the shell, the terminal or the tool that started a process says of it, and what changes with each start.
-# All others count, since a function of the user may read any of them in a worker, as it can in a session in process.
+# Variables that describe the shell, terminal or tool that started a process, or that change with each start.
+# All others count, because a user's function may read any of them in a worker, as it can with Spark in the process.
 PASSING_VARIABLES = frozenset({
     "_", "COLORTERM", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DBUS_STARTER_ADDRESS", "DBUS_STARTER_BUS_TYPE", "DISPLAY",
     "GPG_AGENT_INFO", "GPG_TTY", "HISTCMD", "HISTCONTROL", "HISTFILE", "HISTFILESIZE", "HISTIGNORE", "HISTSIZE",
@@ -33,7 +33,7 @@ PASSING_PREFIXES = (
     "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_", "VSCODE_",
     "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
 )  # fmt: skip
-# The folders whose files have settings of Spark and Hadoop.
+# The variables that name the folders with settings of Spark and Hadoop.
 CONFIGURATION_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
@@ -41,8 +41,8 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
     """A digest of a configuration; see :func:`spark_jobs.spark_server.folder.server_folder`.
 
     Args:
-        settings: of Spark.
-        environment: of the process.
+        settings: the settings of Spark.
+        environment: the environment variables of the process.
 
     Example:
         >>> one = configuration_key({"spark.master": "local[2]"}, {"TZ": "UTC", "SHLVL": "1"})
@@ -67,7 +67,7 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a server has: all that Spark, or a function of the user in a worker, may read."""
+    """The environment variables of a server: all that Spark, or a user's function in a worker, may read."""
     return {
         name: value
         for name, value in environment.items()
@@ -76,14 +76,14 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jars(settings: Mapping[str, str]) -> list[str]:
-    """The jars of this machine."""
+    """The jars that are files of this machine."""
     named = settings.get("spark.jars", "").split(",") + settings.get("spark.driver.extraClassPath", "").split(":")
     named = [jar.removeprefix("file://") for jar in named]
     return [jar for jar in named if "://" not in jar]
 
 
 def _configuration_files(environment: Mapping[str, str]) -> list[str]:
-    """The files with settings that Spark reads by itself."""
+    """The configuration files that Spark reads."""
     home = environment.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     folders = [environment.get(name, "") for name in CONFIGURATION_FOLDERS]
     folders[0] = folders[0] or f"{home}/conf"
@@ -91,7 +91,7 @@ def _configuration_files(environment: Mapping[str, str]) -> list[str]:
 
 
 def _looks(files: Iterable[str], *, of_folder: bool = False) -> list[str]:
-    """What tells a file from another one at the same place; a folder that was made again has another number."""
+    """Fingerprints that change when a file changes, or when a folder is created again at the same path."""
     looks = []
     for file in filter(None, files):
         try:
