@@ -101,9 +101,7 @@ def idle_seconds(settings: Mapping[str, str]) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise InvalidOptionError(
-            f"{IDLE_SETTING} must be at least 0 seconds, got {said!r}", remedy="Use 900, for instance."
-        )
+        raise InvalidOptionError(f"{IDLE_SETTING} must be at least 0 seconds, got {said!r}", remedy="Use, say, 900.")
     return seconds
 
 
