@@ -50,9 +50,9 @@ def sizes(bench: Bench, *full: int) -> list[int]:
 def versions(bench: Bench) -> None:
     """A look-up in the ledger, from 10 versions of the table to 10,000."""
     section = bench.section(
-        "A look-up in the ledger, over the versions of the table",
-        "Where a group of 12 shards stands, by a process that knows nothing of the table yet. Each commit adds a file, "
-        "and the log has a checkpoint five commits before its end.",
+        "A look-up of positions, by versions of the table",
+        "A new process looks up the positions of 12 shards. Each commit adds a file; the last checkpoint is five "
+        "commits before the end.",
         ("ms",),
     )
     shards = [Shard("orders", number) for number in range(12)]
@@ -87,9 +87,8 @@ def _entry(version: int, shards: Sequence[Shard]) -> LedgerEntry:
 def files(bench: Bench) -> None:
     """A batch of 1,000 messages and a bare append, into tables of 10 to 100,000 files."""
     section = bench.section(
-        "A batch of 1,000 messages, over the files of the table",
-        "Into a table that another writer has added so many files to, medians of "
-        f"{BATCHES} batches, and beside it a bare append with `txnAppId` into such a table.",
+        "A batch of 1,000 messages, by files of the table",
+        f"Another writer has added the files. Medians of {BATCHES} batches.",
         ("stream-assets s", "bare append s"),
     )
     with bench.spark() as spark:
@@ -138,9 +137,9 @@ def _add_files(table: Path, count: int) -> None:
 def shards(bench: Bench) -> None:
     """What a commit says and what a tick takes, from 10 shards to 1,000."""
     section = bench.section(
-        "Commits and ticks, over the shards of a stream",
-        "A Redis stream of so many keys with 10 entries each, then batches of one entry for each of ten keys. The "
-        "metadata of the last of them in bytes, and the median of what the sensor does at a tick.",
+        "Commits and ticks, by shards of a stream",
+        "A Redis stream of that many keys. The bytes are the metadata of a commit for ten of the keys; a tick is what "
+        "the sensor does.",
         ("bytes of a commit", "tick ms"),
     )
     counts = sizes(bench, 10, 100, 1000)
@@ -183,9 +182,8 @@ def backlog(bench: Bench) -> None:
     """The memory of a run whose backlog is 1, 4 and 16 times what a batch holds."""
     limit = bench.size(50_000, least=1000)
     section = bench.section(
-        f"The memory of a run, over its backlog in batches of {limit:,} messages",
-        "`stream-assets ingest --in-process` as a process of its own, from Kafka, JSON; the most memory at one moment, "
-        "of all its processes and of those that are no JVM.",
+        f"The memory of a run, by its backlog in batches of {limit:,} messages",
+        "`stream-assets ingest --in-process`, JSON from Kafka: the peak of all its processes.",
         ("peak MB", "peak MB without the JVM", "seconds"),
     )
     with bench.service(kafka_broker(bench.folder)) as (address, _):
@@ -210,9 +208,9 @@ def backlog(bench: Bench) -> None:
 def server(bench: Bench) -> None:
     """The memory of the Spark server that outlives runs, over the batches that it has written."""
     section = bench.section(
-        "The memory of the Spark server, over the batches that it has written",
-        f"Runs of {BATCHES_OF_A_RUN} batches of 100 messages, each with a session of its own, on one server whose heap "
-        f"may have {HEAP}; the memory of its processes when a run has ended.",
+        "The memory of the Spark server, by batches that it has written",
+        f"After runs of {BATCHES_OF_A_RUN} batches of 100 messages, each with its own session, on one server with a "
+        f"heap of at most {HEAP}.",
         ("MB", "MB without the JVM", "processes"),
     )
     url, table = f"file://{bench.folder}/server.ss/orders", bench.place()

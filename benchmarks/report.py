@@ -21,23 +21,21 @@ from spark_jobs.jars import java
 # Why a target is missed, as far as profiles tell; said only where it is.
 REASONS = {
     "Kafka, raw: times as fast as availableNow": (
-        "Spark reads Kafka in the JVM. Here librdkafka reads for Python, which takes 1.9 CPU-seconds a "
-        "million messages until they are Arrow columns, a third of all, and these go to the JVM."
+        "Spark reads Kafka in the JVM. Here librdkafka reads for Python, and a third of the CPU time turns "
+        "messages into Arrow columns for the JVM."
     ),
     "Kafka, JSON: times as fast as availableNow": (
-        "The columns are decoded in a third of the time that `from_json` takes; what reading takes more, as "
-        "with raw messages, is the rest."
+        "Decoding takes a third of the time of `from_json`, but reading takes longer, as with raw messages."
     ),
     "File: times as fast as the bare loop": (
-        "The append alone takes longer than the bare loop. Before the first batch is read the driver walks the file to "
-        "find its end, and executors walk it again, and compare checksums."
+        "The append alone takes almost as long as the bare loop. The driver also walks the file to find its end, and "
+        "executors walk it again and compare checksums."
     ),
     "a look-up at 10,000 versions, times one at 10": (
-        "delta-rs reads all file actions of a checkpoint, also for one who asks for the transactions only."
+        "delta-rs reads all file actions of a checkpoint, even if only transactions are needed."
     ),
     "memory of a run with 16 times the backlog, times that with one": (
-        "What grows is the heap of the JVM, within its limit (1 GB by default); the other processes grow by a "
-        "fifth, from one batch to sixteen."
+        "The heap of the JVM grows within its limit; the other processes grow by a fifth."
     ),
 }
 # Columns that are in the JSON file only.
@@ -46,16 +44,18 @@ PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "confluent-kafka",
 INTRODUCTION = """\
 # Benchmarks and scale
 
-`make bench` measures stream-assets beside what people would use instead, and beside the least that the work can
-cost, and writes this page. The cases of a table alternate in one run after a round that is not counted; the numbers are
-medians. After each case the sequences of the rows are compared with the stream, and a missing or duplicated message
-ends the benchmark. CPU-seconds and memory are those of the client, the Spark server and their workers, without brokers.
+`make bench` writes this page. The cases of a table alternate in one run after a warm-up round; the numbers are medians.
+After each case the sequences of the rows are compared with the stream, and a missing or duplicated message ends the
+benchmark. CPU-seconds and memory exclude the broker. Ratios of two cases of one table carry over to other machines;
+seconds do not.
 
-Ratios of two cases of one table carry over to other machines; seconds do not.
+Each stream has 4 partitions, keys or shards, and goes into a new Delta table at the default limits. `availableNow` is
+Spark Structured Streaming in the same session. The bare loop reads the stream in two processes and writes Parquet
+files.
 
 ```sh
-make bench                                                  # everything
-make bench ARGS="--scale 0.1 --only kafka --rounds 3"       # one suite, with a tenth of the messages
+make bench                                               # everything
+make bench ARGS="--scale 0.1 --only kafka --rounds 3"    # one suite, with a tenth of the messages
 ```
 """
 SCALE = """\
@@ -64,24 +64,23 @@ SCALE = """\
 | with | grows |
 |---|---|
 | messages in a batch | its time. Executors read, decode and write; only small batches pass through the driver |
-| the backlog | the number of batches, not the memory of the Python processes. The JVM takes what it may have |
-| shards | the plan and the tick: one request for all of them. 1,000 shards: 165 ms a tick, 685 bytes a commit |
-| versions of the table | the look-up of positions, by the size of the newest checkpoint |
-| data files | each commit: Delta reads their list. 100,000 files: 1.8 s a batch, 1.0 s a bare append |
+| the backlog | the number of batches, and the JVM's heap up to its limit |
+| shards | the time of a plan and of a tick, with one request for all shards |
+| versions of the table | the time to look up positions, with the size of the newest checkpoint |
+| data files | the time of a commit, because Delta reads their list |
 | members of a Kafka group (`load_balanced`) | commits: one for each shard and batch. Delta takes about one a second |
 
 ## A plan for a million messages a second
 
-Messages of 95 bytes as JSON, one topic, one table. Only two cores of one machine were measured; the rest is arithmetic.
+For JSON of 95 bytes in one topic and one table, calculated from two measured cores:
 
 * **Cores.** 2 cores decode 350,000 a second, so 6 decode a million, and 12 also catch up after an outage. Messages of
   2 KB need 39, or 77 to catch up.
-* **Network.** 95 MB a second from the brokers and a third of it to the storage; 2 GB a second with 2 KB.
-* **Mode** `resumable`: one driver plans for all partitions (64 to 256), and a batch is one commit. `load_balanced` is
-  for few partitions with slow transforms.
+* **Network.** 95 MB a second from the brokers, and a third of it to the storage; 2 GB a second with 2 KB.
+* **Mode** `resumable`: one driver plans for all partitions (64 to 256), and a batch is one commit.
 * **Batches** of about a minute: `max_records=60_000_000`, `max_bytes=8 GiB`; daily maintenance keeps fewer than
-  100,000 files. Use `cluster_by` for what is searched, and no `partition_by` with many values.
-* **Several tables** before several clusters: split by topic. They share neither a log nor a lock.
+  100,000 files. Prefer `cluster_by` to a `partition_by` with many values.
+* **Several tables**, split by topic, before several clusters: tables share neither a log nor a lock.
 """
 
 
@@ -115,7 +114,7 @@ def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence
     yield INTRODUCTION
     if missing:
         yield f"Not measured here yet: {', '.join(missing)}.\n"
-    yield "## What was to be reached\n"
+    yield "## Targets\n"
     yield from _targets(suites)
     yield "\n## What it ran on\n"
     yield from _runs(suites)
@@ -131,7 +130,7 @@ def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence
 
 def _targets(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     missed: list[str] = []
-    yield "| | to be | is | |\n|---|---|---|---|"
+    yield "| | target | measured | |\n|---|---|---|---|"
     for suite in suites.values():
         for section in suite["sections"]:
             for target in (Target(**fields) for fields in section["targets"]):
@@ -141,8 +140,8 @@ def _targets(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 if not target.is_reached and target.what in REASONS:
                     missed.append(target.what)
     if missed:
-        yield "\nWhy, where it is missed:\n"
-        yield from (f"* {what}: {REASONS[what]}" for what in missed)
+        yield "\nWhy targets are missed:\n"
+        yield from (f"* *{what}.* {REASONS[what]}" for what in missed)
 
 
 def _runs(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

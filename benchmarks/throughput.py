@@ -32,7 +32,7 @@ from tests.support.schema_registry import schema_registry
 from tests.support.topics import create_topic
 
 OURS, PEER, LIMIT, APPEND = "stream-assets", "availableNow", "bare loop", "append by Spark"
-OF_APPEND = "; the append has Spark write the Parquet files of that loop into a Delta table, and reads no stream."
+OF_APPEND = "The append has Spark write the Parquet files of the bare loop into a Delta table."
 
 
 def ours(
@@ -114,10 +114,7 @@ def kafka(bench: Bench) -> None:
                 ]
                 medians = bench.compare(
                     f"Kafka, {kind}: {count:,} messages of {size} bytes",
-                    "A topic with 4 partitions into a new Delta table, at the default limits; the peer is Spark "
-                    "Structured Streaming with `availableNow` in the same session; the bare loop consumes in two "
-                    "processes and writes Parquet"
-                    + (", with five typed columns parsed out of each document." if kind == "JSON" else "."),
+                    "Five typed columns of each document." if kind == "JSON" else "Payloads as bytes.",
                     [
                         ours(spark, f"kafka://{address}/{topic}", decoder=decoder, expected=expected),
                         peer(spark, address, topic, select=select, expected=expected),
@@ -147,10 +144,9 @@ def avro(bench: Bench) -> None:
         expected = messages.to_kafka(address, topic, messages.avro_values(count, SMALL, number=number))
         decoder = Avro(registry=SchemaRegistry(registry.url), subject=f"{topic}-value")
         medians = bench.compare(
-            f"Kafka, Avro: {count:,} messages of what is {SMALL} bytes as JSON",
-            "A topic with 4 partitions into a new Delta table, at the default limits, with five typed columns of Avro "
-            "values whose schema is in a registry; the peer is Spark Structured Streaming with `availableNow` and "
-            "`from_avro` in the same session, which is told the schema and cuts its id off.",
+            f"Kafka, Avro: {count:,} messages that have {SMALL} bytes as JSON",
+            "Five typed columns, with the schema in a registry. The peer uses `from_avro` with a given schema, and "
+            "cuts off the schema id.",
             [
                 ours(spark, f"kafka://{address}/{topic}", decoder=decoder, expected=expected),
                 peer(spark, address, topic, select=peers.of_avro(schema), expected=expected),
@@ -173,9 +169,8 @@ def transforms(bench: Bench) -> None:
         decoder = Json(DDL)
         among = ours(spark, urls[dirty], "1 % malformed", decoder=decoder, expected=expected)
         bench.compare(
-            f"Kafka, JSON: {count:,} messages, of which 1 % are malformed, and with a Python UDF",
-            "The same topic without malformed messages; one with them, which go into the dead-letter table; and a "
-            "transform that is a Python UDF of one column, in our asset and in the query of Structured Streaming.",
+            f"Kafka, JSON: {count:,} messages, with 1 % malformed, and with a Python UDF",
+            "Malformed messages go into the dead-letter table. The UDF is the transform, and makes one column.",
             [
                 ours(spark, urls[clean], "all well-formed", decoder=decoder, expected=expected),
                 Case(among.name, among.work, messages.check_with_dead_letters(expected)),
@@ -224,8 +219,7 @@ def redis(bench: Bench) -> None:
             loop(read)
         medians = bench.compare(
             f"Redis, raw: {count:,} entries of {SMALL} bytes",
-            "A stream of 4 keys into a new Delta table, at the default limits; the bare loop is XRANGE in two "
-            f"processes, and Parquet{OF_APPEND}",
+            f"The bare loop uses XRANGE. {OF_APPEND}",
             [
                 ours(spark, f"redis://{address}/orders", decoder=Raw(), expected=expected),
                 bare(pool, loops, expected),
@@ -254,8 +248,7 @@ def file(bench: Bench) -> None:
     with bench.spark() as spark, bench.workers() as pool:
         medians = bench.compare(
             f"File, raw: {count:,} messages of {SMALL} bytes",
-            "A stream file with 4 shards into a new Delta table, at the default limits; the bare loop walks the "
-            f"frames in one process, since nothing but a walk tells where they begin, and writes Parquet{OF_APPEND}",
+            f"The bare loop runs in one process, because a file has no index of its frames. {OF_APPEND}",
             [
                 ours(spark, f"file://{path}/orders", decoder=Raw(), expected=expected),
                 bare(pool, [partial(bare_loops.walk, path)], expected),

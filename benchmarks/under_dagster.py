@@ -103,9 +103,8 @@ def tick_to_commit(bench: Bench) -> None:
     """From the tick that asks for a run to the first commit: no Spark server, a warm one, and a run that stays."""
     section = bench.section(
         "From a tick of the sensor to the first commit",
-        f"A real Dagster daemon, a sensor each second, {MESSAGES:,} messages in Kafka. Cold: no Spark server runs. "
-        "Warm: the one of the run before does. Lingering: a run is there, and it is the time from the last message "
-        "produced.",
+        f"A Dagster daemon, a tick each second, {MESSAGES:,} messages in Kafka. Cold: no Spark server runs. Warm: the "
+        "server of the last run does. Lingering: a run is active; the time begins with the last message produced.",
         ("seconds", "fastest", "slowest"),
     )
     with bench.service(kafka_broker(bench.folder)) as (address, _):
@@ -157,9 +156,8 @@ def freshness(bench: Bench) -> None:
     seconds = max(10, min(120, round(120 * bench.scale)))
     section = bench.section(
         f"Freshness at {PER_SECOND} messages a second, for {seconds} seconds",
-        "The time of the commit minus the timestamp of each message. A run that stays, under a real Dagster daemon, "
-        "and a query of Structured Streaming with `processingTime='0 seconds'`, which has no Dagster; one behind the "
-        "other, each when it had written its first messages.",
+        "The time of the commit minus the timestamp of each message, for a run that stays under a Dagster daemon, and "
+        "for Structured Streaming with `processingTime='0 seconds'` without Dagster.",
         ("p50 s", "p95 s", "p99 s", "slowest s", "commits"),
     )
     found = {}
