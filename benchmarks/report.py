@@ -145,10 +145,9 @@ def _targets(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _runs(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "| suite | date | commit | rounds | load before and after |\n|---|---|---|---|---|"
+    yield "| suite | date | commit | rounds |\n|---|---|---|---|"
     for name, suite in suites.items():
-        load = " and ".join(f"{value:.1f}" for value in suite["load"])
-        yield f"| {name} | {suite['date'].split()[0]} | {suite['commit']} | {suite['rounds']} | {load} |"
+        yield f"| {name} | {suite['date'].split()[0]} | {suite['commit']} | {suite['rounds']} |"
     # Which of several machines of the same kind it was, the JSON file says.
     machines = {
         ", ".join(f"{what} {is_}" for what, is_ in suite["machine"].items() if what != "system"): None
