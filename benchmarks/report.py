@@ -54,7 +54,6 @@ Spark Structured Streaming in the same session. The bare loop reads the stream i
 files.
 
 ```sh
-make bench                                               # everything
 make bench ARGS="--scale 0.1 --only kafka --rounds 3"    # one suite, with a tenth of the messages
 ```
 """
@@ -63,7 +62,6 @@ SCALE = """\
 
 | with | grows |
 |---|---|
-| messages in a batch | its time. Executors read, decode and write; only small batches pass through the driver |
 | the backlog | the number of batches, and the JVM's heap up to its limit |
 | shards | the time of a plan and of a tick, with one request for all shards |
 | versions of the table | the time to look up positions, with the size of the newest checkpoint |
