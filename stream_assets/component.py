@@ -641,7 +641,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         with create_consumer(url, mode=ConsumerMode.REAL_TIME, live=False, client=client) as consumer:
             if not isinstance(consumer, MeasurableConsumer):
                 raise UnsupportedError(
-                    f"{url.with_streams([])} cannot tell which streams there are without being read as a whole",
+                    f"{url.with_streams([])} cannot list its streams without reading all of it",
                     remedy="Name them, with stream: instead of pattern:.",
                 )
             return sorted({shard.stream for shard in consumer.ends()})

@@ -230,8 +230,8 @@ def _upstream(assets: Sequence[StreamAsset], own: Mapping[dg.AssetKey, dg.AssetS
         if spec.key not in own and urls[0] != urls[1]:
             raise InvalidOptionError(
                 f"the streams {urls[0]} and {urls[1]} would be one asset, {spec.key.to_user_string()}",
-                remedy="Tell them apart in get_stream_spec of a StreamTranslator; or add an AssetSpec of that key, "
-                "which stands for both.",
+                remedy="Give them different keys in get_stream_spec of a StreamTranslator; or add an AssetSpec "
+                "of that key, which stands for both.",
             )
     return list(found.values())
 
@@ -285,7 +285,7 @@ def _check_table(one: StreamToTable, other: StreamToTable) -> None:
         # The ledger knows a stream by its key: the position in one would count for the other.
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} write {', '.join(shared)} of {one.origin} and of "
-            f"{other.origin} into one table, {one.table}, which tells streams apart by their keys only",
+            f"{other.origin} into one table, {one.table}, which knows streams only by their keys",
             remedy="Give each of them a table of its own.",
         )
     if shared and one.shown_group == other.shown_group:

@@ -131,7 +131,7 @@ class MaterializationReporter(ABC):
         try:
             report()
         except Exception as error:  # noqa: BLE001 - the error that ends the run is raised
-            self._run.log.warning(f"Dagster could not be told of {counted(batches, 'batch', 'batches')}: {error}")
+            self._run.log.warning(f"could not report {counted(batches, 'batch', 'batches')} to Dagster: {error}")
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:

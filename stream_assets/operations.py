@@ -70,7 +70,7 @@ def build_maintenance(
         deps=[stream.key],
         group_name=group_name,
         kinds={"spark", "deltalake"},
-        description=f"Small files of {stream.key.to_user_string()} are joined, files that nobody needs are deleted.",
+        description=f"Compacts small files of {stream.key.to_user_string()} and deletes files that are not needed.",
         required_resource_keys={spark} if isinstance(spark, str) else set(),
         pool=pool or own_pool,
     )
@@ -105,9 +105,9 @@ def build_maintenance(
 def _describe(done: TableMaintenance) -> str:
     joined = f"{counted(done.files_before, 'file')} became {done.files_after}"
     if done.is_busy:
-        joined = "another commit came first, so that files are joined the next time"
-    deleted = "files that nobody needs" if done.deleted_files is None else counted(done.deleted_files, "file")
-    kept = "; the ledger was said again" if done.is_kept else ""
+        joined = "another commit came first, so the next run compacts files"
+    deleted = "files that are not needed" if done.deleted_files is None else counted(done.deleted_files, "file")
+    kept = "; the positions were committed again" if done.is_kept else ""
     return f"{done.table}: {joined}, {deleted} were deleted{kept}"
 
 
@@ -156,12 +156,12 @@ class NewDeadLetters:
         return f"{self.table} has {counted(self.new, 'new dead letter')} of {name}, {self.total} in all{lost}"
 
 
-Tell = Callable[[dg.SensorEvaluationContext, NewDeadLetters], object]
+Alert = Callable[[dg.SensorEvaluationContext, NewDeadLetters], object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """How many were reported."""
+    """The numbers that were reported last."""
 
     dead: int = 0
     lost: int = 0
@@ -171,22 +171,21 @@ def build_dead_letter_sensor(
     stream: StreamAsset,
     *,
     job: Any = None,
-    tell: Tell | None = None,
+    alert: Alert | None = None,
     least: int = 1,
     sensor_seconds: int = 60,
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """A sensor that notices when dead letters of a stream asset come, and reports them or starts a job.
+    """Build a sensor that reports new dead letters of a stream asset, or starts a job for them.
 
-    Each time, an observation of the asset has the numbers: what is new, and how many there are. It reads the ledger in
-    the Delta log, without Spark. Without ``job`` and ``tell`` the observation, and a warning in the log of the tick,
-    are all.
+    It reads the Delta log, without Spark. Each time it finds new dead letters it writes an observation of the asset
+    with the numbers, and a warning to the log of the tick. Then it calls ``alert`` and requests ``job``, if given.
 
     Args:
         stream: the asset.
         job: a job to run for them, one at a time.
-        tell: called with the context of the tick and a :class:`stream_assets.NewDeadLetters`, to send an alert. When it
-            raises, the tick fails, and the next tick calls it again.
+        alert: called with the context of the tick and a :class:`stream_assets.NewDeadLetters`. When it raises, the
+            tick fails, and the next tick calls it again.
         least: the smallest number of new dead letters that is reported.
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
@@ -196,7 +195,7 @@ def build_dead_letter_sensor(
         >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
         ... def orders(batch):
         ...     return batch
-        >>> build_dead_letter_sensor(orders, tell=lambda context, found: print(found.describe())).name
+        >>> build_dead_letter_sensor(orders, alert=lambda context, found: print(found.describe())).name
         'orders_dead_letters'
     """
     status = choice(dg.DefaultSensorStatus, sensor_status, option="sensor_status")
@@ -217,8 +216,8 @@ def build_dead_letter_sensor(
             return _skip(f"run {running} has to end before {counted(new, 'new dead letter')} can be redriven", known)
         found = NewDeadLetters(stream.key, ingestion.dead_letters().path, totals.dead - known.dead, totals.dead, lost)
         context.log.warning(found.describe())
-        if tell is not None:
-            tell(context, found)
+        if alert is not None:
+            alert(context, found)
         observation = dg.AssetObservation(
             stream.key,
             metadata={

@@ -291,8 +291,8 @@ class StreamConfig(ReplayConfig, RunLimits):
 
         if self.max_batches is not None and start is not None and not self.move_group:
             raise InvalidOptionError(
-                f"max_batches={self.max_batches} would leave a replay in the middle: a start replays, and nobody "
-                "continues a run that has ended well",
+                f"max_batches={self.max_batches} would stop a replay before its end, and a run that ends well is "
+                "not continued",
                 remedy="Leave it out, and say with stop how far to replay.",
             )
 

@@ -32,7 +32,7 @@ def orders(batch):
     return batch.where("amount > 0")
 
 
-def tell_of_dead_letters(context: dg.SensorEvaluationContext, found: NewDeadLetters) -> None:
+def alert_of_dead_letters(context: dg.SensorEvaluationContext, found: NewDeadLetters) -> None:
     send(found.describe())
 
 
@@ -55,7 +55,7 @@ defs = dg.Definitions.merge(
     build_maintenance(orders, cron_schedule="0 3 * * *", schedule_status=dg.DefaultScheduleStatus.RUNNING),
     dg.Definitions(
         sensors=[
-            build_dead_letter_sensor(orders, tell=tell_of_dead_letters, sensor_status=dg.DefaultSensorStatus.RUNNING),
+            build_dead_letter_sensor(orders, alert=alert_of_dead_letters, sensor_status=dg.DefaultSensorStatus.RUNNING),
             failed_runs,
         ]
     ),

@@ -108,7 +108,7 @@ def run_demo(messages: int) -> int:
     with open_batch_source(place.source) as source:
         verdicts = verify(source, place.ingestion())
     _show(place)
-    _tell_of_the_ui(place)
+    _print_how_to_open_the_ui(place)
     return _conclude(place, verdicts)
 
 
@@ -226,7 +226,7 @@ def _show(place: Home) -> None:
     )
 
 
-def _tell_of_the_ui(place: Home) -> None:
+def _print_how_to_open_the_ui(place: Home) -> None:
     """How to look at the runs; Dagster's web server is an extra, as nothing else needs it."""
     if find_spec("dagster_webserver") is None:
         console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)

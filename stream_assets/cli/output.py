@@ -49,7 +49,7 @@ def print_waiting(why: str) -> None:
 
 
 def print_dead_letter(letter: DeadLetter) -> None:
-    """Tell of a dead letter on stderr."""
+    """Print a dead letter on stderr."""
     when = "" if letter.timestamp_ms is None else f" of {utc_text(letter.timestamp_ms)}"
     inform(
         f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",

@@ -53,7 +53,7 @@ def test_the_example_loads_and_tells_of_what_goes_wrong(
     assert {schedule.name for schedule in defs.schedules} == {"orders_maintenance"}
     assert {sensor.name for sensor in defs.sensors} == {"orders_lag", "orders_dead_letters", "failed_runs"}
     found = NewDeadLetters(dg.AssetKey("orders"), "lake/orders_dead_letters", 2, 5, 0)
-    example["tell_of_dead_letters"](None, found)
+    example["alert_of_dead_letters"](None, found)
     # The stream is not there, so that a run of the asset fails.
     job = defs.resolve_job_def("ingest_orders")
     result = job.execute_in_process(instance=instance, raise_on_error=False)

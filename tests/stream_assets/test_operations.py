@@ -102,7 +102,7 @@ def _check_dead_letters(stream: Any, folder: Path, instance: dg.DagsterInstance)
     def look_at_them() -> None:
         """What a team does about dead letters."""
 
-    sensor = build_dead_letter_sensor(stream, job=look_at_them, tell=lambda context, found: told.append(found))
+    sensor = build_dead_letter_sensor(stream, job=look_at_them, alert=lambda context, found: told.append(found))
     definitions = dg.Definitions.merge(stream_definitions([stream]), dg.Definitions(sensors=[sensor]))
     first = tick(sensor, instance, definitions, None)
     assert [(one.new, one.total, one.lost) for one in told] == [(1, 1, 0)]
