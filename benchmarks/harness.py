@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.process_cost import Memory, ProcessTree
 from spark_jobs.session import SparkOptions, create_session
-from spark_jobs.spark_server.client import end
+from spark_jobs.spark_server.client import end_server
 from spark_jobs.spark_server.folder import server_folders
 
 T = TypeVar("T")
@@ -220,8 +220,8 @@ def end_servers() -> None:
     """The local Spark servers of this benchmark, which are in a folder of their own."""
     for server in server_folders():
         if server.is_alive():
-            with server.starting():
-                end(server)
+            with server.start_lock():
+                end_server(server)
 
 
 def shown(value: float | str) -> str:

@@ -22,25 +22,25 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 from spark_jobs.python_start import own_python
 from spark_jobs.redaction import redacted
 from spark_jobs.spark_server import process
-from spark_jobs.spark_server.configuration import CORES, configuration_key, lasting
+from spark_jobs.spark_server.configuration import CORES, configuration_key, server_environment
 from spark_jobs.spark_server.folder import (
     Address,
     ServerFolder,
     UnusableFolderError,
+    folders_lock,
     server_folder,
     server_folders,
-    tidying,
     write_private,
 )
-from spark_jobs.spark_server.port import LOOPBACK, check_offer, hold
+from spark_jobs.spark_server.port import LOOPBACK, check_unix_sockets, hold_port
 from spark_jobs.spark_server.process import USER, idle_seconds
 from stream_consumers.display import counted
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 
 START_SECONDS = 300.0
 # The number of idle servers that stay when another one starts.
-MOST_IDLE = 1
-KEPT_SECONDS = 7 * 86400.0
+MAX_IDLE_SERVERS = 1
+KEEP_ENDED_SECONDS = 7 * 86400.0
 ANSWER_SECONDS = 30.0
 END_SECONDS = 30.0
 LOG_LINES = 20
@@ -55,14 +55,14 @@ class ServerSession(ConnectSession):
         folder: the folder of the server.
         address: where the server listens.
         session: the name of the session, under which the client is registered already.
-        client: the locked descriptor of :meth:`ServerFolder.client`, which shows that this process lives.
+        client: the locked descriptor of :meth:`ServerFolder.register_client`, which shows that this process lives.
         port: a socket that holds the server's port while the session is in use, so that no other process can listen.
     """
 
     def __init__(self, folder: ServerFolder, address: Address, session: str, client: int, port: socket.socket) -> None:
         self._client_descriptor: int | None = client
         self._port = port
-        self._policy = WhileItLives(folder, address)
+        self._policy = ServerRetryPolicy(folder, address)
         super().__init__(connection=_Channel(address, session))
         self.client.set_retry_policies([self._policy])
 
@@ -89,7 +89,7 @@ class ServerSession(ConnectSession):
         os.environ.pop(_MODE_VARIABLE, None)
         descriptor, self._client_descriptor = self._client_descriptor, None
         if descriptor is not None:
-            ServerFolder.leave(descriptor)
+            ServerFolder.unregister_client(descriptor)
 
 
 class _Channel(DefaultChannelBuilder):
@@ -106,7 +106,7 @@ class _Channel(DefaultChannelBuilder):
         return self._secure_channel(self.endpoint, credentials)
 
 
-class WhileItLives(DefaultPolicy):
+class ServerRetryPolicy(DefaultPolicy):
     """Retries calls only while the server is alive; Spark's policy would retry for ten minutes after its end."""
 
     def __init__(self, folder: ServerFolder, address: Address) -> None:
@@ -150,21 +150,21 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
         SparkSessionError: the server cannot be started.
     """
     idle_seconds(settings)
-    with tidying():
+    with folders_lock():
         folder = server_folder(configuration_key(settings))
-        folder.make()
-        check_offer(folder)
+        folder.create()
+        check_unix_sockets(folder)
     name = str(uuid.uuid4())
-    with folder.starting():
-        address = _running(folder)
+    with folder.start_lock():
+        address = _running_address(folder)
         if address is None:
-            make_room(folder)
-            address = _started(folder, settings)
+            end_idle_servers(folder)
+            address = _start_server(folder, settings)
         try:
-            port = hold(folder, address.port)
+            port = hold_port(folder, address.port)
         except OSError as error:
-            raise WhileItLives(folder, address).ended() from error
-        client = folder.client(name)
+            raise ServerRetryPolicy(folder, address).ended() from error
+        client = folder.register_client(name)
     os.environ[_MODE_VARIABLE] = "1"
     session = ServerSession(folder, address, name, client, port)
     ConnectSession._set_default_and_active_session(session)
@@ -172,20 +172,20 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
     return cast(SparkSession, session)
 
 
-def end(folder: ServerFolder) -> bool:
+def end_server(folder: ServerFolder) -> bool:
     """End a server even while runs use it; ``False`` if it is still alive afterwards."""
-    folder.withdraw()
-    if _becomes(lambda: not folder.is_alive(), END_SECONDS):
+    folder.request_end()
+    if _wait_for(lambda: not folder.is_alive(), END_SECONDS):
         return True
     # The server still holds its lock, so that this process id is still its own; it leads its process group.
     process = folder.process()
     if process is not None:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
-    return _becomes(lambda: not folder.is_alive(), END_SECONDS)
+    return _wait_for(lambda: not folder.is_alive(), END_SECONDS)
 
 
-def make_room(folder: ServerFolder) -> None:
+def end_idle_servers(folder: ServerFolder) -> None:
     """Ask all idle servers but the last used one to end, and remove the folders of servers that ended long ago.
 
     Args:
@@ -195,32 +195,32 @@ def make_room(folder: ServerFolder) -> None:
     idle = []
     for other in others:
         # This does not wait for a lock, so that two processes cannot wait for each other.
-        with suppress(OSError), tidying(waits=False), other.starting(waits=False):
+        with suppress(OSError), folders_lock(waits=False), other.start_lock(waits=False):
             if not other.is_alive():
-                if time.time() - other.used() > KEPT_SECONDS:
+                if time.time() - other.last_used() > KEEP_ENDED_SECONDS:
                     shutil.rmtree(other.path)
-            elif other.address() is not None and not other.connected():
+            elif other.address() is not None and not other.connected_sessions():
                 idle.append(other)
-    for other in sorted(idle, key=ServerFolder.used)[: len(idle) - MOST_IDLE]:
-        with suppress(OSError), other.starting(waits=False):
-            if not other.connected():
-                other.withdraw()
+    for other in sorted(idle, key=ServerFolder.last_used)[: len(idle) - MAX_IDLE_SERVERS]:
+        with suppress(OSError), other.start_lock(waits=False):
+            if not other.connected_sessions():
+                other.request_end()
 
 
-def _running(folder: ServerFolder) -> Address | None:
+def _running_address(folder: ServerFolder) -> Address | None:
     """The address of the server if it is alive and answers, after its start if it is starting; ends any other."""
     if not folder.is_alive():
         return None
-    _becomes(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
+    _wait_for(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
     address = folder.address()
     if address is not None and folder.is_alive() and _answers(address):
         return address
-    if folder.is_alive() and (runs := len(folder.connected())):
+    if folder.is_alive() and (runs := len(folder.connected_sessions())):
         raise UnusableFolderError(
             f"the local Spark server (process {folder.process()}) does not answer; {counted(runs, 'run')} may use it; "
             "stream-assets spark stop --force ends it"
         )
-    end(folder)
+    end_server(folder)
     return None
 
 
@@ -235,8 +235,8 @@ def _answers(address: Address) -> bool:
     return True
 
 
-def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
-    folder.withdraw()
+def _start_server(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
+    folder.request_end()
     command = own_python(f"from {process.__name__} import main; main(sys.argv[1:])")
     if folder.is_alive():
         raise SparkSessionError(
@@ -245,30 +245,30 @@ def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
         )
     try:
         write_private(folder.settings, settings)
-        with folder.life() as life, folder.log.open("ab") as log:
+        with folder.alive_lock() as alive, folder.log.open("ab") as log:
             said = log.tell()
             subprocess.run(  # noqa: S603 - fixed words
-                [*command, str(folder.path), str(life)],
-                env=lasting(os.environ),
+                [*command, str(folder.path), str(alive)],
+                env=server_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[life],
+                pass_fds=[alive],
                 check=False,
             )
-        _becomes(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
+        _wait_for(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
     finally:
         # A server that ended at once has not deleted its settings, which may contain secrets.
         folder.settings.unlink(missing_ok=True)
-    return folder.address() or _fail(folder, said)
+    return folder.address() or _raise_start_error(folder, said)
 
 
-def _fail(folder: ServerFolder, since: int) -> NoReturn:
+def _raise_start_error(folder: ServerFolder, since: int) -> NoReturn:
     """End a server that did not start, and raise an error with the end of its log from byte ``since`` on."""
     with folder.log.open("rb") as log:
         log.seek(since)
         lines = log.read().decode(errors="replace").strip().splitlines()[-LOG_LINES:]
-    end(folder)
+    end_server(folder)
     said = redacted("\n".join(lines)) or "(nothing)"
     raise SparkSessionError(
         f"the local Spark server did not start; the end of {folder.log}:\n{said}\n",
@@ -276,7 +276,7 @@ def _fail(folder: ServerFolder, since: int) -> NoReturn:
     )
 
 
-def _becomes(condition: Callable[[], bool], seconds: float) -> bool:
+def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait for the condition; ``False`` if it is still false after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -18,7 +18,7 @@ from spark_jobs.spark_start import umask
 CORES = "spark.stream_assets.cores"
 # Variables that describe the shell, terminal or tool that started a process, or that change with each start.
 # All others count, because a user's function may read any of them in a worker, as it can with Spark in the process.
-PASSING_VARIABLES = frozenset({
+IGNORED_VARIABLES = frozenset({
     "_", "COLORTERM", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DBUS_STARTER_ADDRESS", "DBUS_STARTER_BUS_TYPE", "DISPLAY",
     "GPG_AGENT_INFO", "GPG_TTY", "HISTCMD", "HISTCONTROL", "HISTFILE", "HISTFILESIZE", "HISTIGNORE", "HISTSIZE",
     "HISTTIMEFORMAT", "INVOCATION_ID", "JOURNAL_STREAM", "LESSCLOSE", "LESSOPEN", "LINES",
@@ -29,7 +29,7 @@ PASSING_VARIABLES = frozenset({
     "TERMINFO_DIRS", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "TMUX", "TMUX_PANE",
     "WATCHDOG_PID", "WATCHDOG_USEC", "WINDOW", "WINDOWID", "WT_PROFILE_ID", "WT_SESSION",
 })  # fmt: skip
-PASSING_PREFIXES = (
+IGNORED_PREFIXES = (
     "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_", "VSCODE_",
     "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
 )  # fmt: skip
@@ -54,24 +54,24 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
     here = Path.cwd()
     parts = {
         "settings": dict(settings),
-        "environment": lasting(environment),
-        "python": [sys.executable, sys.version, *_looks([sys.executable])],
+        "environment": server_environment(environment),
+        "python": [sys.executable, sys.version, *_file_states([sys.executable])],
         "pyspark": [pyspark.__version__, pyspark.__file__],
-        "jars": _looks(_jars(settings)),
-        "files": _looks(_configuration_files(environment)),
+        "jars": _file_states(_jars(settings)),
+        "files": _file_states(_configuration_files(environment)),
         "server": [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
-        "cwd": [str(here), *_looks([str(here)], of_folder=True), imports_from_here()],
+        "cwd": [str(here), *_file_states([str(here)], of_folder=True), imports_from_here()],
         "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), umask()],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def lasting(environment: Mapping[str, str]) -> dict[str, str]:
+def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a server: all that Spark, or a user's function in a worker, may read."""
     return {
         name: value
         for name, value in environment.items()
-        if name not in PASSING_VARIABLES and not name.startswith(PASSING_PREFIXES)
+        if name not in IGNORED_VARIABLES and not name.startswith(IGNORED_PREFIXES)
     }
 
 
@@ -90,14 +90,14 @@ def _configuration_files(environment: Mapping[str, str]) -> list[str]:
     return sorted(str(file) for folder in folders if folder for file in Path(folder).glob("*"))
 
 
-def _looks(files: Iterable[str], *, of_folder: bool = False) -> list[str]:
+def _file_states(files: Iterable[str], *, of_folder: bool = False) -> list[str]:
     """Fingerprints that change when a file changes, or when a folder is created again at the same path."""
-    looks = []
+    states = []
     for file in filter(None, files):
         try:
             found = Path(file).stat()
         except OSError:
-            looks.append(f"{file} is not there")
+            states.append(f"{file} is not there")
             continue
-        looks.append(f"{file} {found.st_ino}" if of_folder else f"{file} {found.st_size} {found.st_mtime_ns}")
-    return looks
+        states.append(f"{file} {found.st_ino}" if of_folder else f"{file} {found.st_size} {found.st_mtime_ns}")
+    return states

@@ -99,31 +99,31 @@ class ServerFolder:
     def _address(self) -> Path:
         return self.path / "address.json"
 
-    def make(self) -> None:
-        """Create the folder, and mark it as just used; call this within :func:`tidying`.
+    def create(self) -> None:
+        """Create the folder, and mark it as just used; call this within :func:`folders_lock`.
 
         Raises:
             UnusableFolderError: the folder cannot be created, or another user could write to it.
         """
-        private_folder(self.path)
-        private_folder(self.clients)
+        make_private_folder(self.path)
+        make_private_folder(self.clients)
         os.utime(self.clients)
 
-    def starting(self, *, waits: bool = True) -> AbstractContextManager[None]:
+    def start_lock(self, *, waits: bool = True) -> AbstractContextManager[None]:
         """Hold the lock under which one process at a time starts, joins or ends the server.
 
         Raises:
             BlockingIOError: another process holds the lock, and ``waits`` is false.
             UnusableFolderError: the file system has no locks.
         """
-        return _alone(self.path / "starting", waits=waits)
+        return _exclusive_lock(self.path / "starting", waits=waits)
 
-    def used(self) -> float:
+    def last_used(self) -> float:
         """The last time at which the folder was created or a client came or went, in seconds since 1970."""
         return self.clients.stat().st_mtime
 
     @contextmanager
-    def life(self) -> Iterator[int]:
+    def alive_lock(self) -> Iterator[int]:
         """Open the file whose lock shows that the server lives, and lock it until every process has closed it.
 
         A process that inherits the descriptor keeps the lock. Only a process that starts a server calls this, while no
@@ -169,11 +169,11 @@ class ServerFolder:
         """Write the address of the server."""
         write_private(self._address, asdict(address))
 
-    def withdraw(self) -> None:
+    def request_end(self) -> None:
         """Remove the address, which the server checks: it then ends."""
         self._address.unlink(missing_ok=True)
 
-    def client(self, session: str) -> int:
+    def register_client(self, session: str) -> int:
         """Register a client: its session, and the server, live as long as this process has the descriptor open.
 
         If the process is killed, the kernel closes the descriptor.
@@ -187,21 +187,21 @@ class ServerFolder:
             os.close(descriptor)
 
     @staticmethod
-    def leave(client: int) -> None:
-        """Release a descriptor of :meth:`client`, even if a forked child has inherited it."""
+    def unregister_client(client: int) -> None:
+        """Release a descriptor of :meth:`register_client`, even if a forked child has inherited it."""
         fcntl.flock(client, fcntl.LOCK_UN)
         os.close(client)
 
-    def connected(self) -> list[str]:
+    def connected_sessions(self) -> list[str]:
         """The sessions whose clients are alive."""
-        return [file.name for file in sorted(self.clients.iterdir()) if not _gone(file)]
+        return [file.name for file in sorted(self.clients.iterdir()) if not _client_has_ended(file)]
 
-    def forget_gone(self) -> list[str]:
+    def remove_ended_clients(self) -> list[str]:
         """Remove the files of clients that have ended, and return their sessions; each is returned once."""
-        return [file.name for file in sorted(self.clients.iterdir()) if _gone(file, forget=True)]
+        return [file.name for file in sorted(self.clients.iterdir()) if _client_has_ended(file, forget=True)]
 
 
-def _gone(client: Path, *, forget: bool = False) -> bool:
+def _client_has_ended(client: Path, *, forget: bool = False) -> bool:
     try:
         with client.open("r+") as opened:
             _lock(opened.fileno(), (fcntl.LOCK_EX if forget else fcntl.LOCK_SH) | fcntl.LOCK_NB)
@@ -214,18 +214,18 @@ def _gone(client: Path, *, forget: bool = False) -> bool:
     return True
 
 
-def tidying(*, waits: bool = True) -> AbstractContextManager[None]:
+def folders_lock(*, waits: bool = True) -> AbstractContextManager[None]:
     """Hold the lock under which one process at a time creates or removes folders of servers.
 
     Raises:
         BlockingIOError: another process holds the lock, and ``waits`` is false.
         UnusableFolderError: no folder can keep servers.
     """
-    return _alone(servers_folder() / "tidying", waits=waits)
+    return _exclusive_lock(servers_folder() / "tidying", waits=waits)
 
 
 @contextmanager
-def _alone(file: Path, *, waits: bool) -> Iterator[None]:
+def _exclusive_lock(file: Path, *, waits: bool) -> Iterator[None]:
     with file.open("w") as lock:
         _lock(lock.fileno(), fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         yield
@@ -241,28 +241,28 @@ def _lock(descriptor: int, kind: int) -> None:
 
 
 def servers_folder() -> Path:
-    """The parent of all server folders: ``$STREAM_ASSETS_SPARK_SERVERS``, else one beside the jars (:func:`_place`).
+    """The parent of all server folders: ``$STREAM_ASSETS_SPARK_SERVERS``, else one beside the jars (:func:`_host_key`).
 
     Raises:
         UnusableFolderError: the folder cannot be created, or another user could write to it.
     """
     given = os.environ.get(SERVERS_VARIABLE)
-    path = Path(given) if given else cache_folder() / "spark-servers" / _place()
+    path = Path(given) if given else cache_folder() / "spark-servers" / _host_key()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnusableFolderError(f"{path.parent} cannot be created: {error}") from error
-    private_folder(path)
+    make_private_folder(path)
     return path.absolute()
 
 
-def _place() -> str:
+def _host_key() -> str:
     """A name for this user on this host or in this container, from the namespaces of files, ports and processes."""
-    place = [f"{os.getuid()}@{os.uname().nodename}"]
+    parts = [f"{os.getuid()}@{os.uname().nodename}"]
     for namespace in ("mnt", "net", "pid"):
         with suppress(OSError):
-            place.append(str((_NAMESPACES / namespace).stat().st_ino))
-    return "-".join(place)
+            parts.append(str((_NAMESPACES / namespace).stat().st_ino))
+    return "-".join(parts)
 
 
 def server_folders() -> list[ServerFolder]:
@@ -271,7 +271,7 @@ def server_folders() -> list[ServerFolder]:
 
 
 def server_folder(key: str) -> ServerFolder:
-    """The folder of the server of a configuration; call this within :func:`tidying`.
+    """The folder of the server of a configuration; call this within :func:`folders_lock`.
 
     All users of the machine see the folder's name in the command line of the server, and the configuration holds
     secrets. So the name also depends on a salt that only this user can read: no other user can guess a secret and
@@ -286,7 +286,7 @@ def server_folder(key: str) -> ServerFolder:
     return ServerFolder(salt.with_name(hmac.new(salt.read_bytes(), key.encode(), "sha256").hexdigest()[:NAME_LENGTH]))
 
 
-def private_folder(path: Path) -> None:
+def make_private_folder(path: Path) -> None:
     """Create a folder that only this user can access, or make an existing one of this user so.
 
     Raises:

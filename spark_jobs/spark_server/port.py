@@ -23,23 +23,23 @@ from pathlib import Path
 from spark_jobs.spark_server.folder import ServerFolder, UnusableFolderError
 
 LOOPBACK = "127.0.0.1"
-IS_HELD = sys.platform == "linux"
+HOLDS_PORTS = sys.platform == "linux"
 _ANSWER_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
 """How many seconds a server waits before it accepts again after an error."""
 _log = logging.getLogger(__name__)
 
 
-def reserve() -> socket.socket:
+def reserve_port() -> socket.socket:
     """Reserve a free port of the loopback interface; where ports are not held it is 0."""
     port = socket.socket()
-    if IS_HELD:
+    if HOLDS_PORTS:
         port.bind((LOOPBACK, 0))
     return port
 
 
 @contextmanager
-def shared(port: socket.socket) -> Iterator[None]:
+def allow_listening(port: socket.socket) -> Iterator[None]:
     """Let another process start to listen on the port within the block."""
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -49,22 +49,22 @@ def shared(port: socket.socket) -> Iterator[None]:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
-def check_offer(folder: ServerFolder) -> None:
-    """Refuse a folder in which no server could offer its port; call it within :func:`tidying`.
+def check_unix_sockets(folder: ServerFolder) -> None:
+    """Refuse a folder in which no server could offer its port; call it within :func:`folders_lock`.
 
     Some network mounts and sandboxes support no Unix sockets, and some create sockets that refuse every connection.
 
     Raises:
         UnusableFolderError: a socket in the folder cannot be created, or a client cannot connect to it.
     """
-    if not IS_HELD:
+    if not HOLDS_PORTS:
         return
     probe = folder.path / "probe"
     try:
         # A process that was killed at this point has left the file.
         probe.unlink(missing_ok=True)
         with (
-            _short_name(probe) as name,
+            _short_socket_path(probe) as name,
             socket.socket(socket.AF_UNIX) as server,
             socket.socket(socket.AF_UNIX) as client,
         ):
@@ -76,19 +76,19 @@ def check_offer(folder: ServerFolder) -> None:
         raise UnusableFolderError(f"{folder.path} does not support Unix sockets: {error}") from error
 
 
-def offer(port: socket.socket, folder: ServerFolder) -> None:
-    """Pass the port to each client that calls :func:`hold`, until this process ends."""
-    if not IS_HELD:
+def offer_port(port: socket.socket, folder: ServerFolder) -> None:
+    """Pass the port to each client that calls :func:`hold_port`, until this process ends."""
+    if not HOLDS_PORTS:
         return
     folder.port.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    with _short_name(folder.port) as name:
+    with _short_socket_path(folder.port) as name:
         listener.bind(name)
     listener.listen()
-    threading.Thread(target=_give, args=(port, listener), daemon=True).start()
+    threading.Thread(target=_send_port, args=(port, listener), daemon=True).start()
 
 
-def _give(port: socket.socket, listener: socket.socket) -> None:
+def _send_port(port: socket.socket, listener: socket.socket) -> None:
     while True:
         try:
             client, _ = listener.accept()
@@ -102,7 +102,7 @@ def _give(port: socket.socket, listener: socket.socket) -> None:
             socket.send_fds(client, [b"."], [port.fileno()])
 
 
-def hold(folder: ServerFolder, port: int) -> socket.socket:
+def hold_port(folder: ServerFolder, port: int) -> socket.socket:
     """Hold the port of a server, as long as the socket is open.
 
     Args:
@@ -112,11 +112,11 @@ def hold(folder: ServerFolder, port: int) -> socket.socket:
     Raises:
         OSError: the server has ended, or listens on another port.
     """
-    if not IS_HELD:
+    if not HOLDS_PORTS:
         return socket.socket()
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(_ANSWER_SECONDS)
-        with _short_name(folder.port) as name:
+        with _short_socket_path(folder.port) as name:
             server.connect(name)
         _, descriptors, _, _ = socket.recv_fds(server, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
@@ -129,7 +129,7 @@ def hold(folder: ServerFolder, port: int) -> socket.socket:
 
 
 @contextmanager
-def _short_name(path: Path) -> Iterator[str]:
+def _short_socket_path(path: Path) -> Iterator[str]:
     """A path to the socket within the kernel's limit of 107 bytes, which the path of the folder may exceed."""
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:

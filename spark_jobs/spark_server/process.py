@@ -26,7 +26,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from spark_jobs.spark_server.folder import Address, ServerFolder
-from spark_jobs.spark_server.port import LOOPBACK, offer, reserve, shared
+from spark_jobs.spark_server.port import LOOPBACK, allow_listening, offer_port, reserve_port
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
 from spark_jobs.spark_start import launch, private_folders, set_private_folders
 from stream_consumers.errors import InvalidOptionError
@@ -36,7 +36,7 @@ IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Without these ratios, a JVM that lives for long grows to its largest allowed heap, whatever it needs.
-SMALL_HEAP = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
+HEAP_OPTIONS = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 PORT = "spark.connect.grpc.binding.port"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
@@ -44,8 +44,8 @@ IDLE_SECONDS = 900.0
 POLL_SECONDS = 1.0
 # After this number of sessions, a server ends once it has no client: Spark keeps a thread for each kind of worker that
 # a session had.
-MOST_SESSIONS = 200
-MOST_LOG_BYTES = 10 * 1024 * 1024
+MAX_SESSIONS = 200
+MAX_LOG_BYTES = 10 * 1024 * 1024
 SERVER_SETTINGS: Mapping[str, str] = {
     "spark.connect.grpc.binding.address": LOOPBACK,
     # The server listens on the port that is held, or does not start.
@@ -72,15 +72,15 @@ def main(words: list[str]) -> None:
     """Run the server until no run needs it.
 
     Args:
-        words: the folder of the server, and the descriptor of :meth:`ServerFolder.life`.
+        words: the folder of the server, and the descriptor of :meth:`ServerFolder.alive_lock`.
     """
-    folder, life = ServerFolder(Path(words[0])), int(words[1])
-    os.set_inheritable(life, False)
+    folder, alive = ServerFolder(Path(words[0])), int(words[1])
+    os.set_inheritable(alive, False)
     if os.fork():
         # The run that started the server waits for this process only, and does not get the server as a child.
         os._exit(0)
     os.setsid()
-    os.pwrite(life, str(os.getpid()).encode(), 0)
+    os.pwrite(alive, str(os.getpid()).encode(), 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     settings = json.loads(folder.settings.read_bytes())
@@ -119,14 +119,14 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     # Spark writes data that clients send to files in this folder for a moment.
     scratch = Path(private_folders(tempfile.gettempdir()))
     given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""), scratch=scratch)
-    port = reserve()
+    port = reserve_port()
     given[PORT] = str(port.getsockname()[1])
     gateway = launch(given)
     conf = SparkConf(_jvm=gateway.jvm)
     set_private_folders(conf, gateway)
-    with shared(port):
+    with allow_listening(port):
         context = SparkContext(conf=conf, gateway=gateway)
-    offer(port, folder)
+    offer_port(port, folder)
     yield context, token
     context.stop()
 
@@ -143,7 +143,7 @@ def java_options(given: str, *, scratch: Path) -> str:
         '-Djava.io.tmpdir=/tmp/own -XX:MaxHeapFreeRatio=70 -Xss2m -XX:+ExitOnOutOfMemoryError'
     """
     # Java may reject one of our two ratios combined with one of the user's.
-    of_heap = () if "HeapFreeRatio" in given else (SMALL_HEAP,)
+    of_heap = () if "HeapFreeRatio" in given else (HEAP_OPTIONS,)
     own = f"-Djava.io.tmpdir={scratch}"
     # A JVM that is out of memory would neither work nor end.
     return " ".join(filter(None, (shlex.quote(own), *of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
@@ -169,22 +169,22 @@ def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_secon
     while folder.address() == address:
         if _has_ended(context):
             sys.exit("the JVM of Spark has ended")
-        gone = folder.forget_gone()
+        gone = folder.remove_ended_clients()
         for session in gone:
-            _close(context, service, folder, session)
+            _close_session(context, service, folder, session)
         closed += len(gone)
-        used = time.monotonic() if folder.connected() else used
-        is_needed = time.monotonic() - used < idle_seconds and closed < MOST_SESSIONS
+        used = time.monotonic() if folder.connected_sessions() else used
+        is_needed = time.monotonic() - used < idle_seconds and closed < MAX_SESSIONS
         is_swept = is_swept and not gone
         if not (is_swept and is_needed):
             # The process that holds the lock may be waiting for the end of this server.
-            with suppress(BlockingIOError), folder.starting(waits=False):
-                if not folder.connected():
+            with suppress(BlockingIOError), folder.start_lock(waits=False):
+                if not folder.connected_sessions():
                     # Killed runs have left cached frames.
                     spark.catalog.clearCache()
-                    folder.withdraw() if not is_needed else None
+                    folder.request_end() if not is_needed else None
                 is_swept = True
-        _cut(folder.log)
+        _truncate_log(folder.log)
         time.sleep(POLL_SECONDS)
 
 
@@ -198,7 +198,7 @@ def _has_ended(context: SparkContext) -> bool:
     return process is not None and process.poll() is not None
 
 
-def _close(context: SparkContext, service: Any, folder: ServerFolder, session: str) -> None:
+def _close_session(context: SparkContext, service: Any, folder: ServerFolder, session: str) -> None:
     """Close the session of a client that has ended, with its jobs and its workers."""
     key = context._jvm.org.apache.spark.sql.connect.service.SessionKey(USER, session)  # type: ignore[union-attr]
     with suppress(Py4JError):
@@ -209,11 +209,11 @@ def _close(context: SparkContext, service: Any, folder: ServerFolder, session: s
             end_workers(folder.workers, workers)
 
 
-def _cut(log: Path) -> None:
+def _truncate_log(log: Path) -> None:
     """Move a log that is too large to one older file."""
     # The log may have been deleted, and a full disk must not end the server.
     with suppress(OSError):
-        if log.stat().st_size > MOST_LOG_BYTES:
+        if log.stat().st_size > MAX_LOG_BYTES:
             try:
                 shutil.copyfile(log, log.with_suffix(".old"))
             finally:

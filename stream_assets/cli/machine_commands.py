@@ -99,17 +99,17 @@ def _local_spark() -> str:
     from spark_jobs.spark_server.folder import (
         ServerFolder,
         UnusableFolderError,
+        folders_lock,
         server_folders,
         servers_folder,
-        tidying,
     )
-    from spark_jobs.spark_server.port import check_offer
+    from spark_jobs.spark_server.port import check_unix_sockets
 
     if os.environ.get(SPARK_VARIABLE):
         return f"starts with each run: {SPARK_VARIABLE} is set"
     try:
-        with tidying():
-            check_offer(ServerFolder(servers_folder()))
+        with folders_lock():
+            check_unix_sockets(ServerFolder(servers_folder()))
         living = sum(server.is_alive() for server in server_folders())
         return f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
     except UnusableFolderError as error:
@@ -163,15 +163,15 @@ def stop(force: bool) -> None:
       stream-assets spark stop
       stream-assets spark stop --force
     """
-    from spark_jobs.spark_server.client import end
+    from spark_jobs.spark_server.client import end_server
 
     living = 0
     for server in _living():
         if server.address() is None:
             inform(f"{server.path.name} is starting, which is waited for", style="yellow")
-        with server.starting():
-            runs = 0 if force else len(server.connected())
-            has_ended = not runs and end(server)
+        with server.start_lock():
+            runs = 0 if force else len(server.connected_sessions())
+            has_ended = not runs and end_server(server)
         living += not has_ended
         if runs:
             inform(f"{server.path.name} is used by {counted(runs, 'run')}: it stays; --force ends it", style="yellow")
@@ -199,7 +199,7 @@ def _row(server: ServerFolder) -> dict[str, Any]:
     return {
         "server": server.path.name,
         "state": "ready" if address else "starting",
-        "runs": len(server.connected()),
+        "runs": len(server.connected_sessions()),
         "master": address and address.master,
         "process": server.process(),
         "since": since,

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from spark_jobs import redaction
 from spark_jobs.redaction import hide, redacted
 from spark_jobs.session import SparkOptions, create_session
-from spark_jobs.spark_server.client import _fail
+from spark_jobs.spark_server.client import _raise_start_error
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from stream_consumers.urls import check_no_credentials
 from tests.support.held_servers import made
@@ -65,7 +65,7 @@ def test_the_end_of_the_log_of_a_server_is_repeated_without_secrets(tmp_path: Pa
     hide({}, {"spark.driver.extraJavaOptions": option}, None)
     folder.log.write_text(f"Unrecognized option: {option}\nError: no JVM\n")
     with pytest.raises(SparkSessionError) as raised:
-        _fail(folder, 0)
+        _raise_start_error(folder, 0)
     assert SECRET not in str(raised.value)
     assert "Error: no JVM" in str(raised.value)
 

@@ -18,7 +18,7 @@ _processes = multiprocessing.get_context("forkserver")
 
 def obedient(server: ServerFolder, started: Event) -> None:
     """Ends when its address is withdrawn."""
-    with server.life() as life:
+    with server.alive_lock() as life:
         _serve(server, life, started)
         while server.address() is not None:
             time.sleep(0.01)
@@ -26,7 +26,7 @@ def obedient(server: ServerFolder, started: Event) -> None:
 
 def deaf(server: ServerFolder, started: Event) -> None:
     """Does not end when it is asked to."""
-    with server.life() as life:
+    with server.alive_lock() as life:
         _serve(server, life, started)
         signal.pause()
 
@@ -40,7 +40,7 @@ def _serve(server: ServerFolder, life: int, started: Event) -> None:
 
 def client_of(server: ServerFolder, started: Event) -> None:
     """Uses a server."""
-    server.client("a-session")
+    server.register_client("a-session")
     started.set()
     signal.pause()
 
@@ -61,5 +61,5 @@ def process(act: Callable[[ServerFolder, Event], None], server: ServerFolder) ->
 def made(folder: Path, name: str) -> ServerFolder:
     folder.mkdir(mode=0o700, exist_ok=True)
     server = ServerFolder(folder / name)
-    server.make()
+    server.create()
     return server

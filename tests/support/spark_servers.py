@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_jobs.session import SPARK_VARIABLE
-from spark_jobs.spark_server.client import end
+from spark_jobs.spark_server.client import end_server
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, ServerFolder
 from tests.support.settings import ROOT
 
@@ -75,4 +75,4 @@ def spark_servers(folder: Path) -> Iterator[Servers]:
         yield servers
     finally:
         for server in servers.living():
-            end(server)
+            end_server(server)

@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from spark_jobs.spark_server import client
-from spark_jobs.spark_server.client import WhileItLives, connect, end, make_room
+from spark_jobs.spark_server.client import ServerRetryPolicy, connect, end_idle_servers, end_server
 from spark_jobs.spark_server.configuration import configuration_key
-from spark_jobs.spark_server.folder import UnusableFolderError, server_folder, tidying
+from spark_jobs.spark_server.folder import UnusableFolderError, folders_lock, server_folder
 from stream_consumers.errors import InvalidOptionError, SparkEndedError, SparkSessionError
 from tests.support.held_servers import client_of, made, obedient, process
 from tests.support.polling import until
@@ -30,12 +30,12 @@ def test_of_the_servers_that_nobody_uses_one_stays(tmp_path: Path, monkeypatch: 
         for server in (own, first, last, used, busy):
             stack.enter_context(process(obedient, server))
         stack.enter_context(process(client_of, used))
-        stack.enter_context(busy.starting())
+        stack.enter_context(busy.start_lock())
         for age, server in enumerate((last, used, busy, own, first)):
             os.utime(server.clients, times=(1_000_000_000 - age, 1_000_000_000 - age))
         os.utime(old.clients, times=(0, 0))
-        with own.starting():
-            make_room(own)
+        with own.start_lock():
+            end_idle_servers(own)
         until(lambda: not first.is_alive(), seconds=60, what="the end of the one that was used first")
         assert [server.is_alive() for server in (own, last, used, busy)] == [True] * 4
         assert (dead.path.exists(), old.path.exists()) == (True, False)
@@ -48,11 +48,11 @@ def test_a_folder_that_somebody_is_about_to_use_again_is_not_removed(
     monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(servers))
     own, old = made(servers, "own"), made(servers, "old")
     os.utime(old.clients, times=(0, 0))
-    with tidying():
-        make_room(own)
+    with folders_lock():
+        end_idle_servers(own)
         assert old.path.exists(), "somebody makes it, or another one"
-        old.make()
-    make_room(own)
+        old.create()
+    end_idle_servers(own)
     assert old.path.exists(), "its server is to be started"
 
 
@@ -64,8 +64,8 @@ def test_a_process_that_has_the_number_of_a_dead_server_is_left_alone(
     server = made(tmp_path, "server")
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     (server.path / "alive").write_text(str(other.pid))
-    with server.life():
-        assert not end(server)
+    with server.alive_lock():
+        assert not end_server(server)
     assert other.communicate(b"\n", timeout=60) == (None, None)
     assert other.returncode == 0
 
@@ -87,10 +87,10 @@ def test_a_server_that_is_gone_is_told_at_once_and_without_its_token(tmp_path: P
     with process(obedient, server):
         address = server.address()
         assert address is not None
-        policy = WhileItLives(server, address)
+        policy = ServerRetryPolicy(server, address)
         assert policy.can_retry(RefusedError(grpc.StatusCode.UNAVAILABLE))
         assert not policy.can_retry(ValueError("a bug"))
-        server.withdraw()
+        server.request_end()
         with pytest.raises(SparkEndedError, match=str(address.pid)) as withdrawn:
             policy.can_retry(RefusedError(code))
         assert "secret" not in str(withdrawn.value)

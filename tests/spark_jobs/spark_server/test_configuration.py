@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.spark_server.configuration import configuration_key, lasting
+from spark_jobs.spark_server.configuration import configuration_key, server_environment
 
 SETTINGS = {"spark.master": "local[2]", "spark.hadoop.fs.s3a.secret.key": "secret"}
 
@@ -89,7 +89,7 @@ def test_what_a_terminal_says_of_itself_is_no_other_server() -> None:
     noise = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "PWD": "/", "SHLVL": "3", "DAGSTER_HOME": "/home"}
     assert configuration_key(SETTINGS, {**os.environ, **noise}) == configuration_key(SETTINGS, os.environ)
     kept = dict.fromkeys(("TZ", "HISTORY_TABLE", "TERMS_PATH", "SSH_KEY_FILE", "GPG_KEY", "WT_LIMIT", "DBUS_LINE"), "1")
-    assert lasting({**noise, **kept}) == kept
+    assert server_environment({**noise, **kept}) == kept
 
 
 def test_a_run_that_imports_from_its_working_folder_has_another_server(

@@ -21,7 +21,7 @@ from spark_jobs.spark_server.folder import (
     Address,
     ServerFolder,
     UnusableFolderError,
-    private_folder,
+    make_private_folder,
     server_folder,
     server_folders,
     servers_folder,
@@ -34,7 +34,7 @@ _processes = multiprocessing.get_context("forkserver")
 @pytest.fixture
 def server(tmp_path: Path) -> ServerFolder:
     made = ServerFolder(tmp_path / "server")
-    made.make()
+    made.create()
     return made
 
 
@@ -43,7 +43,7 @@ def test_the_address_is_for_this_user_only_and_its_token_is_shown_nowhere(server
     assert server.address() == ADDRESS
     assert [stat.S_IMODE(path.stat().st_mode) for path in (server.path, server.path / "address.json")] == [0o700, 0o600]
     assert "secret" not in f"{ADDRESS} {ADDRESS!r}"
-    server.withdraw()
+    server.request_end()
     assert server.address() is None
 
 
@@ -70,20 +70,20 @@ def test_a_folder_that_somebody_else_planted_is_refused(tmp_path: Path, monkeypa
     planted = tmp_path / "planted"
     planted.symlink_to(tmp_path)
     with pytest.raises(UnusableFolderError):
-        private_folder(planted)
+        make_private_folder(planted)
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o755)
-    private_folder(mine)
+    make_private_folder(mine)
     assert stat.S_IMODE(mine.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "getuid", lambda: mine.stat().st_uid + 1)
     with pytest.raises(UnusableFolderError):
-        private_folder(mine)
+        make_private_folder(mine)
 
 
 def test_a_place_where_no_worker_could_be_executed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
     with pytest.raises(UnusableFolderError):
-        private_folder(tmp_path)
+        make_private_folder(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -92,12 +92,12 @@ def test_a_place_without_locks_is_told(server: ServerFolder, monkeypatch: pytest
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("spark_jobs.spark_server.folder.fcntl.flock", unsupported)
-    with pytest.raises(UnusableFolderError), server.starting():
+    with pytest.raises(UnusableFolderError), server.start_lock():
         pass
-    with pytest.raises(UnusableFolderError), server.life():
+    with pytest.raises(UnusableFolderError), server.alive_lock():
         pass
     with pytest.raises(UnusableFolderError):
-        server.client("a-session")
+        server.register_client("a-session")
 
 
 def test_a_container_has_servers_of_its_own_whatever_its_host_is_called(
@@ -119,7 +119,7 @@ def test_a_container_has_servers_of_its_own_whatever_its_host_is_called(
 
 def test_a_server_lives_as_long_as_one_process_has_its_descriptor(server: ServerFolder) -> None:
     assert not server.is_alive()
-    with server.life() as life:
+    with server.alive_lock() as life:
         # It inherits the descriptor, and outlives who started it.
         words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
         child = subprocess.Popen(words, pass_fds=[life], stdin=subprocess.PIPE)
@@ -142,7 +142,7 @@ def test_who_looks_whether_a_server_lives_hides_nothing_from_others_and_who_star
         lock(descriptor, kind)
 
     def live() -> None:
-        with server.life():
+        with server.alive_lock():
             numbers.append(alive.read_text())
 
     with alive.open() as looked_at:
@@ -162,20 +162,20 @@ def test_a_client_that_is_killed_is_forgotten_once(server: ServerFolder) -> None
     child = _processes.Process(target=_connect, args=(server, started))
     child.start()
     assert started.wait(60)
-    own = server.client("own")
-    assert server.connected() == ["own", "theirs"]
-    assert server.forget_gone() == []
+    own = server.register_client("own")
+    assert server.connected_sessions() == ["own", "theirs"]
+    assert server.remove_ended_clients() == []
     child.kill()
     child.join()
-    assert server.connected() == ["own"]
-    assert server.forget_gone() == ["theirs"]
-    assert server.forget_gone() == []
-    server.leave(own)
-    assert server.forget_gone() == ["own"]
+    assert server.connected_sessions() == ["own"]
+    assert server.remove_ended_clients() == ["theirs"]
+    assert server.remove_ended_clients() == []
+    server.unregister_client(own)
+    assert server.remove_ended_clients() == ["own"]
 
 
 def _connect(server: ServerFolder, started: Event) -> None:
-    server.client("theirs")
+    server.register_client("theirs")
     started.set()
     signal.pause()
 
@@ -190,11 +190,11 @@ def test_a_client_that_the_server_took_for_gone_connects_anew(
     def opened(path: Path, flags: int, mode: int) -> int:
         descriptor = made(path, flags, mode)
         if not taken:
-            taken.extend(server.forget_gone())
+            taken.extend(server.remove_ended_clients())
         return descriptor
 
     monkeypatch.setattr("spark_jobs.spark_server.folder.os.open", opened)
-    descriptor = server.client("late")
+    descriptor = server.register_client("late")
     monkeypatch.undo()
     assert taken == ["late"]
     assert os.fstat(descriptor).st_ino == (server.clients / "late").stat().st_ino

@@ -22,7 +22,7 @@ from spark_jobs.spark_server import client, port
 from spark_jobs.spark_server.client import connect
 from spark_jobs.spark_server.configuration import configuration_key
 from spark_jobs.spark_server.folder import Address, ServerFolder, UnusableFolderError, server_folder
-from spark_jobs.spark_server.port import check_offer, hold, offer, reserve, shared
+from spark_jobs.spark_server.port import allow_listening, check_unix_sockets, hold_port, offer_port, reserve_port
 from stream_consumers.errors import SparkEndedError
 from tests.support.held_servers import made, obedient, process
 from tests.support.polling import until
@@ -64,13 +64,13 @@ def assert_refused(port: int) -> None:
 
 def test_a_port_is_held_until_the_server_and_its_last_client_have_ended(tmp_path: Path) -> None:
     server = made(tmp_path, "a name that is too long for the path of a socket" * 3)
-    port = reserve()
+    port = reserve_port()
     number = port.getsockname()[1]
-    with shared(port):
+    with allow_listening(port):
         early, jvm = bound(number), bound(number)
         jvm.listen()
-    offer(port, server)
-    held = hold(server, number)
+    offer_port(port, server)
+    held = hold_port(server, number)
     assert_refused(number)
     jvm.close()
     assert_refused(number)
@@ -86,12 +86,12 @@ def test_a_port_is_held_until_the_server_and_its_last_client_have_ended(tmp_path
 
 def test_a_port_that_is_not_the_one_of_the_server_is_not_used(tmp_path: Path) -> None:
     server = made(tmp_path, "server")
-    with reserve() as port:
-        offer(port, server)
+    with reserve_port() as port:
+        offer_port(port, server)
         number = port.getsockname()[1]
         with pytest.raises(ConnectionError):
-            hold(server, number + 1)
-        hold(server, number).close()
+            hold_port(server, number + 1)
+        hold_port(server, number).close()
 
 
 def test_a_server_that_does_not_give_its_port_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,17 +102,17 @@ def test_a_server_that_does_not_give_its_port_is_not_used(tmp_path: Path, monkey
     with process(obedient, server):
         with pytest.raises(SparkEndedError):
             connect(settings)
-        assert not server.connected()
+        assert not server.connected_sessions()
 
 
 def test_a_path_of_any_length_takes_a_socket_and_a_file_system_without_sockets_is_refused(tmp_path: Path) -> None:
     server = made(tmp_path, "a name that is too long for the path of a socket" * 3)
     (server.path / "probe").touch()
     for _ in range(2):
-        check_offer(server)
+        check_unix_sockets(server)
     assert {path.name for path in server.path.iterdir()} == {"clients"}
     with pytest.raises(UnusableFolderError):
-        check_offer(ServerFolder(Path("/proc/self")))
+        check_unix_sockets(ServerFolder(Path("/proc/self")))
 
 
 SANDBOXED = """\
@@ -146,8 +146,8 @@ def full_once(server: ServerFolder, started: Event) -> None:
 
     logging.getLogger(port.__name__).addHandler(Freeing())
     port.PAUSE_SECONDS = 0.01
-    held = reserve()
-    offer(held, server)
+    held = reserve_port()
+    offer_port(held, server)
     server.publish(Address(held.getsockname()[1], "secret", os.getpid(), 2, "local[2]", "/bin/python", "/work", 0.0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     started.set()
@@ -161,7 +161,7 @@ def test_a_server_goes_on_to_give_its_port_after_it_could_not(tmp_path: Path) ->
         assert address is not None
         # The kernel gives the file of the next client to a process that waits for one before it has come.
         for _ in range(2):
-            hold(server, address.port).close()
+            hold_port(server, address.port).close()
 
 
 RUN = """\

@@ -29,7 +29,9 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: float) -> 
     context: Any = SimpleNamespace(defaultParallelism=2, master="local[2]", _gateway=None)
     monkeypatch.setattr(process, "SparkSession", lambda context: spark)
     monkeypatch.setattr(process, "_java_object", lambda context, name: SimpleNamespace(localPort=lambda: 1))
-    monkeypatch.setattr(process, "_close", lambda context, service, folder, session: calls.closed.append(session))
+    monkeypatch.setattr(
+        process, "_close_session", lambda context, service, folder, session: calls.closed.append(session)
+    )
     monkeypatch.setattr(process, "POLL_SECONDS", 0.01)
     server = made(folder, "server")
     server.log.touch()
@@ -41,33 +43,33 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: float) -> 
         until(server.address, what="the address")
         yield server, calls
     finally:
-        server.withdraw()
+        server.request_end()
         thread.join(60)
     assert not thread.is_alive()
 
 
 def test_who_ends_a_server_right_after_a_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, monkeypatch) as (server, calls):
-        client = server.client("a-session")
-        with server.starting():
-            server.leave(client)
+        client = server.register_client("a-session")
+        with server.start_lock():
+            server.unregister_client(client)
             until(lambda: calls.closed == ["a-session"], what="the end of the session")
-            server.withdraw()
+            server.request_end()
             until(lambda: not calls.is_serving(), what="the end of the server")
 
 
 def test_a_log_is_bounded_and_a_server_does_without_one_that_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MOST_LOG_BYTES", 5)
+    monkeypatch.setattr(process, "MAX_LOG_BYTES", 5)
     with serving(tmp_path, monkeypatch) as (server, calls):
         server.log.write_text("too much")
         until(lambda: not server.log.stat().st_size, what="an empty log")
         assert server.log.with_suffix(".old").read_text() == "too much"
         server.log.unlink()
-        server.leave(server.client("a-session"))
+        server.unregister_client(server.register_client("a-session"))
         until(lambda: calls.closed == ["a-session"], what="another look")
-        server.leave(server.client("another-session"))
+        server.unregister_client(server.register_client("another-session"))
         until(lambda: calls.closed[1:] == ["another-session"], what="a look behind that")
 
 
@@ -75,8 +77,8 @@ def test_what_a_run_cached_is_forgotten_as_soon_as_nobody_starts_or_ends_the_ser
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path, monkeypatch) as (server, calls):
-        with server.starting():
-            server.leave(server.client("a-session"))
+        with server.start_lock():
+            server.unregister_client(server.register_client("a-session"))
             until(lambda: calls.closed == ["a-session"], what="the end of the session")
             assert calls.cleared == 0
         until(lambda: calls.cleared == 1, what="an empty cache")

@@ -45,7 +45,7 @@ for number in range(100):
 from spark_jobs.spark_server.folder import server_folders
 print(json.dumps({
     "answers": sorted({row["a"] for row in rows}),
-    "server": [server.process() for server in server_folders() if server.connected() or server.is_alive()],
+    "server": [server.process() for server in server_folders() if server.connected_sessions() or server.is_alive()],
     "same": create_session() is session,
     "guarded": session.conf.get("spark.authenticate", None),
     "kept": numbers.storageLevel.useMemory,

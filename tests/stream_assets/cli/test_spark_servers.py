@@ -67,7 +67,7 @@ def test_a_server_that_starts_is_waited_for_and_who_waits_is_told(
     server = made(servers, "slow")
     with process(deaf, server):
         monkeypatch.setattr(client, "END_SECONDS", 1.0)
-        server.withdraw()
+        server.request_end()
         stopped = run("spark", "stop")
         assert (stopped.exit_code, server.is_alive()) == (0, False)
         assert "slow is starting, which is waited for" in stopped.stderr
