@@ -36,21 +36,21 @@ SUITES: Mapping[str, Callable[[Bench], None]] = {
 
 def main() -> None:
     """Run the suites one after the other, and write the report after each."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="How fast it is, beside its peers.")
-    parser.add_argument("--scale", type=float, default=1.0, help="of all sizes: 0.1 for a tenth of the messages")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each case is measured")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Compare stream-assets with its peers.")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all sizes: 0.1 for a tenth of the messages")
+    parser.add_argument("--rounds", type=int, default=3, help="number of times that each case is measured")
     parser.add_argument("--only", action="append", choices=SUITES, metavar="SUITE", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
     options = parser.parse_args()
-    # What it started is ended.
+    # An interrupt ends the processes that the benchmark started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     machine = report.machine()
     for name in options.only or SUITES:
-        _tell(f"== {name}")
+        _log(f"== {name}")
         before, began = os.getloadavg()[0], datetime.now(timezone.utc)
         with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
             os.environ[SERVERS_VARIABLE] = f"{scratch}/spark-servers"
-            bench = Bench(Path(scratch), scale=options.scale, rounds=options.rounds, tell=_tell)
+            bench = Bench(Path(scratch), scale=options.scale, rounds=options.rounds, log=_log)
             SUITES[name](bench)
         found = {
             "date": f"{began:%Y-%m-%d %H:%M} UTC",
@@ -62,7 +62,7 @@ def main() -> None:
             "sections": bench.to_json(),
         }
         report.write(options.report, {name: found}, tuple(SUITES))
-    _tell(f"written: {options.report}")
+    _log(f"written: {options.report}")
 
 
 def _commit() -> str:
@@ -70,7 +70,7 @@ def _commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stdout.write(f"{datetime.now(timezone.utc):%H:%M:%S} {line}\n")
     sys.stdout.flush()
 

@@ -1,6 +1,6 @@
-"""The least that the work costs in Python: read, make Arrow columns, write Parquet; nothing is exactly once here.
+"""The least that the work costs in Python: read, build Arrow columns, write Parquet, without exactly-once guarantees.
 
-Each function is one worker; two of them at the same time have the cores that Spark has.
+Each function is one worker; two workers at the same time use as many cores as Spark.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks.messages import SCHEMA
 from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, decode_beacon
 
-PAGE = 10_000
-_TAIL = 3  # the checksum, and the byte that ends a frame
+PAGE_SIZE = 10_000
+_TRAILER_SIZE = 3  # the checksum, and the byte that ends a frame
 
 
 def _columns(shard: int, sequences: Sequence[int], payloads: list[bytes], *, is_json: bool) -> pa.Table:
@@ -37,7 +37,7 @@ def _columns(shard: int, sequences: Sequence[int], payloads: list[bytes], *, is_
 
 
 class _File:
-    """A Parquet file that is made with its first rows."""
+    """A Parquet file that is created with its first rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class _File:
 
 
 def consume(address: str, topic: str, ends: dict[int, int], folder: Path, is_json: bool) -> None:
-    """The partitions of a topic, up to these ends."""
+    """Consume the partitions of a topic up to these ends."""
     settings = {
         "bootstrap.servers": address,
         "group.id": "bare",
@@ -81,7 +81,7 @@ def consume(address: str, topic: str, ends: dict[int, int], folder: Path, is_jso
         consumer.assign([TopicPartition(topic, partition, 0)])
         file, at = _File(folder / f"{partition}.parquet"), 0
         while at < end:
-            messages = consumer.consume(min(PAGE, end - at), 1.0)
+            messages = consumer.consume(min(PAGE_SIZE, end - at), 1.0)
             if messages:
                 payloads = [message.value() or b"" for message in messages]
                 offsets = [message.offset() or 0 for message in messages]
@@ -92,11 +92,11 @@ def consume(address: str, topic: str, ends: dict[int, int], folder: Path, is_jso
 
 
 def xrange(address: str, stream: str, shards: Sequence[int], folder: Path) -> None:
-    """The keys of a stream, in pages."""
+    """Read the keys of a stream, in pages."""
     client: Any = redis.Redis.from_url(f"redis://{address}")
     for shard in shards:
         file, start = _File(folder / f"{shard}.parquet"), b"-"
-        while page := client.xrange(f"{stream}:{shard}", start, b"+", PAGE):
+        while page := client.xrange(f"{stream}:{shard}", start, b"+", PAGE_SIZE):
             ids = [entry.split(b"-") for entry, _ in page]
             sequences = [int(ms) << 16 | int(sub) for ms, sub in ids]
             payloads = [fields[b"msg"] for _, fields in page]
@@ -106,29 +106,29 @@ def xrange(address: str, stream: str, shards: Sequence[int], folder: Path) -> No
     client.close()
 
 
-def walk(stream_file: Path, folder: Path) -> None:
-    """The frames of a stream file; its beacons are cut out, and no checksum is compared."""
+def scan(stream_file: Path, folder: Path) -> None:
+    """Read the frames of a stream file without its beacons, and without comparing checksums."""
     data = stream_file.read_bytes()
     interval = Header.decode(data[:HEADER_SIZE], path=stream_file).beacon_interval
     parts = [data[HEADER_SIZE:interval]]
-    for place in range(interval, len(data), interval):
-        beacon = decode_beacon(data, place)
+    for at in range(interval, len(data), interval):
+        beacon = decode_beacon(data, at)
         assert beacon is not None
-        parts.append(data[place + beacon[1] : place + interval])
+        parts.append(data[at + beacon[1] : at + interval])
     frames = b"".join(parts)
     file, at = _File(folder / "0.parquet"), 0
     while at < len(frames):
         shards: list[int] = []
         sequences: list[int] = []
         payloads: list[bytes] = []
-        while at < len(frames) and len(payloads) < PAGE:
+        while at < len(frames) and len(payloads) < PAGE_SIZE:
             fields = at + 1 + frames[at]
             shard, sequence, _, length = FRAME_FIELDS.unpack_from(frames, fields)
             payload = fields + FRAME_FIELDS.size
             shards.append(shard)
             sequences.append(sequence)
             payloads.append(frames[payload : payload + length])
-            at = payload + length + _TAIL
+            at = payload + length + _TRAILER_SIZE
         columns: dict[str, Any] = {"payload": pa.array(payloads, pa.binary()), "_shard": shards, "_sequence": sequences}
         file.add(pa.table(columns))
     file.close()

@@ -20,7 +20,7 @@ from stream_assets import Json, LagPolicy, RunLimits, stream_asset, stream_defin
     sensor=LagPolicy(interval_seconds=1, status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:
-    """Orders as they are."""
+    """Orders, unchanged."""
     return batch
 
 

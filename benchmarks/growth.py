@@ -1,4 +1,4 @@
-"""What grows with the table, the stream and the backlog, and what does not."""
+"""How times and memory grow with the table, the stream and the backlog."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.redis_server import redis_server
 from tests.support.topics import create_topic
 from tests.support.written_log import WrittenLog
 
-LOOKS = 5
+LOOKUPS = 5
 BATCHES = 5
 # A leak in the heap would end the server long before the last batch.
 HEAP = "768m"
@@ -43,12 +43,12 @@ BATCHES_OF_A_RUN = 25
 
 
 def sizes(bench: Bench, *full: int) -> list[int]:
-    """Those that are not too large at this scale; always the first."""
+    """The sizes that are not too large at this scale, and always the first."""
     return [size for size in full if size == full[0] or size <= full[-1] * bench.scale]
 
 
 def versions(bench: Bench) -> None:
-    """A look-up in the ledger, from 10 versions of the table to 10,000."""
+    """Measure a look-up in the ledger, from 10 versions of the table to 10,000."""
     section = bench.section(
         "A look-up of positions, by versions of the table",
         "A new process looks up the positions of 12 shards. Each commit adds a file; the last checkpoint is five "
@@ -57,14 +57,14 @@ def versions(bench: Bench) -> None:
     )
     shards = [Shard("orders", number) for number in range(12)]
     counts = sizes(bench, 10, 100, 1000, 10_000)
-    log, taken = WrittenLog(bench.place()), {}
+    log, taken = WrittenLog(bench.new_path()), {}
     for count in counts:
         while log.next < count + 5:
             if (log.next and log.next % 1000 == 0) or log.next == count:
                 DeltaTable(str(log.path)).create_checkpoint()
             log.ours(_entry(log.next, shards))
         seconds = []
-        for _ in range(LOOKS):
+        for _ in range(LOOKUPS):
             began = perf_counter()
             ledger = Ledger(log.log(), group="bench", member="main")
             assert set(ledger.read().positions) == set(shards)
@@ -76,7 +76,7 @@ def versions(bench: Bench) -> None:
 
 
 def _entry(version: int, shards: Sequence[Shard]) -> LedgerEntry:
-    """Every tenth is full."""
+    """A ledger entry; every tenth also carries the folded state."""
     state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, version)), origin=0) for shard in shards}
     ranges = {shard: Range(version, version + 1) for shard in shards}
     full = state if version % 10 == 0 else None
@@ -85,7 +85,7 @@ def _entry(version: int, shards: Sequence[Shard]) -> LedgerEntry:
 
 
 def files(bench: Bench) -> None:
-    """A batch of 1,000 messages and a bare append, into tables of 10 to 100,000 files."""
+    """Measure a batch of 1,000 messages and a bare append, into tables of 10 to 100,000 files."""
     section = bench.section(
         "A batch of 1,000 messages, by files of the table",
         f"Another writer has added the files. Medians of {BATCHES} batches.",
@@ -94,7 +94,7 @@ def files(bench: Bench) -> None:
     with bench.spark() as spark:
         for count in sizes(bench, 10, 1000, 10_000, 100_000):
             path = bench.folder / f"files-{count}.ss"
-            url, table, other = f"file://{path}/orders", bench.place(), bench.place()
+            url, table, other = f"file://{path}/orders", bench.new_path(), bench.new_path()
             append = BareAppend(spark, other)
             messages.to_file(url, documents(ROWS))
             list(_drained(spark, url, table))
@@ -124,7 +124,7 @@ def _drained(
 
 
 def _add_files(table: Path, count: int) -> None:
-    """A commit of another writer, with files that nobody reads."""
+    """Commit ``count`` files as another writer; they do not exist, because no query reads them."""
     version = DeltaTable(str(table)).version() + 1
     stats = json.dumps({"numRecords": 1})
     added = {"partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True, "stats": stats}
@@ -135,7 +135,7 @@ def _add_files(table: Path, count: int) -> None:
 
 
 def shards(bench: Bench) -> None:
-    """What a commit says and what a tick takes, from 10 shards to 1,000."""
+    """Measure the metadata of a commit and the time of a tick, from 10 shards to 1,000."""
     section = bench.section(
         "Commits and ticks, by shards of a stream",
         "A Redis stream of that many keys. The bytes are the metadata of a commit for ten of the keys; a tick is what "
@@ -144,11 +144,11 @@ def shards(bench: Bench) -> None:
     )
     counts = sizes(bench, 10, 100, 1000)
     with bench.spark() as spark, bench.service(redis_server(bench.folder)) as address:
-        import redis as client  # noqa: PLC0415 - beside the suite of this name
+        import redis as client  # noqa: PLC0415 - only this suite needs it
 
         server = client.Redis.from_url(f"redis://{address}")
         for count in counts:
-            url, table = f"redis://{address}/s{count}", bench.place()
+            url, table = f"redis://{address}/s{count}", bench.new_path()
             pipeline = server.pipeline(transaction=False)
             for number in range(10 * count):
                 pipeline.xadd(f"s{count}:{number % count}", {b"msg": b'{"id": 1}'})
@@ -160,7 +160,7 @@ def shards(bench: Bench) -> None:
                 sum(1 for _ in _drained(spark, url, table))
             ingestion = Ingestion(group="bench", table=str(table), decoder=Json(DDL))
             source, seconds = StreamSource(StreamUrl.parse(url)), []
-            for _ in range(LOOKS):
+            for _ in range(LOOKUPS):
                 began = perf_counter()
                 assert measure(source, ingestion).total == 0
                 seconds.append(perf_counter() - began)
@@ -179,7 +179,7 @@ def _metadata_bytes(table: Path) -> int:
 
 
 def backlog(bench: Bench) -> None:
-    """The memory of a run whose backlog is 1, 4 and 16 times what a batch holds."""
+    """Measure the memory of a run whose backlog is 1, 4 and 16 batches."""
     limit = bench.size(50_000, least=1000)
     section = bench.section(
         f"The memory of a run, by its backlog in batches of {limit:,} messages",
@@ -188,7 +188,7 @@ def backlog(bench: Bench) -> None:
     )
     with bench.service(kafka_broker(bench.folder)) as (address, _):
         for times in (1, 4, 16):
-            topic, table = create_topic(address, messages.PARTITIONS), bench.place()
+            topic, table = create_topic(address, messages.PARTITIONS), bench.new_path()
             expected = messages.to_kafka(address, topic, documents(times * limit))
             command = [sys.executable, "-m", "stream_assets.cli.main", "ingest", "--in-process", "--master", "local[2]"]
             command += ["--source", f"kafka://{address}/{topic}", "--table", str(table), "--decode", "json"]
@@ -206,14 +206,14 @@ def backlog(bench: Bench) -> None:
 
 
 def server(bench: Bench) -> None:
-    """The memory of the Spark server that outlives runs, over the batches that it has written."""
+    """Measure the memory of the Spark server that outlives runs, over the batches that it has written."""
     section = bench.section(
         "The memory of the Spark server, by batches that it has written",
         f"After runs of {BATCHES_OF_A_RUN} batches of 100 messages, each with its own session, on one server with a "
         f"heap of at most {HEAP}.",
         ("MB", "MB without the JVM", "processes"),
     )
-    url, table = f"file://{bench.folder}/server.ss/orders", bench.place()
+    url, table = f"file://{bench.folder}/server.ss/orders", bench.new_path()
     marks = sizes(bench, 50, 100, 200, 500, 1000)
     for number in range(BATCHES_OF_A_RUN, marks[-1] + 1, BATCHES_OF_A_RUN):
         messages.to_file(url, documents(100 * BATCHES_OF_A_RUN))

@@ -1,4 +1,4 @@
-"""Cases that alternate, what they took, and what they were to reach."""
+"""Measures alternating cases, and compares the results with targets."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Case:
     """One way to do the work.
 
     Args:
-        name: for people.
-        work: does it, and writes to the path that it is given, which is empty.
-        check: fails unless each message is there once; it is not timed.
-        is_bare: whether it runs in the workers; otherwise in Spark. It costs what those use.
+        name: the name in the report.
+        work: the function to measure; it writes to the path that it gets, where nothing exists.
+        check: a function, not timed, that fails unless each message was written once.
+        is_bare: whether the case runs in the workers and not in Spark; only the CPU and memory of those count.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What was to be reached, and what was.
+    """A measured value with the bound that it should reach.
 
     Args:
-        what: is compared.
-        value: that was measured.
-        bound: that it is compared with.
-        is_least: whether the value is to be at least that; otherwise at most.
+        what: the name of the value.
+        value: the measured value.
+        bound: the bound.
+        is_least: whether the bound is a lower one.
     """
 
     what: str
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def is_reached(self) -> bool:
-        """Whether it is so."""
+        """Whether the value keeps the bound."""
         return self.value >= self.bound if self.is_least else self.value <= self.bound
 
 
@@ -71,11 +71,11 @@ class Section:
     """A table of the report.
 
     Args:
-        title: of the table.
-        text: what was done.
-        columns: their names.
-        rows: per name, a value for each column.
-        targets: what these numbers were to reach.
+        title: the title of the table.
+        text: what was measured.
+        columns: the names of the columns.
+        rows: by the name of the row, a value for each column.
+        targets: the targets of these numbers.
     """
 
     title: str
@@ -86,63 +86,63 @@ class Section:
 
 
 class Bench:
-    """What a suite works with.
+    """Collects the measurements of a suite.
 
     Args:
-        folder: an empty one, for everything.
-        scale: of the sizes; 1 for those of the report.
-        rounds: how often each case is measured.
-        tell: prints a line for people.
+        folder: an empty folder for all files.
+        scale: the factor of the sizes; 1 for the sizes of the report.
+        rounds: the number of times that each case is measured.
+        log: prints a line of progress.
     """
 
-    def __init__(self, folder: Path, *, scale: float, rounds: int, tell: Callable[[str], object]) -> None:
+    def __init__(self, folder: Path, *, scale: float, rounds: int, log: Callable[[str], object]) -> None:
         self.folder = folder
         self.scale = scale
         self.rounds = rounds
-        self.tell = tell
+        self.log = log
         self.sections: list[Section] = []
         self._services: set[int] = set()
         self._spark: set[int] = set()
         self._workers: set[int] = set()
-        self._places = 0
+        self._paths = 0
 
     def size(self, full: int, *, least: int = 100) -> int:
         """A number of messages at this scale."""
         return max(least, round(full * self.scale))
 
-    def place(self) -> Path:
-        """A path where nothing is yet."""
-        self._places += 1
-        return self.folder / f"place-{self._places}"
+    def new_path(self) -> Path:
+        """A new path, where nothing exists yet."""
+        self._paths += 1
+        return self.folder / f"path-{self._paths}"
 
     def section(self, title: str, text: str, columns: Sequence[str], **options: Any) -> Section:
-        """A new table of the report."""
+        """Add a table to the report."""
         section = Section(title, text, columns, **options)
         self.sections.append(section)
-        self.tell(title)
+        self.log(title)
         return section
 
     def row(self, section: Section, name: str, *values: float | str) -> None:
-        """Add a row, and tell of it."""
+        """Add a row, and log it."""
         section.rows[name] = list(values)
-        said = ", ".join(f"{column} {shown(value)}" for column, value in zip(section.columns, values))
-        self.tell(f"  {name}: {said}")
+        values_text = ", ".join(f"{column} {formatted(value)}" for column, value in zip(section.columns, values))
+        self.log(f"  {name}: {values_text}")
 
     def target(
         self, section: Section, what: str, value: float, *, at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        """Compare a number with what it was to reach."""
+        """Compare a value with its bound, and log the result."""
         is_least = at_least is not None
         bound = at_least if at_least is not None else at_most
         assert bound is not None
         target = Target(what, value, bound, is_least)
         section.targets.append(target)
         sign = ("≥" if is_least else "≤") + f" {bound:g}"
-        self.tell(f"  {what}: {shown(value)}, to be {sign}: {'reached' if target.is_reached else 'MISSED'}")
+        self.log(f"  {what}: {formatted(value)}, to be {sign}: {'reached' if target.is_reached else 'MISSED'}")
 
     @contextmanager
     def service(self, service: AbstractContextManager[T]) -> Iterator[T]:
-        """A server that runs meanwhile; what it uses is nobody's cost."""
+        """Run a server during the block; its CPU and memory count for no case."""
         before = ProcessTree(os.getpid()).processes()
         with service as started:
             self._services |= ProcessTree(os.getpid()).processes() - before
@@ -150,7 +150,7 @@ class Bench:
 
     @contextmanager
     def workers(self) -> Iterator[ProcessPoolExecutor]:
-        """Processes for bare loops, as many as Spark has cores."""
+        """Start as many processes for bare loops as Spark has cores."""
         before = ProcessTree(os.getpid()).processes()
         with ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn")) as pool:
             # The first tasks start the processes.
@@ -162,7 +162,7 @@ class Bench:
 
     @contextmanager
     def spark(self, jars: Sequence[Path] = (), *, is_kept: bool = False, **settings: str) -> Iterator[SparkSession]:
-        """A session of the local server, with two cores; its processes count, and end with it unless they are kept."""
+        """Create a session of the local server, with two cores; the server ends with it unless ``is_kept``."""
         beside = {"spark.jars": ",".join(map(str, jars))} if jars else {}
         session = create_session(SparkOptions(master=f"local[{CORES}]", config={**beside, **settings}))
         self._spark = {address.pid for server in server_folders() if (address := server.address()) is not None}
@@ -174,28 +174,28 @@ class Bench:
                 end_servers()
 
     def server_memory(self) -> Memory:
-        """What the local server has now."""
+        """The memory of the local server now."""
         return ProcessTree(*self._spark).memory()
 
     def compare(self, title: str, text: str, cases: Sequence[Case], *, messages: int) -> Mapping[str, float]:
         """Measure the cases in turn, after one round that is not counted.
 
         Returns:
-            Of each case the median of its seconds.
+            The median seconds of each case.
         """
         taken: dict[str, list[tuple[float, float, int]]] = {case.name: [] for case in cases}
         columns = ("seconds", "messages/s", "fastest", "slowest", "CPU-seconds", "peak MB")
         section = self.section(title, text, columns)
         for turn in range(self.rounds + 1):
             for case in cases:
-                path = self.place()
+                path = self.new_path()
                 with self._processes(case).measured() as cost:
                     began = perf_counter()
                     case.work(path)
                     seconds = perf_counter() - began
                 case.check(path)
                 shutil.rmtree(path, ignore_errors=True)
-                self.tell(f"  round {turn or 'to get warm'}: {case.name} took {seconds:.2f} s")
+                self.log(f"  round {turn or 'to warm up'}: {case.name} took {seconds:.2f} s")
                 if turn:
                     taken[case.name].append((seconds, cost.cpu_seconds, cost.peak_bytes))
         medians = {}
@@ -212,20 +212,20 @@ class Bench:
         return ProcessTree(os.getpid(), *(set() if case.is_bare else self._spark), without=self._services | others)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The tables."""
+        """The tables as JSON."""
         return [asdict(section) for section in self.sections]
 
 
 def end_servers() -> None:
-    """The local Spark servers of this benchmark, which are in a folder of their own."""
+    """End the local Spark servers of this benchmark, which have their own folder."""
     for server in server_folders():
         if server.is_alive():
             with server.start_lock():
                 end_server(server)
 
 
-def shown(value: float | str) -> str:
-    """A number with three digits that matter, or the text."""
+def formatted(value: float | str) -> str:
+    """A number with three significant digits, or the text."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 100:

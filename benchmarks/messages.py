@@ -1,4 +1,4 @@
-"""What is produced, and whether it is all in a table, each once."""
+"""Producers of test messages, and checks that a table has each message once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Sequences = Mapping[int, "np.ndarray[tuple[int], np.dtype[np.int64]]"]
 
 
 def documents(count: int, size: int = SMALL, *, malformed_every: int | None = None) -> Iterator[bytes]:
-    """JSON documents of about so many bytes, with five fields."""
+    """JSON documents of about ``size`` bytes, with five fields."""
     for number in range(count):
         if malformed_every and number % malformed_every == 0:
             yield MALFORMED
@@ -61,7 +61,7 @@ def documents(count: int, size: int = SMALL, *, malformed_every: int | None = No
 
 
 def avro_values(count: int, size: int, *, number: int) -> Iterator[bytes]:
-    """What :func:`documents` says, in Avro with the id of a schema."""
+    """The values of :func:`documents`, in Avro with the id of a schema."""
     schema, head = fastavro.parse_schema(AVRO), b"\0" + number.to_bytes(4, "big")
     for text in documents(count, size):
         buffer = io.BytesIO()
@@ -73,7 +73,7 @@ def avro_values(count: int, size: int, *, number: int) -> Iterator[bytes]:
 
 
 def to_kafka(address: str, topic: str, payloads: Iterator[bytes]) -> Sequences:
-    """Produce to the partitions in turn; the offsets that they have then."""
+    """Produce to the partitions in turn, and return the offsets."""
     settings = {
         "bootstrap.servers": address,
         "linger.ms": 20,
@@ -99,7 +99,7 @@ def to_kafka(address: str, topic: str, payloads: Iterator[bytes]) -> Sequences:
 
 
 def to_redis(address: str, stream: str, payloads: Iterator[bytes]) -> Sequences:
-    """Add to the keys ``stream:0``, ``stream:1``, … in turn; the sequences of their ids."""
+    """Add to the keys ``stream:0``, ``stream:1``, … in turn, and return the sequences of the ids."""
     client, added = redis.Redis.from_url(f"redis://{address}"), []
     pipeline = client.pipeline(transaction=False)
     for number, payload in enumerate(payloads):
@@ -115,7 +115,7 @@ def to_redis(address: str, stream: str, payloads: Iterator[bytes]) -> Sequences:
 
 
 def to_file(url: str, payloads: Iterator[bytes], *, shards: int = PARTITIONS) -> int:
-    """Append to the shards in turn; how many there were."""
+    """Append to the shards in turn, and return the number of messages."""
     count = 0
     with create_producer(url) as producer:
         for payload in payloads:
@@ -125,17 +125,17 @@ def to_file(url: str, payloads: Iterator[bytes], *, shards: int = PARTITIONS) ->
 
 
 def check_parquet(path: Path, expected: Sequences) -> None:
-    """Fail unless the Parquet files of a folder have each of these once."""
+    """Fail unless the Parquet files of a folder have each of these messages once."""
     _check(pq.read_table(path, columns=["_shard", "_sequence"]), expected)
 
 
 def check_delta(path: Path, expected: Sequences) -> None:
-    """Fail unless the table has each of these once."""
+    """Fail unless the table has each of these messages once."""
     _check(DeltaTable(str(path)).to_pyarrow_table(columns=["_shard", "_sequence"]), expected)
 
 
 def check_with_dead_letters(expected: Sequences) -> Callable[[Path], None]:
-    """Fails unless the table and its dead letters together have each of these once, and there are some of both."""
+    """A check that the table and its dead letters together have each message once, and that neither is empty."""
 
     def check(path: Path) -> None:
         parts = [DeltaTable(str(path)), DeltaTable(f"{path}_dead_letters")]

@@ -1,4 +1,4 @@
-"""A small batch in a session that is warm, step by step, beside a bare append."""
+"""Measures the steps of a small batch in a warm session, and a bare append."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ WARM_BATCHES = 5
 BATCHES = 10
 
 
-class Steps:
-    """An observer that keeps when it was told of a step, and how long it took since the one before."""
+class StepTimer:
+    """An observer that records the seconds between the steps of a batch."""
 
     def __init__(self) -> None:
         self.taken: dict[str, list[float]] = {}
         self.start()
 
     def start(self) -> None:
-        """Begin with a batch."""
+        """Start to measure a batch."""
         self._last = perf_counter()
 
     def __call__(self, step: Step, batch: Batch | None) -> None:
@@ -47,11 +47,11 @@ class Steps:
 
 
 class BareAppend:
-    """Appends rows that are there already, with a transaction number, as exactly-once writers do.
+    """Appends rows that Spark already has, with a transaction number, as exactly-once writers do.
 
     Args:
         spark: the session.
-        table: a new one.
+        table: the path of a new table.
     """
 
     def __init__(self, spark: SparkSession, table: Path) -> None:
@@ -74,10 +74,10 @@ class BareAppend:
 
 
 def micro_batch(bench: Bench) -> None:
-    """Batches of 1,000 messages from Kafka, each beside a bare append of 1,000 rows."""
+    """Measure batches of 1,000 messages from Kafka, in turn with bare appends of 1,000 rows."""
     with bench.spark() as spark, bench.service(kafka_broker(bench.folder)) as (address, _):
-        topic, table = create_topic(address, PARTITIONS), bench.place()
-        append, steps = BareAppend(spark, bench.place()), Steps()
+        topic, table = create_topic(address, PARTITIONS), bench.new_path()
+        append, steps = BareAppend(spark, bench.new_path()), StepTimer()
         whole: list[float] = []
         bare: list[float] = []
         url = StreamUrl.parse(f"kafka://{address}/{topic}")
@@ -98,7 +98,7 @@ def micro_batch(bench: Bench) -> None:
                 whole.append(perf_counter() - began)
                 assert job.plan() is None
                 bare.append(append())
-                bench.tell(f"  batch {turn + 1}: {whole[-1]:.2f} s, bare append: {bare[-1]:.2f} s")
+                bench.log(f"  batch {turn + 1}: {whole[-1]:.2f} s, bare append: {bare[-1]:.2f} s")
         everything = {shard: range((WARM_BATCHES + BATCHES) * ROWS // PARTITIONS) for shard in range(PARTITIONS)}
         messages.check_delta(table, {shard: np.array(part) for shard, part in everything.items()})
     section = bench.section(

@@ -1,4 +1,4 @@
-"""Spark Structured Streaming from Kafka into Delta: what people would use instead.
+"""Spark Structured Streaming from Kafka into Delta, the usual alternative.
 
 ``python -m benchmarks.peers ADDRESS TOPIC TABLE`` runs a query with ``processingTime='0 seconds'`` until it is ended.
 """
@@ -18,31 +18,31 @@ from spark_jobs.jars import delta_jars, resolved
 from spark_jobs.session import SparkOptions, create_session
 
 Transform = Callable[[DataFrame], DataFrame]
-# One by one, and not what they depend on: the later versions of the second, which only delegation tokens need, are not
-# in every mirror.
+# Each jar is named, without its dependencies, because some mirrors lack later versions of the second one, which only
+# delegation tokens need.
 CONNECTOR = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
-    # The functions for Avro, which Spark does not ship; those of 4.2 are not in every mirror.
+    # The functions for Avro, which Spark does not ship; some mirrors lack those of 4.2.
     ("org.apache.spark", "spark-avro_2.13", "4.1.1"),
 )
 
 
 def jars() -> list[Path]:
-    """Those of Delta, and those of Spark's connector for Kafka, with Avro."""
+    """The jars of Delta, and of Spark's connector for Kafka and its Avro functions."""
     peers = [jar for one in CONNECTOR for jar in resolved(one, is_alone=True).glob("*.jar")]
     return [*delta_jars(), *peers]
 
 
 def raw(messages: DataFrame) -> DataFrame:
-    """Key and value as they are, and where they stood."""
+    """Select key, value and position."""
     return messages.select("key", "value", *_position())
 
 
 def typed(ddl: str) -> Transform:
-    """The columns of JSON documents, and where they stood."""
+    """Select the columns of JSON documents, and the position."""
 
     def select(messages: DataFrame) -> DataFrame:
         document = f.from_json(f.col("value").cast("string"), ddl).alias("document")
@@ -52,7 +52,7 @@ def typed(ddl: str) -> Transform:
 
 
 def of_avro(schema: str) -> Transform:
-    """The columns of Avro values behind the id of their schema, and where they stood."""
+    """Select the columns of Avro values that follow the id of their schema, and the position."""
 
     def select(messages: DataFrame) -> DataFrame:
         value = from_avro(f.expr("substring(value, 6)"), schema).alias("value")
@@ -62,13 +62,13 @@ def of_avro(schema: str) -> Transform:
 
 
 def stream(spark: SparkSession, address: str, topic: str) -> DataFrame:
-    """All that the topic has."""
+    """A streaming query over all messages of the topic."""
     options = {"kafka.bootstrap.servers": address, "subscribe": topic, "startingOffsets": "earliest"}
     return spark.readStream.format("kafka").options(**options).load()
 
 
 def available_now(spark: SparkSession, address: str, topic: str, select: Transform, table: Path) -> None:
-    """Write what is there, and end."""
+    """Write the messages that the topic has, and end."""
     writer = select(stream(spark, address, topic)).writeStream.format("delta")
     writer = writer.option("checkpointLocation", f"{table}-checkpoint").trigger(availableNow=True)
     writer.start(str(table)).awaitTermination()
@@ -83,7 +83,7 @@ def _position() -> tuple[Column, ...]:
 
 
 def main() -> None:
-    """Write what comes, until somebody ends the process."""
+    """Write new messages until the process is ended."""
     from benchmarks.messages import DDL  # noqa: PLC0415
 
     address, topic, table = sys.argv[1:]

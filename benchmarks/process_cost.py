@@ -1,4 +1,4 @@
-"""What processes cost: CPU-seconds and memory of a tree of processes, from ``/proc``."""
+"""CPU-seconds and memory of a tree of processes, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PAUSE_SECONDS = 0.25
 
 @dataclass(slots=True)
 class Cost:
-    """What was used.
+    """The CPU time and memory that processes used during a block.
 
     Args:
-        cpu_seconds: of all processes, also of those that ended.
-        peak_bytes: the most memory at one moment; what processes share counts once.
-        peak_java_bytes: that of the JVMs among them.
+        cpu_seconds: the CPU time of all processes, including those that ended.
+        peak_bytes: the peak memory; shared memory counts once.
+        peak_java_bytes: the peak memory of the JVMs among them.
     """
 
     cpu_seconds: float = 0.0
@@ -30,12 +30,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What processes have at one moment.
+    """The memory of processes at one moment.
 
     Args:
-        processes: how many there are.
-        bytes: what they share counts once.
-        java_bytes: that of the JVMs among them.
+        processes: the number of processes.
+        bytes: their memory; shared memory counts once.
+        java_bytes: the memory of the JVMs among them.
     """
 
     processes: int
@@ -44,11 +44,11 @@ class Memory:
 
 
 class ProcessTree:
-    """Some processes and all that they started.
+    """Some processes and their descendants.
 
     Args:
-        roots: their numbers.
-        without: not these, nor what they start.
+        roots: the ids of the processes.
+        without: the ids of processes that are left out with their descendants.
     """
 
     def __init__(self, *roots: int, without: Set[int] = frozenset()) -> None:
@@ -56,7 +56,7 @@ class ProcessTree:
         self._ignored = without
 
     def processes(self) -> set[int]:
-        """Those that live."""
+        """The ids of the processes that are alive."""
         found: set[int] = set()
         left = self._roots - self._ignored
         while left:
@@ -65,14 +65,14 @@ class ProcessTree:
         return found
 
     def memory(self) -> Memory:
-        """What those that live have."""
+        """The memory of the processes that are alive."""
         sizes = {process: _memory(process) for process in self.processes()}
         java = sum(size for process, size in sizes.items() if _is_java(process))
         return Memory(len(sizes), sum(sizes.values()), java)
 
     @contextmanager
     def measured(self) -> Iterator[Cost]:
-        """What they use meanwhile; complete when the block has ended."""
+        """Measure the block; the yielded cost is complete when the block has ended."""
         cost, over = Cost(), threading.Event()
         before = self._cpu_seconds()
 
@@ -107,7 +107,7 @@ def _children(process: int) -> set[int]:
 
 
 def _cpu_seconds(process: int) -> float:
-    """With that of the children that it waited for."""
+    """The CPU-seconds of a process, including those of the children that it waited for."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

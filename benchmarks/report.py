@@ -1,6 +1,6 @@
-"""The report: what the suites found, as JSON and as a page.
+"""Writes the results of the suites as JSON and as a page.
 
-A suite that is run again takes the place of its last result; the others stay, each with its date and size.
+A suite that is run again replaces its last result; the other results stay, each with its date and size.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Target, shown
+from benchmarks.harness import Target, formatted
 from spark_jobs.jars import java
 
-# Why a target is missed, as far as profiles tell; said only where it is.
+# Why a target is missed, according to profiles; the page gives the reason only where the target is missed.
 REASONS = {
     "Kafka, raw: times as fast as availableNow": (
         "Spark reads Kafka in the JVM. Here librdkafka reads for Python, and a third of the CPU time turns "
@@ -38,7 +38,7 @@ REASONS = {
         "The heap of the JVM grows within its limit; the other processes grow by a fifth."
     ),
 }
-# Columns that are in the JSON file only.
+# The columns that only the JSON file has.
 DETAILS = ("fastest", "slowest", "peak MB")
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "confluent-kafka", "redis", "dagster")
 INTRODUCTION = """\
@@ -83,22 +83,22 @@ For JSON of 95 bytes in one topic and one table, calculated from two measured co
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """The machine and the versions of the packages."""
     cpus = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    told = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+    output = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
     return {
         "processor": f"{os.cpu_count()} × {cpus[0] if cpus else platform.machine()}",
         "memory": f"{memory / 2**30:.0f} GiB",
         "system": platform.platform(terse=True),
         "Python": platform.python_version(),
-        "Java": told[0] if told else "unknown",
+        "Java": output[0] if output else "unknown",
         **{name: version(name) for name in PACKAGES},
     }
 
 
 def write(page: Path, found: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> None:
-    """Write JSON and page; ``found`` wins over what is there."""
+    """Write the JSON file and the page; ``found`` replaces earlier results of the same suites."""
     data = page.with_suffix(".json")
     known: dict[str, Mapping[str, Any]] = json.loads(data.read_text()) if data.exists() else {}
     known.update(found)
@@ -119,9 +119,9 @@ def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence
     for suite in suites.values():
         for fields in suite["sections"]:
             yield f"\n## {fields['title']}\n\n{fields['text']}\n"
-            shown_columns = [place for place, name in enumerate(fields["columns"]) if name not in DETAILS]
-            rows = {name: [values[place] for place in shown_columns] for name, values in fields["rows"].items()}
-            yield from _table(["", *(fields["columns"][place] for place in shown_columns)], rows.items())
+            columns = [index for index, name in enumerate(fields["columns"]) if name not in DETAILS]
+            rows = {name: [values[index] for index in columns] for name, values in fields["rows"].items()}
+            yield from _table(["", *(fields["columns"][index] for index in columns)], rows.items())
     yield ""
     yield SCALE
 
@@ -134,7 +134,7 @@ def _targets(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             for target in (Target(**fields) for fields in section["targets"]):
                 sign = "≥" if target.is_least else "≤"
                 verdict = "reached" if target.is_reached else "**missed**"
-                yield f"| {target.what} | {sign} {target.bound:,g} | {shown(target.value)} | {verdict} |"
+                yield f"| {target.what} | {sign} {target.bound:,g} | {formatted(target.value)} | {verdict} |"
                 if not target.is_reached and target.what in REASONS:
                     missed.append(target.what)
     if missed:
@@ -157,4 +157,4 @@ def _runs(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _table(columns: Sequence[str], rows: Any) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
     for name, values in rows:
-        yield f"| {name} | {' | '.join(map(shown, values))} |"
+        yield f"| {name} | {' | '.join(map(formatted, values))} |"

@@ -1,6 +1,6 @@
-"""A thousand shards next to ten, on every backend: what a message costs, and what a plan of a batch costs.
+"""Compares a thousand shards with ten on every backend: the cost of a message, and of the plan of a batch.
 
-``python -m benchmarks.shards --messages 20000 --shards 10 1000``; the same messages each time, in turn to the shards.
+``python -m benchmarks.shards --messages 20000 --shards 10 1000`` sends the same messages to the shards in turn.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.support.redis_server import redis_server
 from tests.support.topics import create_topic
 
 PAYLOAD = b"x" * 100
-# The way to go back and forth between shards: few enough that it ends soon where each costs a request.
+# The number of moves between shards; small, because each move costs a request on some backends.
 MOVES = 20
 
 
 class Measurement:
-    """One stream with so many shards.
+    """Measurements of one stream with a number of shards.
 
     Args:
-        url: where.
-        messages: how many to send.
-        shards: to how many shards, in turn.
+        url: the stream.
+        messages: the number of messages to send.
+        shards: the number of shards, which get the messages in turn.
     """
 
     def __init__(self, url: str, *, messages: int, shards: int) -> None:
@@ -44,18 +44,18 @@ class Measurement:
         self.splits: list[Split] = []
 
     def produce(self) -> None:
-        """Send all of them with one producer, and flush."""
+        """Send all messages with one producer, and flush."""
         with create_producer(self.url, shards=self.shards) as producer:
             for number in range(self.messages):
                 producer.send(PAYLOAD, shard=number % self.shards)
 
     def replay(self) -> None:
-        """Read all of them with a consumer."""
+        """Read all messages with a consumer."""
         with create_consumer(self.url, live=False) as consumer:
             assert sum(1 for _ in consumer) == self.messages
 
     def track(self) -> None:
-        """Read and acknowledge all of them, and commit behind each thousand."""
+        """Read and acknowledge all messages, and commit after each thousand."""
         options = TrackingOptions(commit_interval_seconds=None, commit_every=None, buffer_size=self.messages * 2)
         with TrackedConsumer(create_consumer(self.url, live=False), ProcessCommitter(), options=options) as consumer:
             for index, message in enumerate(consumer):
@@ -64,7 +64,7 @@ class Measurement:
                     consumer.commit()
 
     def follow(self) -> None:
-        """Wait live for a message that is sent to one shard, then to the next."""
+        """Wait for a live message that is sent to one shard, then to the next."""
         with (
             create_consumer(self.url, reset=AutoStreamReset.LATEST) as consumer,
             create_producer(self.url, shards=self.shards) as producer,
@@ -75,12 +75,12 @@ class Measurement:
                 assert consumer.next(60) is not None
 
     def measure_extents(self) -> None:
-        """Ask how far the shards reach."""
+        """Get the extents of the shards."""
         self.source = open_batch_source(self.url)
         assert len(self.source.extents()) == min(self.shards, self.messages)
 
     def plan(self) -> None:
-        """Plan one batch of everything."""
+        """Plan one batch of all messages."""
         assert self.source is not None
         gaps: dict[Shard, Range] = {s: Range(e.start, e.end) for s, e in self.source.extents().items()}
         plan = self.source.plan(gaps, limits=Limits(self.messages * 2, 2**40), parallelism=2)
@@ -94,7 +94,7 @@ class Measurement:
         self.source.close()
 
     def run(self) -> dict[str, float]:
-        """Seconds of each step."""
+        """Run all steps, and return the seconds of each."""
         steps: dict[str, Callable[[], None]] = {
             "produce": self.produce,
             "replay": self.replay,
@@ -113,8 +113,8 @@ class Measurement:
 
 
 @contextmanager
-def places(folder: Path, backend: str) -> Iterator[Callable[[int], str]]:
-    """Makes the URL of an empty stream with so many shards, while the server of the backend runs."""
+def stream_urls(folder: Path, backend: str) -> Iterator[Callable[[int], str]]:
+    """Run the server of the backend, and yield a function from a number of shards to the URL of an empty stream."""
     if backend == "memory":
         yield lambda shards: f"memory://shards-{shards}/orders"
     elif backend == "file":
@@ -134,7 +134,7 @@ def _new_file(path: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> Mapping[str, object]:
-    """Run it and print one JSON object."""
+    """Measure all backends, and print a JSON object for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--shards", type=int, nargs="+", default=[10, 1000])
@@ -142,9 +142,9 @@ def main(arguments: list[str] | None = None) -> Mapping[str, object]:
     options = parser.parse_args(arguments)
     report: dict[str, object] = {"messages": options.messages}
     for backend in options.backends:
-        with tempfile.TemporaryDirectory(prefix="bench-") as scratch, places(Path(scratch), backend) as place:
+        with tempfile.TemporaryDirectory(prefix="bench-") as scratch, stream_urls(Path(scratch), backend) as new_url:
             taken = {
-                shards: Measurement(place(shards), messages=options.messages, shards=shards).run()
+                shards: Measurement(new_url(shards), messages=options.messages, shards=shards).run()
                 for shards in options.shards
             }
         report[backend] = {

@@ -1,4 +1,4 @@
-"""A backlog into Delta: from Kafka, Redis and files, at the default limits, beside the peer and beside bare loops."""
+"""Ingests a backlog of Kafka, Redis and files into Delta at the default limits, against the peer and bare loops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ours(
     expected: Sequences,
     transform: Transform | None = None,
 ) -> Case:
-    """A drain of the stream, at the default limits."""
+    """The case of stream-assets: drain the stream at the default limits."""
 
     def work(table: Path) -> None:
         ingestion = Ingestion(
@@ -70,13 +70,13 @@ def peer(
     select: peers.Transform,
     expected: Sequences,
 ) -> Case:
-    """Structured Streaming with ``availableNow``."""
+    """The case of Structured Streaming with ``availableNow``."""
     work = partial(peers.available_now, spark, address, topic, select)
     return Case(name, work, partial(check_delta, expected=expected))
 
 
 def bare(pool: ProcessPoolExecutor, loops: Sequence[Callable[[Path], None]], expected: Sequences) -> Case:
-    """The loops, each in a process, and Parquet files in one folder."""
+    """The case of the bare loops: each runs in a process and writes Parquet files into one folder."""
 
     def work(folder: Path) -> None:
         folder.mkdir()
@@ -87,7 +87,7 @@ def bare(pool: ProcessPoolExecutor, loops: Sequence[Callable[[Path], None]], exp
 
 
 def append(spark: SparkSession, rows: Path, expected: Sequences) -> Case:
-    """What writing takes of the time: Spark appends rows of Parquet files to a Delta table, and no stream is read."""
+    """The case of writing only: Spark appends rows of Parquet files to a Delta table, and reads no stream."""
 
     def work(table: Path) -> None:
         spark.read.parquet(str(rows)).write.format("delta").mode("append").save(str(table))
@@ -96,12 +96,12 @@ def append(spark: SparkSession, rows: Path, expected: Sequences) -> Case:
 
 
 def kafka(bench: Bench) -> None:
-    """2 M messages of 95 bytes and 200,000 of 2 KB, raw and as JSON, beside availableNow and consume + Parquet."""
+    """Measure 2 M messages of 95 bytes and 200,000 of 2 KB, raw and as JSON, against availableNow and a bare loop."""
     broker = kafka_broker(bench.folder)
     with bench.spark(peers.jars()) as spark, bench.service(broker) as (address, _), bench.workers() as pool:
         for count, size, is_target in ((bench.size(2_000_000), SMALL, True), (bench.size(200_000), LARGE, False)):
             topic = create_topic(address, PARTITIONS)
-            bench.tell(f"producing {count:,} messages of {size} bytes")
+            bench.log(f"producing {count:,} messages of {size} bytes")
             expected = messages.to_kafka(address, topic, documents(count, size))
             ends = {shard: len(sequences) for shard, sequences in expected.items()}
             for kind, decoder, select, least in (
@@ -127,7 +127,7 @@ def kafka(bench: Bench) -> None:
                 if is_target:
                     bench.target(section, f"Kafka, {kind}: times as fast as availableNow", ratio, at_least=least)
                 else:
-                    bench.tell(f"  {ratio:.2f} times as fast as availableNow")
+                    bench.log(f"  {ratio:.2f} times as fast as availableNow")
 
 
 def _consume(address: str, topic: str, ends: dict[int, int], is_json: bool, folder: Path) -> None:
@@ -135,12 +135,12 @@ def _consume(address: str, topic: str, ends: dict[int, int], is_json: bool, fold
 
 
 def avro(bench: Bench) -> None:
-    """What the suite ``kafka`` has as JSON, in Avro with a schema registry."""
+    """Measure the messages of the suite ``kafka`` in Avro with a schema registry."""
     count, broker = bench.size(2_000_000), kafka_broker(bench.folder)
     with bench.spark(peers.jars()) as spark, bench.service(broker) as (address, _), schema_registry() as registry:
         topic, schema = create_topic(address, PARTITIONS), json.dumps(messages.AVRO)
         number = registry.register(f"{topic}-value", schema)
-        bench.tell(f"producing {count:,} messages in Avro")
+        bench.log(f"producing {count:,} messages in Avro")
         expected = messages.to_kafka(address, topic, messages.avro_values(count, SMALL, number=number))
         decoder = Avro(registry=SchemaRegistry(registry.url), subject=f"{topic}-value")
         medians = bench.compare(
@@ -153,17 +153,17 @@ def avro(bench: Bench) -> None:
             ],
             messages=count,
         )
-        bench.tell(f"  {medians[PEER] / medians[OURS]:.2f} times as fast as availableNow")
+        bench.log(f"  {medians[PEER] / medians[OURS]:.2f} times as fast as availableNow")
 
 
 def transforms(bench: Bench) -> None:
-    """1 % malformed messages, and a Python UDF as transform, as JSON from Kafka."""
+    """Measure JSON from Kafka with 1 % malformed messages, and with a Python UDF as transform."""
     count = bench.size(500_000)
     broker = kafka_broker(bench.folder)
     with bench.spark(peers.jars()) as spark, bench.service(broker) as (address, _):
         clean, dirty = (create_topic(address, PARTITIONS) for _ in range(2))
         expected = messages.to_kafka(address, clean, documents(count))
-        # 101 and the number of partitions have no divisor in common, so that each partition has some.
+        # 101 and the number of partitions have no common divisor, so that each partition has malformed messages.
         messages.to_kafka(address, dirty, documents(count, malformed_every=101))
         urls = {topic: f"kafka://{address}/{topic}" for topic in (clean, dirty)}
         decoder = Json(DDL)
@@ -174,13 +174,13 @@ def transforms(bench: Bench) -> None:
             [
                 ours(spark, urls[clean], "all well-formed", decoder=decoder, expected=expected),
                 Case(among.name, among.work, messages.check_with_dead_letters(expected)),
-                ours(spark, urls[clean], "Python UDF", decoder=decoder, expected=expected, transform=_shouting()),
+                ours(spark, urls[clean], "Python UDF", decoder=decoder, expected=expected, transform=_uppercase()),
                 peer(
                     spark,
                     address,
                     clean,
                     "availableNow, Python UDF",
-                    select=lambda rows: _readable(_shouting()(peers.typed(DDL)(rows))),
+                    select=lambda rows: _readable(_uppercase()(peers.typed(DDL)(rows))),
                     expected=expected,
                 ),
             ],
@@ -189,31 +189,31 @@ def transforms(bench: Bench) -> None:
 
 
 def _readable(rows: DataFrame) -> DataFrame:
-    """Without the collation that a Connect client gives to what a UDF returns, and that delta-rs does not know."""
+    """Remove the collation that a Connect client adds to results of a UDF, which delta-rs does not support."""
     return plain_strings(rows, rows.schema.fields)
 
 
-def _shouting() -> Transform:
-    """Made here, so that it is sent to the workers by value."""
+def _uppercase() -> Transform:
+    """A transform with a Python UDF, defined in a function so that it is sent to the workers by value."""
 
     @f.udf("string")
-    def loud(text: str) -> str:
+    def upper(text: str) -> str:
         return text.upper()
 
-    def shout(batch: DataFrame) -> DataFrame:
-        return batch.withColumn("loud", loud("note"))
+    def transform(batch: DataFrame) -> DataFrame:
+        return batch.withColumn("upper", upper("note"))
 
-    return shout
+    return transform
 
 
 def redis(bench: Bench) -> None:
-    """A million entries of 4 keys, beside XRANGE + Parquet."""
+    """Measure a million entries of 4 keys, against XRANGE and Parquet."""
     count = bench.size(1_000_000)
     with bench.spark() as spark, bench.service(redis_server(bench.folder)) as address, bench.workers() as pool:
-        bench.tell(f"adding {count:,} entries")
+        bench.log(f"adding {count:,} entries")
         expected = messages.to_redis(address, "orders", documents(count))
         loops = [partial(_xrange, address, list(range(PARTITIONS))[n::CORES]) for n in range(CORES)]
-        read = bench.place()
+        read = bench.new_path()
         read.mkdir()
         for loop in loops:
             loop(read)
@@ -236,23 +236,23 @@ def _xrange(address: str, shards: list[int], folder: Path) -> None:
 
 
 def file(bench: Bench) -> None:
-    """A stream file with a million messages of 4 shards, beside a walk + Parquet."""
+    """Measure a stream file with a million messages of 4 shards, against a scan and Parquet."""
     count = bench.size(1_000_000)
     path = bench.folder / "orders.ss"
-    bench.tell(f"writing {count:,} messages")
+    bench.log(f"writing {count:,} messages")
     messages.to_file(f"file://{path}/orders", documents(count))
-    walked = bench.place()
-    walked.mkdir()
-    bare_loops.walk(path, walked)
-    expected = _sequences(pq.read_table(walked, columns=["_shard", "_sequence"]), count)
+    scanned = bench.new_path()
+    scanned.mkdir()
+    bare_loops.scan(path, scanned)
+    expected = _sequences(pq.read_table(scanned, columns=["_shard", "_sequence"]), count)
     with bench.spark() as spark, bench.workers() as pool:
         medians = bench.compare(
             f"File, raw: {count:,} messages of {SMALL} bytes",
             f"The bare loop runs in one process, because a file has no index of its frames. {OF_APPEND}",
             [
                 ours(spark, f"file://{path}/orders", decoder=Raw(), expected=expected),
-                bare(pool, [partial(bare_loops.walk, path)], expected),
-                append(spark, walked, expected),
+                bare(pool, [partial(bare_loops.scan, path)], expected),
+                append(spark, scanned, expected),
             ],
             messages=count,
         )
@@ -261,7 +261,7 @@ def file(bench: Bench) -> None:
 
 
 def _sequences(rows: pa.Table, count: int) -> Sequences:
-    """Of a walk that found so many messages."""
+    """The sequences of a scan, which must have found ``count`` messages."""
     shards, sequences = rows.column("_shard").to_numpy(), rows.column("_sequence").to_numpy()
     found = {shard: np.unique(sequences[shards == shard]) for shard in range(PARTITIONS)}
     assert sum(map(len, found.values())) == count

@@ -1,4 +1,4 @@
-"""Under a real Dagster daemon: from a tick of the sensor to the first commit, and how fresh a table is."""
+"""Measures with a real Dagster daemon: the time from a tick to the first commit, and the freshness of a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.servers import running
 from tests.support.settings import ROOT
 from tests.support.topics import create_topic
 
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 MESSAGES = 1000
 PER_SECOND = 200
 WARM_BATCHES = 6
@@ -39,7 +39,7 @@ LINGER_SECONDS = 1800
 
 @contextmanager
 def daemon(home: Path, *, source: str, table: Path, linger_seconds: float) -> Iterator[dg.DagsterInstance]:
-    """A Dagster daemon with the one asset, whose sensor ticks each second."""
+    """Run a Dagster daemon with one asset, whose sensor ticks each second."""
     home.mkdir()
     (home / "dagster.yaml").write_text(DAGSTER_YAML)
     workspace = home / "workspace.yaml"
@@ -65,12 +65,12 @@ def daemon(home: Path, *, source: str, table: Path, linger_seconds: float) -> It
 
 
 class Commits:
-    """The commits of a table with rows, and when they could be read: looked at seldom, since that is no work of ours.
+    """The commits of a table that added rows, with the times at which they could be read, polled at a low rate.
 
-    A commit can be read when its file has its name, and that is when the file system changed its inode the last time.
+    A commit can be read once its file has its name, which is the last change of the file's inode.
 
     Args:
-        table: it need not be there yet.
+        table: the path of the table, which need not exist yet.
     """
 
     def __init__(self, table: Path) -> None:
@@ -81,10 +81,10 @@ class Commits:
         self._version = 0
 
     def until(self, total: int) -> float:
-        """Wait until so many rows are there; when the last of them could be read, in seconds since 1970."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        """Wait for ``total`` rows, and return when the last of them could be read, in seconds since 1970."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._read() < total:
-            assert time.monotonic() < deadline, f"{self.rows} of {total} messages in {PATIENCE_SECONDS:g} s"
+            assert time.monotonic() < deadline, f"{self.rows} of {total} messages in {TIMEOUT_SECONDS:g} s"
             time.sleep(0.2)
         assert self.rows == total, f"{self.rows} rows of {total} messages"
         return max(self.files.values())
@@ -100,7 +100,7 @@ class Commits:
 
 
 def tick_to_commit(bench: Bench) -> None:
-    """From the tick that asks for a run to the first commit: no Spark server, a warm one, and a run that stays."""
+    """Measure from the tick that requests a run to the first commit: cold, warm, and in a lingering run."""
     section = bench.section(
         "From a tick of the sensor to the first commit",
         f"A Dagster daemon, a tick each second, {MESSAGES:,} messages in Kafka. Cold: no Spark server runs. Warm: the "
@@ -108,7 +108,7 @@ def tick_to_commit(bench: Bench) -> None:
         ("seconds", "fastest", "slowest"),
     )
     with bench.service(kafka_broker(bench.folder)) as (address, _):
-        topic, table, number = create_topic(address, PARTITIONS), bench.place(), count(1)
+        topic, table, number = create_topic(address, PARTITIONS), bench.new_path(), count(1)
         commits = Commits(table)
         source = f"kafka://{address}/{topic}"
 
@@ -121,7 +121,7 @@ def tick_to_commit(bench: Bench) -> None:
             (record,) = instance.get_run_records(limit=1)
             until(
                 lambda: instance.get_run_by_id(record.dagster_run.run_id).is_success,  # type: ignore[union-attr]
-                seconds=PATIENCE_SECONDS,
+                seconds=TIMEOUT_SECONDS,
                 what="the end of the run",
             )
             return committed - record.create_timestamp.timestamp()
@@ -131,9 +131,9 @@ def tick_to_commit(bench: Bench) -> None:
         with daemon(bench.folder / "starts", source=source, table=table, linger_seconds=0) as instance:
             for turn in range(bench.rounds):
                 taken["cold"].append(from_tick(instance))
-                bench.tell(f"  cold, round {turn + 1}: {taken['cold'][-1]:.2f} s")
+                bench.log(f"  cold, round {turn + 1}: {taken['cold'][-1]:.2f} s")
                 taken["warm server"].append(from_tick(instance))
-                bench.tell(f"  warm server, round {turn + 1}: {taken['warm server'][-1]:.2f} s")
+                bench.log(f"  warm server, round {turn + 1}: {taken['warm server'][-1]:.2f} s")
                 if turn + 1 < bench.rounds:
                     end_servers()
         with daemon(bench.folder / "stays", source=source, table=table, linger_seconds=LINGER_SECONDS):
@@ -152,7 +152,7 @@ def tick_to_commit(bench: Bench) -> None:
 
 
 def freshness(bench: Bench) -> None:
-    """200 messages a second for two minutes: readable in Delta minus produced, beside Structured Streaming."""
+    """Measure the delay until 200 messages a second are readable in Delta, against Structured Streaming."""
     seconds = max(10, min(120, round(120 * bench.scale)))
     section = bench.section(
         f"Freshness at {PER_SECOND} messages a second, for {seconds} seconds",
@@ -162,12 +162,12 @@ def freshness(bench: Bench) -> None:
     )
     found = {}
     with bench.service(kafka_broker(bench.folder)) as (address, _):
-        topic, table = create_topic(address, PARTITIONS), bench.place()
+        topic, table = create_topic(address, PARTITIONS), bench.new_path()
         source = f"kafka://{address}/{topic}"
         with daemon(bench.folder / "fresh", source=source, table=table, linger_seconds=LINGER_SECONDS):
             found["stream-assets, lingering"] = _delays(address, topic, table, seconds)
         end_servers()
-        topic, table = create_topic(address, PARTITIONS), bench.place()
+        topic, table = create_topic(address, PARTITIONS), bench.new_path()
         command = [sys.executable, "-m", "benchmarks.peers", address, topic, str(table)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with running("Structured Streaming", command, bench.folder / "peer.log", environment=environment):
@@ -182,7 +182,7 @@ def freshness(bench: Bench) -> None:
 
 
 def _delays(address: str, topic: str, table: Path, seconds: int) -> tuple[Any, int]:
-    """Of each message the seconds until it could be read, and the number of commits."""
+    """The seconds until each message could be read, and the number of commits."""
     commits, before = Commits(table), 0
     for _ in range(WARM_BATCHES):
         messages.to_kafka(address, topic, documents(PER_SECOND))

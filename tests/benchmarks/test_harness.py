@@ -24,7 +24,7 @@ def write(path: Path, sequences: list[int]) -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, scale=0.01, rounds=2, tell=lambda line: None)
+    return Bench(tmp_path, scale=0.01, rounds=2, log=lambda line: None)
 
 
 def test_cases_alternate_behind_a_round_that_is_not_counted(bench: Bench) -> None:
@@ -53,11 +53,18 @@ def test_the_report_keeps_the_suites_that_were_not_run_again(bench: Bench, tmp_p
     bench.row(section, "10", 1.0)
     bench.row(section, "1000", 4.0)
     bench.target(section, "times", 4.0, at_most=2.0)
-    told = {"date": "now", "commit": "abc", "scale": 1.0, "rounds": 2, "load": [0.1, 0.2], "machine": report.machine()}
+    facts = {
+        "date": "now",
+        "commit": "abc",
+        "scale": 1.0,
+        "rounds": 2,
+        "load": [0.1, 0.2],
+        "machine": report.machine(),
+    }
     page = tmp_path / "docs" / "page.md"
-    report.write(page, {"first": {**told, "sections": bench.to_json()}}, ("first", "second"))
+    report.write(page, {"first": {**facts, "sections": bench.to_json()}}, ("first", "second"))
     assert "Not measured here yet: second." in page.read_text()
-    report.write(page, {"second": {**told, "sections": []}}, ("first", "second"))
+    report.write(page, {"second": {**facts, "sections": []}}, ("first", "second"))
     text = page.read_text()
     assert "Not measured" not in text
     assert "| times | ≤ 2 | 4 | **missed** |" in text
@@ -70,7 +77,7 @@ def test_the_bare_walk_finds_what_was_sent(tmp_path: Path) -> None:
     count = messages.to_file(f"file://{tmp_path}/orders.ss/orders", messages.documents(1500, messages.LARGE))
     found = tmp_path / "walked"
     found.mkdir()
-    bare_loops.walk(tmp_path / "orders.ss", found)
+    bare_loops.scan(tmp_path / "orders.ss", found)
     payloads = pq.read_table(found).column("payload").to_pylist()
     assert sorted(payloads) == sorted(messages.documents(count, messages.LARGE))
     assert len(payloads[0]) == messages.LARGE
