@@ -1,4 +1,4 @@
-"""What the site of the documentation adds to the pages: the table of metadata keys, and paths in place of links.
+"""Completes the pages of the documentation site: adds the table of metadata keys, and replaces links by paths.
 
 MkDocs calls :func:`on_page_markdown` for each page (``hooks`` of mkdocs.yml).
 """
@@ -27,7 +27,7 @@ def _path(link: re.Match[str]) -> str:
 
 def _metadata() -> str:
     tables = []
-    for place, keys in METADATA_KEYS.items():
+    for heading, keys in METADATA_KEYS.items():
         rows = "\n".join(f"| `{key.key}` | {key.meaning} |" for key in keys)
-        tables.append(f"### {place}\n\n| key | meaning |\n|---|---|\n{rows}\n")
+        tables.append(f"### {heading}\n\n| key | meaning |\n|---|---|\n{rows}\n")
     return "\n".join(tables)

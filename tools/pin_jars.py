@@ -1,7 +1,7 @@
 """Writes spark_jobs/jars.sha256: the digests of all jars that this version may download, for each Spark and Hadoop.
 
-Run it when a version of delta-spark, pyspark or Hadoop is added, on a connection to a repository that you trust, and
-look at what it changes: a digest that is there already never changes.
+Run it when a version of delta-spark, pyspark or Hadoop is added, with a repository that you trust, and check the
+difference: existing digests must not change.
 """
 
 from __future__ import annotations

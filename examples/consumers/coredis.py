@@ -1,6 +1,6 @@
 """coredis' consumers: a member of a group over two Redis streams, its backlog after a restart, and one without a group.
 
-make redis                                          # a server at localhost:6379, in a terminal of its own
+make redis                                          # in another terminal: a server at localhost:6379
 python examples/consumers/coredis.py [URL]          # redis://localhost:6379/
 """
 
@@ -23,20 +23,20 @@ def main(server: str) -> None:
         for count in range(4):
             found = consumer.get_entry(timeout_seconds=10)
             if found is None:
-                raise SystemExit("nothing came")
+                raise SystemExit("no entry arrived within 10 seconds")
             stream, entry = found
             print("got:", stream.split("-")[0], entry.fields)
             if count < 2:
                 consumer.acknowledge(stream, entry)
 
-    # The process was started again: first what was given to it and never acknowledged, then what is new.
+    # After a restart of the process: first the entries that it got and did not acknowledge, then new ones.
     with GroupEntryConsumer(url, group="billing", consumer="me", start_from_backlog=True) as consumer:
         for stream, entry in consumer:
             print("then:", stream.split("-")[0], entry.field_values[b"msg"].decode())
             consumer.acknowledge(stream, entry)
         print("nothing more:", consumer.get_entry())
 
-    # Without a group: from an id on, or from the end; nobody remembers the place but this consumer.
+    # Without a group: from an id on, or from the end; the server keeps no position.
     with EntryConsumer(url, identifiers={one: "0-0"}, buffer_size=10) as consumer:
         print("without a group:", [(stream.split("-")[0], e.field_values[b"msg"].decode()) for stream, e in consumer])
 

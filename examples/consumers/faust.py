@@ -1,4 +1,4 @@
-"""Faust's consumer: what is committed is behind the longest run of finished messages; a crash loses none.
+"""Faust's consumer: it commits only the longest run of finished messages, so that a crash loses none.
 
 python examples/consumers/faust.py
 """
@@ -17,14 +17,14 @@ OPTIONS = TrackingOptions(
 
 
 def start() -> TrackedConsumer:
-    """A consumer that goes on where the group is, and commits in the background."""
+    """A consumer that starts at the committed position of its group, and commits in the background."""
     consumer = TrackedConsumer(create_consumer(URL), MemoryCommitter(URL, "billing"), options=OPTIONS)
     consumer.seek_to_committed()
     return consumer
 
 
 def work(consumer: TrackedConsumer, message: Message) -> None:
-    """Acknowledged if the block ends well; what raises stays unfinished."""
+    """Acknowledge the message unless the block raises an error; then it stays unfinished."""
     with consumer.processing(message):
         if message.text() == "3":
             raise ValueError("this order is not ready")
@@ -41,10 +41,10 @@ def main() -> None:
             except ValueError as error:
                 print("failed:", message.text(), error)
         consumer.commit()
-        # 4 and 5 are finished, too, but 3 is not: it holds the position back.
+        # 4 and 5 are finished, too, but the position stays before 3, which is not.
         print("unfinished:", [message.text() for message in consumer.unacked])
         print("livelocks:", consumer.livelocks)
-    # Leaving did not wait: that is what a crash is like. The next one begins at what is committed.
+    # The consumer closed without waiting, as in a crash. The next one starts at the committed position.
     with start() as consumer:
         again = [message for _, message in consumer.getmany(timeout_seconds=10)]
         print("delivered again:", [message.text() for message in again])

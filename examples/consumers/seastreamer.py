@@ -11,7 +11,7 @@ from stream_consumers import AsyncConsumer, Edge, FileCreation, FileProducerOpti
 
 
 def produce(streamer: Streamer) -> None:
-    """Ten messages in turn to two streams, a second apart."""
+    """Send ten messages in turn to two streams, a second apart."""
     with streamer.create_producer() as producer:
         for number in range(10):
             stream, moment = ("apples", "pears")[number % 2], 1_700_000_000_000 + 1000 * number
@@ -19,7 +19,7 @@ def produce(streamer: Streamer) -> None:
 
 
 async def iterate(streamer: Streamer) -> None:
-    """The same with asyncio; ``*`` (SEA_STREAMER_WILDCARD) is all streams that there are."""
+    """Read with asyncio; ``*`` (SEA_STREAMER_WILDCARD) means all existing streams."""
     async with AsyncConsumer(streamer.create_consumer("*", live=False)) as everything:
         print("asynchronous:", sorted([message.text() async for message in everything]))
 
@@ -32,7 +32,7 @@ def main(url: str) -> None:
         with streamer.create_consumer(["apples", "pears"]) as fruit:
             first = fruit.next(timeout_seconds=10)
             if first is None:
-                raise SystemExit("nothing came")
+                raise SystemExit("no message arrived within 10 seconds")
             print("next:", first.shard, first.text())
         with streamer.create_consumer("apples", live=False) as apples:
             messages = list(apples)

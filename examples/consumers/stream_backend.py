@@ -19,18 +19,18 @@ from stream_consumers import (
 )
 from stream_consumers.subscription.backend import DecodedEntry
 
-seen: list[str] = []
+handled: list[str] = []
 is_last = threading.Event()
 
 
 def handle(received: ReceivedMessage) -> None:
-    """Returning acknowledges; raising asks for another try; nack gives it up."""
+    """Return to acknowledge a message; raise an error to retry it; nack it to make it a dead letter."""
     order, attempt = received.message.payload.decode(), received.delivery.attempt
-    seen.append(f"{order} {attempt}")
+    handled.append(f"{order} {attempt}")
     if order == "flaky" and attempt < 2:
         raise TimeoutError("the database is busy")
     if order == "broken":
-        received.nack("there is no such customer")
+        received.nack("the customer does not exist")
     if order == "last":
         is_last.set()
 
@@ -47,13 +47,13 @@ def main(url: str | None) -> None:
     backend.publish_batch(stream, [EventMessage(order) for order in (b"good", b"flaky", b"broken", b"last")])
     with Subscription(backend, config, handle) as subscription:
         is_last.wait(30)
-        # Leaving waits for the handlers, sends their acknowledgements and leaves the group.
-    print("handled, in order:", ", ".join(seen))
+        # The exit waits for the handlers, sends their acknowledgements and leaves the group.
+    print("handled, in order:", ", ".join(handled))
     print("still running:", subscription.is_running)
     backend.create_group(f"{stream}.dead", "looking", "0")
-    for letter in backend.read_new(f"{stream}.dead", "looking", "me", 10, 0):
-        if isinstance(letter, DecodedEntry):
-            print("dead letter:", letter.message.payload.decode(), "-", letter.message.headers["dead-letter-reason"])
+    for entry in backend.read_new(f"{stream}.dead", "looking", "me", 10, 0):
+        if isinstance(entry, DecodedEntry):
+            print("dead letter:", entry.message.payload.decode(), "-", entry.message.headers["dead-letter-reason"])
     backend.close()
 
 

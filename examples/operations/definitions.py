@@ -1,6 +1,6 @@
-"""Everything that an operator adds to a stream asset: maintenance, and a word where the team reads it.
+"""What an operator adds to a stream asset: maintenance, and alerts in the team's chat.
 
-ALERT_WEBHOOK is an address that takes {"text": "…"}, as chat programs have them.
+ALERT_WEBHOOK is the address of a chat webhook that accepts {"text": "…"}.
 """
 
 import json
@@ -45,7 +45,7 @@ def failed_runs(context: dg.RunFailureSensorContext):
 def send(text: str) -> None:
     body = json.dumps({"text": text}).encode()
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(WEBHOOK.get_value(), body, headers)  # noqa: S310 - an address of our own
+    request = urllib.request.Request(WEBHOOK.get_value(), body, headers)  # noqa: S310 - the operator's own address
     with urllib.request.urlopen(request, timeout=10):  # noqa: S310
         pass
 

@@ -1,4 +1,4 @@
-"""An asset whose run is a job of `spark-submit` on a cluster: Dagster starts it and hears of it through Dagster Pipes.
+"""An asset whose run is a job of `spark-submit` on a cluster: Dagster starts it and gets its reports by Dagster Pipes.
 
 export SPARK_MASTER=spark://host:7077
 dg dev -f examples/pipes/definitions.py
@@ -18,13 +18,13 @@ JOB = Path(__file__).with_name("ingest_orders.py")
 
 @dg.asset(kinds={"delta", "pyspark"})
 def orders(context: dg.AssetExecutionContext, pipes: dg.PipesSubprocessClient) -> dg.MaterializeResult:
-    """What the stream holds, exactly once, whichever of the processes dies."""
-    # Not for secrets, which everybody on the machine could read there: give those to the driver as environment.
+    """The messages of the stream, exactly once, whichever process dies."""
+    # Every user of the machine can read a command line: give secrets to the driver as environment variables.
     settings = [f"--conf={name}={value}" for name, value in delta_spark_config(TABLE).items()]
     master = os.environ.get("SPARK_MASTER", "local[*]")
     command = ["spark-submit", "--master", master, *settings, str(JOB)]
-    told = pipes.run(command=command, context=context, extras={"source": SOURCE, "table": TABLE, "group": "lakehouse"})
-    return told.get_materialize_result()
+    extras = {"source": SOURCE, "table": TABLE, "group": "lakehouse"}
+    return pipes.run(command=command, context=context, extras=extras).get_materialize_result()
 
 
 defs = dg.Definitions(assets=[orders], resources={"pipes": dg.PipesSubprocessClient()})

@@ -1,4 +1,4 @@
-"""The driver of the job: one run from the position of the group to the end that the stream has when it begins."""
+"""The driver of the job: one run from the position of the group to the end of the stream at the start of the run."""
 
 from dagster_pipes import open_dagster_pipes
 from pyspark.sql import SparkSession
@@ -9,10 +9,10 @@ from spark_jobs.run_ingestion import drain
 from stream_consumers.create import StreamSource
 
 with open_dagster_pipes() as pipes:
-    what = pipes.extras
-    source = StreamSource(what["source"])
+    extras = pipes.extras
+    source = StreamSource(extras["source"])
     ingestion = Ingestion(
-        group=what["group"], table=what["table"], decoder=Json("id BIGINT, user STRING"), sharing=source.mode
+        group=extras["group"], table=extras["table"], decoder=Json("id BIGINT, user STRING"), sharing=source.mode
     )
     batches = rows = dead_letters = 0
     for report in drain(SparkSession.builder.getOrCreate(), source, ingestion):

@@ -13,9 +13,9 @@ LAKE = Path(os.environ.get("LAKE") or Path.cwd() / ".demo" / "redis").absolute()
 
 
 @stream_asset(
-    # password=dg.EnvVar("REDIS_PASSWORD"), tls=True; options={…} takes arguments of redis.Redis
-    # and ours: message_field, cluster, max_deliveries, and min_idle_seconds, after which the entries of a dead member
-    # are taken over.
+    # A secured server: password=dg.EnvVar("REDIS_PASSWORD"), tls=True. options={…} takes arguments of redis.Redis and
+    # ours: message_field, cluster, max_deliveries, and min_idle_seconds, after which others claim a dead member's
+    # entries.
     source=RedisServer(address=SERVER).stream("orders"),
     group="lakehouse",
     mode="load_balanced",

@@ -1,1 +1,1 @@
-"""Consumers that track which messages were finished and commit behind them (Faust's consumer)."""
+"""Consumers that track which messages are finished, and commit only up to those (Faust's consumer)."""

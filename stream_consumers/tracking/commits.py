@@ -1,4 +1,4 @@
-"""Commits of a tracked consumer: where its positions are kept, and the thread that commits and retries."""
+"""Commits of a tracked consumer: its committer, and the thread that commits and retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class CommitResult(enum.Enum):
-    """What came of a commit; Faust's ``bool`` does not distinguish the four.
+    """The result of a commit; Faust's ``bool`` does not distinguish the four.
 
     Example:
         >>> CommitResult.FAILED.value, bool(CommitResult.FAILED)
@@ -41,14 +41,14 @@ class CommitResult(enum.Enum):
 
 
 def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
-    """Refuse positions for a consumer that is given single messages of a shard, others of which go to other members.
+    """Refuse to commit positions for a consumer that shares the messages of each shard with other members.
 
     Args:
-        consumer: what is read.
-        committer: what is to keep what was finished.
+        consumer: the consumer that reads.
+        committer: the committer that is to keep its progress.
 
     Raises:
-        InvalidOptionError: naming what fits it.
+        InvalidOptionError: the committer does not fit the consumer; the remedy names one that does.
 
     Example:
         >>> from stream_consumers.consumer import ProcessCommitter
@@ -57,16 +57,16 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
     """
     if isinstance(consumer, SharedGroupConsumer):
         raise InvalidOptionError(
-            f"a member of group {consumer.group!r} is given some messages of each shard: a position would say that "
-            "those of the other members are finished, too",
+            f"a member of group {consumer.group!r} gets only some messages of each shard: a position would also "
+            "commit the messages of other members",
             remedy="Track a consumer without a group, and share its messages between threads.",
         )
     if isinstance(committer, RedisGroupConsumer):
         committer.check_waits_for_ack()
     elif isinstance(consumer, RedisGroupConsumer) and not isinstance(committer, EntryCommitter):
         raise InvalidOptionError(
-            f"{type(committer).__name__} keeps positions, and {consumer} is given entries that are acknowledged one "
-            "by one: nothing would be acknowledged",
+            f"{type(committer).__name__} keeps positions, but {consumer} gets entries that must be acknowledged one "
+            "by one: no entry would be acknowledged",
             remedy="Give the consumer itself as the committer, or use create_committer with it.",
         )
 
@@ -74,17 +74,17 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
 def create_committer(
     url: str | StreamUrl, group: str, *, consumer: Consumer | None = None, client: ClientConfig | None = None
 ) -> PositionCommitter:
-    """What keeps the positions of a group of this stream.
+    """Create the committer that keeps the positions of a group of this stream.
 
     Args:
         url: the stream.
-        group: whose positions.
-        consumer: that reads. A Kafka group takes positions from its member only; the entries of a Redis group are
-            acknowledged through their member.
-        client: configuration of the broker's client.
+        group: the group.
+        consumer: the consumer that reads. A Kafka group accepts positions from its members only, and the entries of a
+            Redis group are acknowledged by the member that holds them.
+        client: the configuration of the broker's client.
 
     Raises:
-        GroupsNotRememberedError: no broker does, or for Kafka no consumer of it was given.
+        GroupsNotRememberedError: no broker keeps positions of groups, or ``consumer`` is missing for Kafka.
         InvalidOptionError: the consumer is a member of another group, or acknowledges by itself.
 
     Example:
@@ -98,11 +98,11 @@ def create_committer(
 
 
 class BackgroundCommit:
-    """Commits what may be committed, when it is asked to and in a thread of its own.
+    """Commits the positions that may be committed, on request and in a background thread.
 
     Args:
-        committer: where to.
-        shards: what may be committed; only touched with ``changed`` held.
+        committer: keeps the positions.
+        shards: the progress of the shards; only used with ``changed`` held.
         changed: the lock of ``shards``, notified when a commit ends.
         options: when to commit in the background.
     """
@@ -117,7 +117,7 @@ class BackgroundCommit:
         self._committer, self._shards, self._changed, self._options = committer, shards, changed, options
         self._entries = committer if isinstance(committer, EntryCommitter) else None
         self._transactions = committer if isinstance(committer, TransactionCommitter) else None
-        # Whether a commit is under way, and why the last one failed; ``None`` after one that did not.
+        # Whether a commit is running, and the error of the last one; ``None`` after one that succeeded.
         self.is_running = False
         self.error: Exception | None = None
         self._turns = 0
@@ -128,26 +128,26 @@ class BackgroundCommit:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Commit in the background, too."""
+        """Start to commit in the background."""
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the background thread; nothing is committed by this."""
+        """End the background thread without a commit."""
         self._closing.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
 
     def acknowledged(self) -> None:
-        """Count a message; call it with ``changed`` held."""
+        """Count an acknowledged message; call this with ``changed`` held."""
         self._acknowledged += 1
         every = self._options.commit_every
         if every is not None and self._acknowledged - self._tried >= every:
             self._wake.set()
 
-    def forgive(self) -> None:
-        """Everything was moved back to what is committed: an aborted transaction is over."""
+    def clear_abort(self) -> None:
+        """Clear the error of an aborted transaction, after every shard was moved back to its committed position."""
         if isinstance(self.error, TransactionAbortedError):
             self.error, self._failures = None, 0
 
@@ -162,7 +162,7 @@ class BackgroundCommit:
         with self._changed:
             while self.is_running:
                 turn = self._turns
-                self._changed.wait_for(lambda: self._turns != turn)  # noqa: B023 - it is waited for at once
+                self._changed.wait_for(lambda: self._turns != turn)  # noqa: B023 - the lambda is not used later
                 if not is_forced:
                     return CommitResult.ANOTHER_WAS_RUNNING
             self.is_running = True
@@ -178,9 +178,9 @@ class BackgroundCommit:
     def commit_now(
         self, chosen: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
     ) -> CommitResult:
-        """Commit without waiting for one that is under way: by the thread that gives shards back.
+        """Commit without waiting for a running commit, in the thread that releases revoked shards.
 
-        That one may wait for the very consumer that this thread holds.
+        The running commit may be waiting for the consumer that this thread holds.
         """
         with self._changed:
             if isinstance(self.error, TransactionAbortedError):
@@ -191,7 +191,7 @@ class BackgroundCommit:
             if not (entries if self._entries is not None else positions or is_ending):
                 self._tried = counted
                 if chosen is None:
-                    # What failed before is committed since, or its shard has another owner now.
+                    # The position of a failed commit was committed since, or its shard has another owner now.
                     self.error, self._failures = None, 0
                 return CommitResult.NOTHING_TO_DO
         try:
@@ -201,7 +201,7 @@ class BackgroundCommit:
                 self._transactions.commit(positions, start_new_transaction=start_new_transaction)
             else:
                 self._committer.commit(positions)
-        except Exception as error:  # noqa: BLE001 - a committer may raise anything; it is kept, and tried again
+        except Exception as error:  # noqa: BLE001 - a committer may raise anything; the commit is retried
             if isinstance(error, StreamAssetsError):
                 _log.warning("committing %d shards failed: %s", len(positions or entries), error)
             else:
@@ -229,7 +229,7 @@ class BackgroundCommit:
                 self.commit()
 
     def _delay(self) -> float | None:
-        """Seconds until something is due by itself."""
+        """Seconds until the next commit by interval or retry; ``None`` if neither is due."""
         with self._changed:
             wait = self._wait_seconds()
             return None if wait is None else max(0.0, self._ended_at + wait - time.monotonic())
@@ -244,7 +244,7 @@ class BackgroundCommit:
 
     def _wait_seconds(self) -> float | None:
         if self._failures:
-            # Beyond 32 doublings every limit is reached.
+            # 32 doublings exceed every limit.
             grown: float = self._options.retry_seconds * 2.0 ** min(self._failures - 1, 32)
             return min(grown, self._options.retry_limit_seconds)
         return self._options.commit_interval_seconds

@@ -1,4 +1,4 @@
-"""A consumer that knows which messages are finished, and commits no more than that (Faust's ``Consumer``)."""
+"""A consumer that tracks which messages are finished, and commits only those (Faust's ``Consumer``)."""
 
 from __future__ import annotations
 
@@ -45,28 +45,27 @@ MAX_MESSAGES = 500
 
 
 class TrackedConsumer(Consumer):
-    """Wraps any consumer; see :class:`stream_consumers.consumer.Consumer`.
+    """Wraps any consumer, and tracks its messages; see :class:`stream_consumers.consumer.Consumer`.
 
-    Every message that is handed out counts as unfinished until :meth:`ack`. What is committed is behind the longest
-    run of finished messages, so that a crash repeats messages and loses none. Any number of threads may call
-    anything.
+    Every message that is returned counts as unfinished until :meth:`ack`. A commit sets the position after the longest
+    run of finished messages, so that a crash repeats messages and loses none. All methods are thread-safe.
 
-    Unlike Faust's: what was fetched for a paused or a full shard is kept and handed out later; shards are committed
-    *before* they are given back; a commit that failed is tried again; waiting has a deadline.
+    Unlike in Faust, messages that were fetched for a paused or full shard are kept and returned later, shards are
+    committed *before* they are released, a failed commit is retried, and waits have a deadline.
 
-    Over a member of a Redis group there are no positions: the member is the committer, every finished message is
-    acknowledged by itself, and one that is not stays pending.
+    With a member of a Redis group, no positions are committed: the member is the committer, each finished message is
+    acknowledged by itself, and an unfinished one stays pending.
 
     Args:
-        consumer: what to read from; it is closed with this one.
-        committer: where positions are kept.
+        consumer: the consumer to read from; it is closed with this one.
+        committer: keeps the positions.
         options: see :class:`stream_consumers.tracking.options.TrackingOptions`.
         callbacks: lifecycle callbacks.
 
     Raises:
-        InvalidOptionError: commits in the background, of a transaction that another thread is filling; or positions for
-            a member of a Redis group, whose entries are acknowledged one by one.
-        StreamAssetsError: as ``committer.committed`` does.
+        InvalidOptionError: background commits are enabled for a transaction that another thread is filling, or the
+            committer keeps positions although the entries of a Redis group are acknowledged one by one.
+        StreamAssetsError: ``committer.committed`` raises it.
 
     Example:
         >>> from stream_consumers.memory import MemoryCommitter
@@ -97,7 +96,7 @@ class TrackedConsumer(Consumer):
         self._options = options or TrackingOptions()
         if committer.is_transactional and self._options.commit_interval_seconds is not None:
             raise InvalidOptionError(
-                "commits in the background would end a transaction that is being filled",
+                "background commits would end a transaction while messages are still added to it",
                 remedy="Set commit_interval_seconds=None and commit_every=None, and call commit between messages.",
             )
         check_committer(consumer, committer)
@@ -107,7 +106,7 @@ class TrackedConsumer(Consumer):
         self._shards = TrackedShards(self._options, keeps_entries=isinstance(committer, EntryCommitter))
         self._commits = BackgroundCommit(committer, self._shards, self._changed, self._options)
         self._activities = Activities()
-        # One thread fetches at a time, for all that wait for a message.
+        # One thread at a time fetches for all threads that wait for a message.
         self._fetching = PollingLock()
         self._fetched_at: float | None = None
         self._is_flowing = True
@@ -133,13 +132,13 @@ class TrackedConsumer(Consumer):
             self._watch.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        """Close; after an error, without waiting for messages that will not be finished."""
+        """Close; after an error, do not wait for unfinished messages."""
         self.close(timeout_seconds=0.0 if any(error) else None)
 
     # reading
 
     def _poll(self, seconds: float) -> Message | None:
-        """Hand out the next message; waits for it, for the flow and for a commit, at most this many seconds each."""
+        """Return the next message; wait at most ``seconds`` each for the flow, for a commit and for the message."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_flowing, seconds):
                 return None
@@ -154,12 +153,12 @@ class TrackedConsumer(Consumer):
 
     def _obtain(self, seconds: float) -> Message | None:
         message = self._hand_out()
-        # A thread that fetches already may get it for this one, too.
+        # Another thread may be fetching for this one, too.
         if message is not None or not self._fetching.acquire(seconds):
             return message
         try:
             message, has_more = self._hand_out(), True
-            # What came may be of a closed shard: that is no reason to say that there is nothing.
+            # Messages of paused or full shards do not end the search.
             while message is None and has_more and self._may_fetch(seconds):
                 with self._activities.doing(Activity.FETCHING):
                     has_more = self._fetch(seconds)
@@ -182,7 +181,7 @@ class TrackedConsumer(Consumer):
 
     def _may_fetch(self, seconds: float) -> bool:
         with self._changed:
-            # The group may take shards in a fetch, and give them back: a commit from before must not come behind that.
+            # A fetch may revoke shards and assign them again: a commit that began before must not end after that.
             self._changed.wait_for(lambda: not self._commits.is_running, seconds)
             if not self._is_flowing:
                 return False
@@ -199,7 +198,7 @@ class TrackedConsumer(Consumer):
             with self._changed:
                 if not self._shards.is_holding:
                     raise
-                # The stream has ended, but messages of paused shards are held.
+                # The stream has ended, but messages of paused shards are still held.
                 self._changed.wait(seconds)
         finally:
             ends = self._consumer.reached_ends() if isinstance(self._consumer, EndReportingConsumer) else {}
@@ -211,7 +210,7 @@ class TrackedConsumer(Consumer):
         return message is not None
 
     def _fetch_ahead(self) -> None:
-        """Fetch what is there, so that the scheduler has messages to choose from."""
+        """Fetch available messages, so that the scheduler can choose."""
         for _ in range(READ_AHEAD - 1):
             if not self._may_fetch(0.0) or not self._fetch(0.0):
                 return
@@ -228,18 +227,18 @@ class TrackedConsumer(Consumer):
     def getmany(
         self, timeout_seconds: float | None = None, *, max_messages: int = MAX_MESSAGES
     ) -> Iterator[tuple[Shard, Message]]:
-        """Hand out what is there, each message with its shard; wait for the first one only.
+        """Return available messages, each with its shard; wait for the first one only.
 
-        A message is handed out when the iterator comes to it, so that leaving it early loses nothing. A flow that is
-        stopped in between ends it.
+        A message counts as returned when the iterator yields it, so that ending the iteration early loses none. The
+        iteration ends when the flow is stopped.
 
         Args:
-            timeout_seconds: how long to wait for the first message; ``None`` until there is one, 0 not at all.
-            max_messages: the most messages to hand out.
+            timeout_seconds: how long to wait for the first message; ``None`` waits forever, 0 does not wait.
+            max_messages: the most messages to return.
 
         Raises:
-            StreamEndedError: the stream has an end, and it was reached before the first one.
-            InvalidOptionError: ``max_messages`` is not at least 1.
+            StreamEndedError: the end of the stream was reached before the first message.
+            InvalidOptionError: ``max_messages`` is less than 1.
         """
         check_count("max_messages", max_messages)
         return self._getmany(timeout_seconds, max_messages)
@@ -257,13 +256,13 @@ class TrackedConsumer(Consumer):
 
     @property
     def group(self) -> str | None:
-        """The group of the consumer that is read; ``None`` without one."""
+        """The group of the wrapped consumer; ``None`` without one."""
         return self._consumer.group
 
     def track_message(self, message: Message, *, readers: int = 1) -> None:
         """Count a message as unfinished until this number of readers have acknowledged it.
 
-        Messages that are handed out are tracked already, for one reader.
+        Messages that this consumer returns are tracked already, for one reader.
         """
         check_count("readers", readers)
         self._check_usable()
@@ -271,10 +270,10 @@ class TrackedConsumer(Consumer):
             self._shards.track(message, readers)
 
     def ack(self, message: Message) -> bool:
-        """A message is finished; ``False`` if it was before, or is not this consumer's any more.
+        """Mark a message as finished; ``False`` if it already was, or no longer belongs to this consumer.
 
         Raises:
-            StreamEndedError: the consumer was closed, so that nothing commits it.
+            StreamEndedError: the consumer was closed, and cannot commit the message.
         """
         self._check_usable()
         with self._changed:
@@ -292,7 +291,7 @@ class TrackedConsumer(Consumer):
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[Message]:
-        """Acknowledge the message if the block ends well; else :meth:`on_task_error`, and the error goes on."""
+        """Acknowledge the message if the block succeeds; else call :meth:`on_task_error`, and raise the error."""
         try:
             yield message
         except BaseException as error:
@@ -301,16 +300,13 @@ class TrackedConsumer(Consumer):
         self.ack(message)
 
     def on_task_error(self, error: BaseException) -> CommitResult:
-        """Processing a message failed: what others have finished is committed, the message is not.
-
-        After the consumer was closed, nothing is committed.
-        """
+        """Report that processing a message failed, and commit other finished messages unless the consumer is closed."""
         self._callbacks.on_task_error(error)
         return CommitResult.NOTHING_TO_DO if self._closed.is_set() else self.commit()
 
     @property
     def unacked(self) -> list[Message]:
-        """The messages that were handed out and are not finished."""
+        """The messages that were returned and are not finished."""
         with self._changed:
             return self._shards.messages
 
@@ -319,19 +315,19 @@ class TrackedConsumer(Consumer):
     def commit(
         self, streams_or_shards: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
     ) -> CommitResult:
-        """Commit what is finished, of all shards or of these; one commit at a time.
+        """Commit the finished messages of all or some shards; one commit runs at a time.
 
         Args:
-            streams_or_shards: which; all of them by default.
-            start_new_transaction: where commits end a transaction, begin the next one. Without it the open one is
-                ended also if there is no position to commit, and :meth:`KafkaTransactions.begin` begins the next.
+            streams_or_shards: the streams and shards to commit; all of them by default.
+            start_new_transaction: where a commit ends a transaction, begin the next one. If false, an open transaction
+                is ended even without a position to commit, and :meth:`KafkaTransactions.begin` begins the next.
 
         Returns:
-            ``ANOTHER_WAS_RUNNING`` when that one has ended: it may have left out what was acknowledged last. ``FAILED``
-            keeps the error in :attr:`commit_error`; the background tries again.
+            ``ANOTHER_WAS_RUNNING`` after another commit has ended, which may have left out the latest
+            acknowledgements; ``FAILED`` if :attr:`commit_error` has an error, and the background thread retries.
 
         Raises:
-            InvalidOptionError: ``streams_or_shards`` is no collection of streams and shards.
+            InvalidOptionError: ``streams_or_shards`` is not a collection of streams and shards.
             StreamEndedError: the consumer was closed.
         """
         return self._commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=False)
@@ -339,7 +335,7 @@ class TrackedConsumer(Consumer):
     def force_commit(
         self, streams_or_shards: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
     ) -> CommitResult:
-        """As :meth:`commit`, but after one that is under way it commits itself."""
+        """Commit as :meth:`commit` does, but after waiting for a running commit, commit as well."""
         return self._commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=True)
 
     def _commit(
@@ -353,19 +349,19 @@ class TrackedConsumer(Consumer):
             return self._commits.commit(chosen, start_new_transaction=start_new_transaction, is_forced=is_forced)
 
     def commit_and_end_transactions(self) -> CommitResult:
-        """Commit what is finished and end the transaction, without beginning the next one."""
+        """Commit finished messages and end the transaction, without beginning the next one."""
         return self.commit(start_new_transaction=False)
 
     @property
     def commit_error(self) -> Exception | None:
-        """Why the last commit failed; ``None`` after one that succeeded."""
+        """The error of the last commit; ``None`` after one that succeeded."""
         return self._commits.error
 
     def wait_empty(self, timeout_seconds: float | None = None) -> bool:
-        """Commit until every message that was handed out is finished; whether that came true in time.
+        """Commit until every returned message is finished; returns whether that happened in time.
 
         Args:
-            timeout_seconds: ``close_seconds`` by default.
+            timeout_seconds: how long to wait; ``close_seconds`` by default.
         """
         self._check_usable()
         seconds = self._options.close_seconds if timeout_seconds is None else check_timeout(timeout_seconds)
@@ -383,7 +379,7 @@ class TrackedConsumer(Consumer):
     # flow
 
     def pause_partitions(self, shards: Iterable[Shard]) -> None:
-        """Hand out nothing of these shards; what was fetched is kept."""
+        """Return no messages of these shards; fetched ones are kept."""
         self._check_usable()
         check_iterable("shards", shards)
         chosen = frozenset(map(check_shard, shards))
@@ -391,7 +387,7 @@ class TrackedConsumer(Consumer):
             self._shards.paused |= chosen
 
     def resume_partitions(self, shards: Iterable[Shard]) -> None:
-        """Hand out these shards again, from where they were."""
+        """Return messages of these shards again, starting with the kept ones."""
         self._check_usable()
         check_iterable("shards", shards)
         chosen = frozenset(map(check_shard, shards))
@@ -400,7 +396,7 @@ class TrackedConsumer(Consumer):
             self._changed.notify_all()
 
     def on_buffer_full(self, shard: Shard) -> None:
-        """Hand out nothing of a shard until :meth:`on_buffer_drop`, or until few of its messages are unfinished."""
+        """Return no messages of a shard until :meth:`on_buffer_drop`, or until few of its messages are unfinished."""
         with self._changed:
             is_new = shard not in self._shards.full
             self._shards.full.add(shard)
@@ -408,7 +404,7 @@ class TrackedConsumer(Consumer):
             self._callbacks.on_buffer_full(shard)
 
     def on_buffer_drop(self, shard: Shard) -> None:
-        """Hand a full shard out again; one that was not full stays as it is."""
+        """Return messages of a full shard again; a shard that is not full stays as it is."""
         with self._changed:
             was_full = shard in self._shards.full
             self._shards.full.discard(shard)
@@ -417,20 +413,20 @@ class TrackedConsumer(Consumer):
             self._callbacks.on_buffer_drop(shard)
 
     def stop_flow(self) -> None:
-        """Hand out nothing more; :meth:`wait_for_stopped_flow` waits until that is so."""
-        self._let_flow(False)
+        """Return no more messages; :meth:`wait_for_stopped_flow` waits until no thread is returning one."""
+        self._set_flowing(False)
 
     def resume_flow(self) -> None:
-        """Hand out messages again."""
-        self._let_flow(True)
+        """Return messages again."""
+        self._set_flowing(True)
 
-    def _let_flow(self, is_flowing: bool) -> None:
+    def _set_flowing(self, is_flowing: bool) -> None:
         with self._changed:
             self._is_flowing = is_flowing
             self._changed.notify_all()
 
     def wait_for_stopped_flow(self, timeout_seconds: float) -> bool:
-        """Wait until no thread is handing out a message any more; returns whether that came true in time."""
+        """Wait until no thread is returning a message; returns whether that happened in time."""
         seconds = check_timeout(timeout_seconds)
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_flowing and not self._handing, seconds)
@@ -439,12 +435,12 @@ class TrackedConsumer(Consumer):
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Within, nothing is fetched, and the consumer may be moved."""
+        """Allow the block to move the consumer: no thread fetches meanwhile."""
         with self._fetching.moving(), self._activities.doing(Activity.SEEKING):
             try:
                 yield
             finally:
-                # A client may or may not forget it with a seek; it is paused again before the next fetch.
+                # Some clients forget pauses with a seek, others do not; the next fetch pauses the shards again.
                 if isinstance(self._consumer, PausableConsumer):
                     self._consumer.resume(self._natively_paused)
                 self._natively_paused = frozenset()
@@ -457,7 +453,7 @@ class TrackedConsumer(Consumer):
                 self._shards.seek(None)
 
     def rewind(self, to: Edge | int) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.rewind`; what is committed does not move back."""
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`; committed positions do not move back."""
         to = rewind_target(to)
         with self._moving():
             self._consumer.rewind(to)
@@ -465,12 +461,12 @@ class TrackedConsumer(Consumer):
                 self._shards.seek(None if to is Edge.END else 0 if isinstance(to, Edge) else max(0, to))
 
     def go_to(self, positions: Positions) -> None:
-        """Continue these shards at these sequences (Faust's ``seek``); what is committed does not move back.
+        """Continue these shards at these sequences (Faust's ``seek``); committed positions do not move back.
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
             NotSubscribedError: a shard is not read by this consumer.
-            OutOfBoundsError: a position is behind the end of its shard.
+            OutOfBoundsError: a position is after the end of its shard.
         """
         consumer = require_positioned(self._consumer)
         with self._moving():
@@ -479,26 +475,27 @@ class TrackedConsumer(Consumer):
                 self._shards.go_to({shard: max(0, position) for shard, position in positions.items()})
 
     def seek_to_committed(self) -> Mapping[Shard, int]:
-        """Continue every shard at what is committed, or where this consumer began with it; returns what is committed.
+        """Continue every assigned shard at its committed position, else at this consumer's first message of it.
 
-        Shards that were unassigned stay so.
+        Returns:
+            The committed positions.
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
-            StreamAssetsError: as the committer says.
+            StreamAssetsError: the committer raises it.
         """
         self._check_usable()
         with self._fetching.moving():
             committed = self._committer.committed()
             with self._changed:
                 begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}
-                # A commit of the group's own may be newer than what is known here.
+                # The group may have a newer commit than the one that this consumer made.
                 known = {shard: position for shard, position in committed.items() if shard in self._shards.known}
             read = require_positioned(self._consumer).assigned()
             self.go_to({shard: position for shard, position in {**begun, **known}.items() if shard in read})
             with self._changed:
                 self._shards.learn(known)
-                self._commits.forgive()
+                self._commits.clear_abort()
         return committed
 
     def perform_seek(self) -> None:
@@ -516,7 +513,7 @@ class TrackedConsumer(Consumer):
     # the group
 
     def on_revoked(self, shards: Shards) -> None:
-        """The group takes these shards: the callback, then a commit, and only then they are let go."""
+        """Release shards that the group revokes, after the callback and a commit."""
         with self._activities.doing(Activity.SHARDS_REVOKED):
             self._releasing = threading.get_ident()
             try:
@@ -530,7 +527,7 @@ class TrackedConsumer(Consumer):
                     self._changed.notify_all()
 
     def on_assigned(self, shards: Shards) -> None:
-        """The group gave these shards: they begin anew, at what is committed."""
+        """Start shards that the group has assigned, at their committed positions."""
         with self._activities.doing(Activity.SHARDS_ASSIGNED):
             try:
                 committed = self._committer.committed()
@@ -547,7 +544,7 @@ class TrackedConsumer(Consumer):
 
     @property
     def status(self) -> Activity:
-        """What it is doing now.
+        """What the consumer is doing now.
 
         Example:
             ``Activity.COMMITTING in consumer.status``
@@ -555,35 +552,35 @@ class TrackedConsumer(Consumer):
         return self._activities.now | (Activity.NOTHING if self._is_flowing else Activity.FLOW_STOPPED)
 
     def progress(self) -> list[ShardProgress]:
-        """How far every shard is, for :class:`stream_consumers.tracking.livelock.LivelockWatch`."""
+        """The progress of every shard, for :class:`stream_consumers.tracking.livelock.LivelockWatch`."""
         with self._changed:
             return self._shards.progress(self._fetched_at)
 
     @property
     def livelocks(self) -> list[Livelock]:
-        """What the watch of the option ``livelock`` found when it last looked; nothing without it."""
+        """The findings of the last check by the option ``livelock``; none without it."""
         return [] if self._watch is None else self._watch.status()
 
     def _check_usable(self) -> None:
-        """Refuse a consumer that was closed; a callback for shards that are given back meanwhile may go on."""
+        """Refuse a closed consumer, except in the callback for shards that are being released."""
         if self._releasing != threading.get_ident():
             self._check_open()
 
     def _ends(self) -> Mapping[Shard, ShardEnd]:
-        """Where the shards end; what was received, where the consumer cannot ask."""
+        """The ends of the shards; the received positions if the consumer cannot look ends up."""
         if isinstance(self._consumer, MeasurableConsumer):
             return self._consumer.ends()
         received = {found.shard: found.received or 0 for found in self.progress()}
         return {shard: ShardEnd(end, end) for shard, end in received.items()}
 
     def close(self, *, timeout_seconds: float | None = None) -> None:
-        """Hand out nothing more, wait for what is unfinished, commit, and release what is open.
+        """Return no more messages, wait for unfinished ones, commit, and release all resources.
 
         Args:
             timeout_seconds: how long to wait; ``close_seconds`` by default, 0 does not wait.
 
         Raises:
-            StreamAssetsError: the last commit failed; everything is released nevertheless.
+            StreamAssetsError: the last commit failed; all resources are released nevertheless.
         """
         with self._changed:
             if self._is_closing:

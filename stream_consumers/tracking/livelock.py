@@ -1,4 +1,4 @@
-"""A watch over consumers that live and get nowhere: what stands still, for how long, and which setting is about it."""
+"""Detects consumers that run without progress: what has stopped, for how long, and which setting applies."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardProgress:
-    """How far one shard is. Times are seconds of ``time.monotonic``; ``None`` is never, or unknown.
+    """The progress of one shard. Times are seconds of ``time.monotonic``; ``None`` means never, or unknown.
 
     Args:
-        shard: which one.
+        shard: the shard.
         started: when it was assigned.
-        fetched: when the consumer last came back from asking for messages.
-        arrived: when the last message of it arrived.
-        committed_at: when a commit of it last succeeded.
+        fetched: when the consumer last finished a fetch.
+        arrived: when the last message of the shard arrived.
+        committed_at: when a commit of the shard last succeeded.
         received: the next sequence to fetch.
-        committed: the next sequence to read as the broker has it.
+        committed: the committed position at the broker.
         committable: the position that a commit would set.
-        unfinished: messages that were handed out and are not acknowledged.
-        is_paused: whether it is paused.
+        unfinished: the number of messages that were returned and not acknowledged.
+        is_paused: whether the shard is paused.
 
     Example:
         >>> ShardProgress(shard=Shard("orders"), started=0.0, received=7, committed=5, unfinished=2).unfinished
@@ -53,7 +53,7 @@ class ShardProgress:
 
 
 class LivelockKind(enum.Enum):
-    """What stands still, in the order in which it is looked for (Faust's).
+    """The kinds of missing progress, in the order of the checks (Faust's).
 
     Example:
         >>> LivelockKind.COMMIT_STOPPED.value
@@ -72,14 +72,14 @@ class LivelockKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Livelock:
-    """One finding.
+    """A finding of missing progress.
 
     Args:
-        kind: what stands still.
-        shard: where; ``None`` if there is none.
+        kind: what has stopped.
+        shard: the shard; ``None`` if none is assigned.
         seconds: for how long.
-        numbers: what was compared.
-        advice: the likely causes, and the setting that is about it.
+        numbers: the values that were compared.
+        advice: the likely causes, and the setting of the timeout.
 
     Example:
         >>> print(Livelock(LivelockKind.COMMIT_STOPPED, Shard("orders"), 301.0, {"committed": 5}, "Acknowledge."))
@@ -102,13 +102,13 @@ class Livelock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivelockOptions:
-    """When a standstill is a finding (Faust's ``broker_commit_livelock_soft_timeout``, its defaults).
+    """The timeouts after which missing progress is reported (Faust's ``broker_commit_livelock_soft_timeout``).
 
     Args:
-        fetch_timeout_seconds: without asking the broker for messages.
-        arrival_timeout_seconds: without a message although there are some.
-        commit_timeout_seconds: without a commit although there is something behind the position.
-        check_interval_seconds: between two looks of the watch's own thread.
+        fetch_timeout_seconds: the longest time without a fetch.
+        arrival_timeout_seconds: the longest time without a message although the shard has some.
+        commit_timeout_seconds: the longest time without a commit although the shard has messages after the position.
+        check_interval_seconds: the time between two checks in the background.
 
     Example:
         >>> LivelockOptions(commit_timeout_seconds=60.0).fetch_timeout_seconds
@@ -126,7 +126,7 @@ class LivelockOptions:
 
 
 def log_livelock(livelock: Livelock) -> None:
-    """The default callback: one error line.
+    """Log a finding as an error; this is the default callback.
 
     Example:
         >>> log_livelock(Livelock(LivelockKind.COMMIT_STOPPED, Shard("orders"), 301.0, {}, "Acknowledge."))
@@ -135,19 +135,19 @@ def log_livelock(livelock: Livelock) -> None:
 
 
 class LivelockWatch(ClosesOnExit):
-    """Looks at every shard, and reports what stands still although it should not.
+    """Checks every shard, and reports missing progress.
 
-    A tracked consumer has one of its own with the option ``livelock``.
+    A tracked consumer creates a watch for its option ``livelock``.
 
-    A shard with nothing to read, one that is paused, and one behind an open transaction are no findings. Only successes
-    count as progress.
+    A shard that is paused, has no message to read, or waits for an open transaction is not reported. Only successful
+    fetches and commits count as progress.
 
     Args:
-        progress: how far the shards are; ``TrackedConsumer.progress``.
-        ends: where they end. Errors of it are taken for ends that are not known.
-        options: what is too long.
-        on_livelock: called for a finding when it is new.
-        clock: seconds, as in ``progress``.
+        progress: returns the progress of the shards; ``TrackedConsumer.progress``.
+        ends: returns the ends of the shards; after an error the ends count as unknown.
+        options: the timeouts.
+        on_livelock: called for each new finding.
+        clock: returns seconds, as in ``progress``.
 
     Example:
         >>> stuck = ShardProgress(shard=Shard("orders"), started=0, fetched=500, arrived=10, received=7, committed=5)
@@ -170,7 +170,7 @@ class LivelockWatch(ClosesOnExit):
         self._on_livelock = on_livelock
         self._started = clock()
         self._lock = threading.Lock()
-        # Since when there has been something to fetch or to commit, by what is late: before that nothing was.
+        # When the shard first had a message to fetch or a position to commit, by check and shard.
         self._waiting_since: dict[tuple[str, Shard], float] = {}
         self._found: list[Livelock] = []
         self._closing = threading.Event()
@@ -182,7 +182,7 @@ class LivelockWatch(ClosesOnExit):
         return self
 
     def status(self) -> list[Livelock]:
-        """What the last look found."""
+        """The findings of the last check."""
         return list(self._found)
 
     def close(self) -> None:
@@ -192,19 +192,19 @@ class LivelockWatch(ClosesOnExit):
             self._thread.join()
 
     def check(self) -> list[Livelock]:
-        """Look now; returns what stands still, at most one finding a shard."""
+        """Check now; returns the findings, at most one for each shard."""
         with self._lock:
             try:
                 ends = self._ends()
             except StreamAssetsError as error:
-                _log.debug("ends are not known: %s", error)
+                _log.debug("the ends of the shards are unknown: %s", error)
                 ends = {}
             now, shards = self._clock(), self._progress()
-            found = [livelock for shard in shards if (livelock := self._look(shard, ends.get(shard.shard), now))]
+            found = [livelock for shard in shards if (livelock := self._check(shard, ends.get(shard.shard), now))]
             if not shards and now - self._started >= self._options.fetch_timeout_seconds:
                 found = [self._finding(LivelockKind.NO_ASSIGNMENT, None, now - self._started)]
             active = {shard.shard for shard in shards if not shard.is_paused}
-            self._waiting_since = {place: at for place, at in self._waiting_since.items() if place[1] in active}
+            self._waiting_since = {key: at for key, at in self._waiting_since.items() if key[1] in active}
             known = {(livelock.kind, livelock.shard) for livelock in self._found}
             self._found = found
         for livelock in found:
@@ -212,7 +212,7 @@ class LivelockWatch(ClosesOnExit):
                 self._on_livelock(livelock)
         return list(found)
 
-    def _look(self, shard: ShardProgress, end: ShardEnd | None, now: float) -> Livelock | None:
+    def _check(self, shard: ShardProgress, end: ShardEnd | None, now: float) -> Livelock | None:
         if shard.is_paused:
             return None
         limits = self._options
@@ -243,7 +243,7 @@ class LivelockWatch(ClosesOnExit):
         now: float,
         moved_at: float | None,
     ) -> float:
-        """For how long a position has been before the end without moving; 0 where it is at the end."""
+        """The seconds for which a position has not moved although it is before the end; 0 at the end."""
         if (position or 0) >= end.readable:
             self._waiting_since.pop((what, shard.shard), None)
             return 0.0
@@ -269,22 +269,22 @@ class LivelockWatch(ClosesOnExit):
             try:
                 self.check()
             except Exception:  # noqa: BLE001 - a callback may raise anything, and the watch must go on
-                _log.exception("the livelock watch goes on")
+                _log.exception("a check of the livelock watch failed; it continues")
 
 
 _FAILING = "Commits fail, or commit is never called: see commit_error, and commit_interval_seconds of TrackingOptions."
 _HANGING = "A message is not finished: its handler hangs, or never calls ack; see unacked."
-_FETCH = "No thread calls next: a handler hangs, or the flow is stopped (resume_flow). Too short for slow handlers: \
+_FETCH = "No thread calls next: a handler hangs, or the flow is stopped (resume_flow). If handlers are slow, raise \
 fetch_timeout_seconds."
-_ARRIVAL = "The broker has messages that it does not give: check it, and buffer_size of TrackingOptions (a full shard \
-waits for acks). Too short for slow handlers: arrival_timeout_seconds."
-_COMMIT = "Too short for slow handlers: commit_timeout_seconds."
+_ARRIVAL = "The broker has messages but does not deliver them: check the broker, and buffer_size of TrackingOptions (a \
+full shard waits for acks). If handlers are slow, raise arrival_timeout_seconds."
+_COMMIT = "If handlers are slow, raise commit_timeout_seconds."
 _ADVICE = {
     LivelockKind.NO_ASSIGNMENT: "The group has more members than shards, or the topic has none: check the group.",
     LivelockKind.NEVER_FETCHED: _FETCH,
     LivelockKind.FETCH_STOPPED: _FETCH,
-    LivelockKind.END_UNKNOWN: "The broker does not report where it ends: check the broker and the ACLs. "
-    "Too short: fetch_timeout_seconds.",
+    LivelockKind.END_UNKNOWN: "The broker does not report the end of the shard: check the broker and the ACLs. "
+    "If the broker is slow, raise fetch_timeout_seconds.",
     LivelockKind.NEVER_ARRIVED: _ARRIVAL,
     LivelockKind.ARRIVAL_STOPPED: _ARRIVAL,
     LivelockKind.NEVER_COMMITTED: _COMMIT,

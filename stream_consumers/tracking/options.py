@@ -18,7 +18,7 @@ from stream_consumers.tracking.livelock import Livelock, LivelockOptions, log_li
 READ_AHEAD = 500
 Shards = frozenset[Shard]
 Scheduler = Callable[[Sequence[Shard]], Shard]
-"""Chooses whose message is handed out next, of the shards that have one; the first was not chosen for the longest."""
+"""Chooses the shard whose message is returned next, from the shards that have one, least recently chosen first."""
 Subject = TypeVar("Subject")
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Activity(enum.Flag):
 
 
 class Activities:
-    """What several threads are doing now."""
+    """Counts what several threads are doing now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Activities:
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        """Within, it is being done."""
+        """Count the activity during the block."""
         with self._lock:
             self._counts[activity] += 1
         try:
@@ -61,7 +61,7 @@ class Activities:
 
     @property
     def now(self) -> Activity:
-        """All of it."""
+        """All activities of all threads."""
         found = Activity.NOTHING
         with self._lock:
             for activity, count in self._counts.items():
@@ -85,20 +85,19 @@ def _guarded(name: str, callback: Callable[[Subject], None]) -> Callable[[Subjec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingCallbacks:
-    """Lifecycle callbacks; each is called by the thread in which it happens.
+    """Lifecycle callbacks; each is called in the thread of the event.
 
-    What a callback raises is logged, and nothing else changes: the message is handed out, the positions are committed,
-    and the error that it was called for goes on.
+    An error of a callback is logged, and changes nothing else: the message is returned, the positions are committed,
+    and the error that the callback was called for is raised.
 
     Args:
-        on_revoked: the group revokes these shards. They are committed when this returns, and given back then: finish
-            and acknowledge what can be finished quickly.
-        on_assigned: the group gave these shards.
-        on_buffer_full: too many messages of a shard are unfinished, so that no more of it are handed out.
-        on_buffer_drop: few enough are, and they are handed out again.
+        on_revoked: the group revokes these shards. After the callback they are committed and released, so finish and
+            acknowledge messages that are nearly done.
+        on_assigned: the group has assigned these shards.
+        on_buffer_full: too many messages of a shard are unfinished, so that no more are returned.
+        on_buffer_drop: few enough messages of the shard are unfinished, so that they are returned again.
         on_task_error: processing a message failed.
-        on_livelock: the watch (see ``livelock`` of :class:`TrackingOptions`) has found something new; logged by
-            default.
+        on_livelock: the watch (see ``livelock`` of :class:`TrackingOptions`) has a new finding; logged by default.
 
     Example:
         >>> full: list[Shard] = []
@@ -115,7 +114,7 @@ class TrackingCallbacks:
     on_livelock: Callable[[Livelock], None] = log_livelock
 
     def guarded(self) -> TrackingCallbacks:
-        """The same callbacks, of which none raises."""
+        """The same callbacks with their errors logged instead of raised."""
         callbacks = {field.name: _guarded(field.name, getattr(self, field.name)) for field in fields(self)}
         return TrackingCallbacks(**callbacks)
 
@@ -125,23 +124,23 @@ class TrackingOptions:
     """Options of a tracked consumer (Faust's names where it has them, and its defaults).
 
     Args:
-        commit_interval_seconds: how often to commit in the background what is finished (``broker_commit_interval``);
-            ``None`` commits only when asked to, or by ``commit_every``.
-        commit_every: acknowledgements after which to commit in the background (``broker_commit_every``); ``None``
-            does not count.
+        commit_interval_seconds: the time between background commits (``broker_commit_interval``); ``None`` commits
+            only on request, or by ``commit_every``.
+        commit_every: the number of acknowledgements after which to commit in the background
+            (``broker_commit_every``); ``None`` does not count.
         retry_seconds: how long to wait after a failed commit; twice as long after each further one.
         retry_limit_seconds: the longest such wait.
-        buffer_size: unfinished messages of one shard (``stream_buffer_maxsize``); at 80 % of it no more are handed
-            out, until there are no more than 40 %.
+        buffer_size: the unfinished messages of one shard (``stream_buffer_maxsize``); at 80 % of it no more are
+            returned, until at most 40 % are unfinished.
         close_seconds: how long :meth:`close` waits for unfinished messages (``stream_wait_empty``); 0 does not wait.
-        scheduler: chooses the shard whose message is handed out next (``ConsumerScheduler``). With one, up to
-            ``READ_AHEAD`` messages are fetched ahead, so that there is something to choose from; ``lambda shards:
-            shards[0]`` takes them in turn. Without one, messages are handed out as they come.
-        livelock: watch the consumer in a thread of its own, and call ``on_livelock`` for what stands still although it
-            should not (``broker_commit_livelock_soft_timeout``); ``None`` does not watch.
+        scheduler: chooses the shard whose message is returned next (``ConsumerScheduler``). With a scheduler, up to
+            ``READ_AHEAD`` messages are fetched ahead, so that it can choose; ``lambda shards: shards[0]`` takes the
+            shards in turn. Without one, messages are returned in the order of arrival.
+        livelock: watch the consumer in a background thread, and call ``on_livelock`` for missing progress
+            (``broker_commit_livelock_soft_timeout``); ``None`` does not watch.
 
     Raises:
-        InvalidOptionError: naming what is out of range.
+        InvalidOptionError: an option is out of range.
 
     Example:
         >>> options = TrackingOptions(buffer_size=10)
@@ -170,10 +169,10 @@ class TrackingOptions:
 
     @property
     def full_at(self) -> int:
-        """Unfinished messages at which a shard is full."""
+        """The number of unfinished messages at which a shard is full."""
         return max(1, self.buffer_size * 4 // 5)
 
     @property
     def drop_at(self) -> int:
-        """Unfinished messages at which a full shard goes on."""
+        """The number of unfinished messages at which a full shard resumes."""
         return self.buffer_size * 2 // 5

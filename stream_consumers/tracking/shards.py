@@ -1,4 +1,4 @@
-"""The shards of a tracked consumer: what was handed out, what is held, how far each may be committed. No locks here."""
+"""The state of a tracked consumer's shards: returned and held messages, and positions to commit. It has no locks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stream_consumers.tracking.options import TrackingOptions
 
 
 class AckWindow:
-    """The messages of one shard between what is committed and what was delivered last.
+    """The messages of one shard between the committed position and the last delivered message.
 
-    The semantics are those of Faust's ``Consumer._new_offset``, as documented: the position is behind the longest run
-    of finished messages from the head of what was delivered. Sequences need not be consecutive: what was never
-    delivered (transaction markers, compacted messages, the gaps between Redis ids) never blocks.
+    The semantics are those of Faust's ``Consumer._new_offset``, as documented: the position follows the longest run of
+    finished messages from the first delivered one. Sequences need not be consecutive: sequences that were never
+    delivered (transaction markers, compacted messages, the gaps between Redis ids) never block the position.
 
-    Every call takes constant time on average, but for a message that is delivered out of order.
+    Every call takes constant time on average, except for a message that is delivered out of order.
 
     Args:
-        committed: the next sequence to read as the broker has it; ``None`` if it has none (0 is a position).
+        committed: the committed position at the broker; ``None`` if it has none (0 is a position).
 
     Example:
         >>> window = AckWindow(committed=10)
@@ -40,7 +40,7 @@ class AckWindow:
     def __init__(self, *, committed: int | None = None) -> None:
         self._committed = committed
         self._behind_run = committed
-        # In order of sequence: what may hold the position back, and what was finished behind that.
+        # In order of sequence: unfinished messages, and finished messages after them.
         self._pending: deque[int] = deque()
         self._known: set[int] = set()
         self._unfinished: set[int] = set()
@@ -56,15 +56,12 @@ class AckWindow:
 
     @property
     def unacknowledged(self) -> tuple[int, ...]:
-        """What was delivered and is not finished, in order."""
+        """The delivered messages that are not finished, in order."""
         return tuple(sorted(self._unfinished))
 
     @property
     def position(self) -> int | None:
-        """The next sequence to read that may be committed; ``None`` if nothing may.
-
-        Where nothing is committed, 0 would say no more than that, and is ``None``.
-        """
+        """The position that may be committed; ``None`` if none may, and for 0 if none is committed."""
         position = self._behind_run
         if position is not None and self._pending:
             position = min(position, self._pending[0])
@@ -72,7 +69,7 @@ class AckWindow:
 
     @property
     def committable(self) -> int | None:
-        """The position, if it is beyond what is committed: never backwards, never twice."""
+        """The position if it is after the committed one, so that commits never move back or repeat; else ``None``."""
         position = self.position
         if position is None or (self._committed is not None and position <= self._committed):
             return None
@@ -80,17 +77,17 @@ class AckWindow:
 
     @property
     def last_committed(self) -> int | None:
-        """The position that the broker has; ``None`` if it has none."""
+        """The committed position at the broker; ``None`` if it has none."""
         return self._committed
 
     def deliver(self, sequence: int) -> None:
-        """A message is handed out; once more, it counts as unfinished again."""
+        """Record a delivered message; after another delivery it counts as unfinished again."""
         self._unfinished.add(sequence)
         if sequence not in self._known:
             self._enter(sequence)
 
     def acknowledge(self, sequence: int) -> bool:
-        """A message is finished; ``False`` if it was never delivered, or was finished before."""
+        """Record that a message is finished; ``False`` if it was never delivered, or was finished before."""
         if sequence not in self._unfinished:
             return False
         self._unfinished.remove(sequence)
@@ -98,7 +95,7 @@ class AckWindow:
         return True
 
     def skip_to(self, sequence: int) -> None:
-        """Nothing but what was delivered is below ``sequence``: a gap at the end, like transaction markers."""
+        """Record that no undelivered message is before ``sequence``, because of a gap such as transaction markers."""
         last = sequence - 1
         if not self._pending:
             self._behind_run = sequence if self._behind_run is None else max(self._behind_run, sequence)
@@ -106,19 +103,19 @@ class AckWindow:
             self._enter(last)
 
     def committed(self, position: int) -> None:
-        """The broker has this position. Call it after success only, so that a failed commit is tried again."""
+        """Record a position that was committed; call this after success only, so that a failed commit is retried."""
         self._committed = position
 
     def seek(self, sequence: int) -> None:
-        """Reading goes on at ``sequence``: what is from there on will be delivered again, or was jumped to.
+        """Record that reading continues at ``sequence``, and forget the messages from there on.
 
-        What is below stays as it is, so that the position is here at most. The committed position stays, too: a replay
-        never moves it back (Faust's rule).
+        Earlier messages stay as they are, so that the position is at most ``sequence``. The committed position stays,
+        too: a seek never moves it back (Faust's rule).
         """
         while self._pending and self._pending[-1] >= sequence:
-            gone = self._pending.pop()
-            self._known.discard(gone)
-            self._unfinished.discard(gone)
+            forgotten = self._pending.pop()
+            self._known.discard(forgotten)
+            self._unfinished.discard(forgotten)
         if self._behind_run is not None:
             self._behind_run = min(self._behind_run, sequence)
         self._pass_finished()
@@ -139,31 +136,31 @@ class AckWindow:
 
 @dataclass
 class TrackedShard:
-    """One shard.
+    """The state of one shard.
 
     Args:
-        window: what was handed out.
-        started: when it was first known, in seconds of ``time.monotonic``.
+        window: the returned messages.
+        started: when the shard was first known, in seconds of ``time.monotonic``.
     """
 
     window: AckWindow
     started: float
     arrived: float | None = None
     committed_at: float | None = None
-    # The next sequence that the consumer will deliver, as far as it is known.
+    # The next sequence that the consumer will deliver; None if unknown.
     next_sequence: int | None = None
-    # Where this consumer began.
+    # The first sequence that this consumer returned.
     first: int | None = None
-    # After a seek by time it is unknown where it goes on before the first message.
+    # After a seek by time, the next sequence is unknown until the first message arrives.
     is_sought: bool = False
 
 
 class TrackedShards:
-    """The shards of one consumer.
+    """The state of the shards of one consumer.
 
     Args:
         options: when a shard is full.
-        keeps_entries: remember which messages were finished until :meth:`settled`, besides the positions.
+        keeps_entries: also keep the finished messages until :meth:`settled`, besides the positions.
     """
 
     def __init__(self, options: TrackingOptions, *, keeps_entries: bool = False) -> None:
@@ -172,50 +169,50 @@ class TrackedShards:
         self.known: dict[Shard, TrackedShard] = {}
         self.paused: set[Shard] = set()
         self.full: set[Shard] = set()
-        # Fetched and not handed out yet; a number is the end that was reached behind the messages before it. Shards
-        # that have none are not in here, so that a message costs the same however many shards there are.
+        # Fetched messages that were not returned yet; a number is the end that was reached after the messages before
+        # it. Shards without messages are left out, so that the cost of a message does not depend on their number.
         self._held: OrderedDict[Shard, deque[Message | int]] = OrderedDict()
         self._unacked: dict[tuple[Shard, int], tuple[Message, int]] = {}
 
     @property
     def unacked_count(self) -> int:
-        """How many were handed out and are not finished."""
+        """The number of returned messages that are not finished."""
         return len(self._unacked)
 
     @property
     def messages(self) -> list[Message]:
-        """Those that were handed out and are not finished."""
+        """The returned messages that are not finished."""
         return [message for message, _ in self._unacked.values()]
 
     @property
     def is_holding(self) -> bool:
-        """Whether anything was fetched and not handed out."""
+        """Whether any fetched message was not returned yet."""
         return bool(self._held)
 
     @property
     def closed(self) -> frozenset[Shard]:
-        """The shards of which nothing is handed out."""
+        """The shards whose messages are not returned: paused and full ones."""
         return frozenset(self.paused | self.full)
 
     @property
     def can_hold(self) -> bool:
-        """Whether every shard may be fetched: what arrives of a closed one must be kept."""
+        """Whether the consumer may fetch: messages that arrive for closed shards must be kept."""
         return all(len(self._held.get(shard, ())) < self._options.buffer_size for shard in self.closed)
 
     def shard(self, shard: Shard, committed: int | None = None) -> TrackedShard:
-        """This shard, known from now on."""
+        """The state of a shard, created if it is new."""
         if shard not in self.known:
             self.known[shard] = TrackedShard(AckWindow(committed=committed), time.monotonic())
         return self.known[shard]
 
     def hold(self, message: Message) -> None:
-        """Keep a message that was fetched, behind those that are kept."""
+        """Keep a fetched message, after the messages that are kept already."""
         found = self.shard(message.shard)
         found.arrived, found.next_sequence = time.monotonic(), message.sequence + 1
         self._held.setdefault(message.shard, deque()).append(message)
 
     def reach(self, ends: Positions) -> None:
-        """The ends of shards were reached; what is between the last message and there is no message."""
+        """Record that the ends of shards were reached, and that no message is between the last one and the end."""
         for shard, end in ends.items():
             found = self.shard(shard)
             if found.next_sequence is not None and found.next_sequence >= end and not found.is_sought:
@@ -227,13 +224,13 @@ class TrackedShards:
                 found.window.skip_to(end)
 
     def take(self) -> Message | None:
-        """The next message that may be handed out, of the shard that the scheduler chooses; else shards take turns."""
+        """Take the next message to return, from the shard that the scheduler chooses, or else from shards in turn."""
         shard = self._choose()
         if shard is None:
             return None
         held = self._held.pop(shard)
         message = held.popleft()
-        # Ends are kept behind messages only.
+        # An end is never kept without a message before it.
         assert isinstance(message, Message)
         self.track(message)
         while held and isinstance(end := held[0], int):
@@ -244,10 +241,10 @@ class TrackedShards:
         return message
 
     def _choose(self) -> Shard | None:
-        open_ones = (shard for shard in self._held if shard not in self.paused and shard not in self.full)
+        open_shards = (shard for shard in self._held if shard not in self.paused and shard not in self.full)
         if self._options.scheduler is None:
-            return next(open_ones, None)
-        ready = list(open_ones)
+            return next(open_shards, None)
+        ready = list(open_shards)
         if not ready:
             return None
         chosen = self._options.scheduler(ready)
@@ -260,7 +257,7 @@ class TrackedShards:
         return chosen
 
     def track(self, message: Message, readers: int = 1) -> None:
-        """Note a message that is handed out to this number of readers."""
+        """Record a message that is returned to this number of readers."""
         found = self.shard(message.shard)
         if found.is_sought:
             found.is_sought = False
@@ -271,7 +268,7 @@ class TrackedShards:
         self._unacked[message.shard, message.sequence] = (message, readers)
 
     def acknowledge(self, shard: Shard, sequence: int) -> bool:
-        """One reader has finished a message; whether that was the last one."""
+        """Record that one reader has finished a message; returns whether it was the last one."""
         if (shard, sequence) not in self._unacked:
             return False
         message, readers = self._unacked[shard, sequence]
@@ -285,11 +282,11 @@ class TrackedShards:
         return is_finished
 
     def is_too_full(self, shard: Shard) -> bool:
-        """Whether so much of it is unfinished that no more should be handed out."""
+        """Whether too many messages of a shard are unfinished, so that it becomes full."""
         return shard not in self.full and len(self.shard(shard).window) >= self._options.full_at
 
     def is_drained(self, shard: Shard) -> bool:
-        """Whether a full shard has so little unfinished that it goes on."""
+        """Whether few enough messages of a full shard are unfinished, so that it resumes."""
         return shard in self.full and len(self.shard(shard).window) <= self._options.drop_at
 
     def committable(self, chosen: Collection[str | Shard] | None = None) -> dict[Shard, int]:
@@ -305,7 +302,7 @@ class TrackedShards:
         return {shard: sorted(found) for shard, found in sorted(self._finished.items()) if _is_chosen(shard, chosen)}
 
     def settled(self, entries: Mapping[Shard, Sequence[int]]) -> None:
-        """It is kept that these are finished."""
+        """Record that the broker has the acknowledgements of these messages."""
         for shard, sequences in entries.items():
             left = self._finished[shard].difference(sequences)
             if left:
@@ -316,19 +313,19 @@ class TrackedShards:
                 self.known[shard].committed_at = time.monotonic()
 
     def committed(self, positions: Positions) -> None:
-        """These were committed; what was lost meanwhile is left out."""
+        """Record committed positions, except for shards that were revoked meanwhile."""
         for shard, position in positions.items():
             if shard in self.known:
                 self.known[shard].window.committed(position)
                 self.known[shard].committed_at = time.monotonic()
 
     def learn(self, positions: Positions) -> None:
-        """Note positions that the broker has, whichever client committed them."""
+        """Record the positions at the broker, whichever client committed them."""
         for shard, position in positions.items():
             self.known[shard].window.committed(position)
 
     def seek(self, sequence: int | None) -> None:
-        """Every shard goes on at ``sequence``; ``None`` where that is unknown before the next message."""
+        """Record that every shard continues at ``sequence``; ``None`` if that is unknown until the next message."""
         self._held.clear()
         for shard, found in self.known.items():
             found.is_sought, found.next_sequence = True, None
@@ -336,7 +333,7 @@ class TrackedShards:
                 self._seek(shard, sequence)
 
     def go_to(self, positions: Positions) -> None:
-        """These shards go on at these sequences."""
+        """Record that these shards continue at these sequences."""
         for shard, position in positions.items():
             self._held.pop(shard, None)
             found = self.shard(shard)
@@ -344,7 +341,7 @@ class TrackedShards:
             self._seek(shard, position)
 
     def forget(self, shards: Iterable[Shard]) -> None:
-        """Forget everything about these shards: they have another owner."""
+        """Forget these shards, because they have another owner."""
         for shard in shards:
             self._seek(shard, 0)
             self.known.pop(shard, None)
@@ -353,15 +350,15 @@ class TrackedShards:
             self.full.discard(shard)
 
     def start(self, shard: Shard, committed: int | None) -> None:
-        """This shard begins anew, at what is committed."""
+        """Start a shard at its committed position, and forget its earlier state."""
         self.forget([shard])
         self.shard(shard, committed)
 
     def progress(self, fetched: float | None) -> list[ShardProgress]:
-        """How far every shard is.
+        """The progress of every shard.
 
         Args:
-            fetched: when the consumer last came back from fetching.
+            fetched: when the consumer last finished a fetch.
         """
         return [
             ShardProgress(
@@ -382,14 +379,11 @@ class TrackedShards:
     def _seek(self, shard: Shard, sequence: int) -> None:
         if shard in self.known:
             self.known[shard].window.seek(sequence)
-        for place in [place for place in self._unacked if place[0] == shard and place[1] >= sequence]:
-            del self._unacked[place]
+        for key in [key for key in self._unacked if key[0] == shard and key[1] >= sequence]:
+            del self._unacked[key]
 
     def _committed_of(self, shard: Shard, window: AckWindow) -> int | None:
-        """The next sequence to read as the broker has it.
-
-        Where single messages are kept: the first that is not finished, or was not sent to the broker.
-        """
+        """The committed position at the broker; with single entries, the first whose acknowledgement it lacks."""
         position = window.position
         if not self._keeps_entries or position is None:
             return window.last_committed
