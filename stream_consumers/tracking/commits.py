@@ -120,7 +120,7 @@ class BackgroundCommit:
         # Whether a commit is running, and the error of the last one; ``None`` after one that succeeded.
         self.is_running = False
         self.error: Exception | None = None
-        self._turns = 0
+        self._ended_commits = 0
         self._acknowledged = self._tried = 0
         self._failures = 0
         self._ended_at = time.monotonic()
@@ -139,7 +139,7 @@ class BackgroundCommit:
         if self._thread is not None:
             self._thread.join()
 
-    def acknowledged(self) -> None:
+    def count_acknowledged(self) -> None:
         """Count an acknowledged message; call this with ``changed`` held."""
         self._acknowledged += 1
         every = self._options.commit_every
@@ -161,8 +161,8 @@ class BackgroundCommit:
         """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.commit`."""
         with self._changed:
             while self.is_running:
-                turn = self._turns
-                self._changed.wait_for(lambda: self._turns != turn)  # noqa: B023 - the lambda is not used later
+                ended = self._ended_commits
+                self._changed.wait_for(lambda: self._ended_commits != ended)  # noqa: B023 - not used later
                 if not is_forced:
                     return CommitResult.ANOTHER_WAS_RUNNING
             self.is_running = True
@@ -171,7 +171,7 @@ class BackgroundCommit:
         finally:
             with self._changed:
                 self.is_running = False
-                self._turns += 1
+                self._ended_commits += 1
                 self._ended_at = time.monotonic()
                 self._changed.notify_all()
 

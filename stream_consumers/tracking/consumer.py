@@ -110,8 +110,8 @@ class TrackedConsumer(Consumer):
         self._fetching = PollingLock()
         self._fetched_at: float | None = None
         self._is_flowing = True
-        self._handing = 0
-        self._natively_paused: Shards = frozenset()
+        self._returning = 0
+        self._paused_in_client: Shards = frozenset()
         self._watch: LivelockWatch | None = None
         if self._options.livelock is not None:
             self._watch = LivelockWatch(
@@ -142,37 +142,37 @@ class TrackedConsumer(Consumer):
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_flowing, seconds):
                 return None
-            self._handing += 1
+            self._returning += 1
         try:
-            return self._obtain(seconds)
+            return self._take_or_fetch(seconds)
         finally:
             with self._changed:
-                self._handing -= 1
-                if not self._handing and not self._is_flowing:
+                self._returning -= 1
+                if not self._returning and not self._is_flowing:
                     self._changed.notify_all()
 
-    def _obtain(self, seconds: float) -> Message | None:
-        message = self._hand_out()
+    def _take_or_fetch(self, seconds: float) -> Message | None:
+        message = self._take_message()
         # Another thread may be fetching for this one, too.
         if message is not None or not self._fetching.acquire(seconds):
             return message
         try:
-            message, has_more = self._hand_out(), True
+            message, has_more = self._take_message(), True
             # Messages of paused or full shards do not end the search.
             while message is None and has_more and self._may_fetch(seconds):
                 with self._activities.doing(Activity.FETCHING):
                     has_more = self._fetch(seconds)
                     if has_more and self._options.scheduler is not None:
                         self._fetch_ahead()
-                message = self._hand_out()
+                message = self._take_message()
             return message
         finally:
             self._fetching.release()
 
-    def _hand_out(self) -> Message | None:
+    def _take_message(self) -> Message | None:
         with self._changed:
             message = self._shards.take() if self._is_flowing else None
-            is_full = message is not None and self._shards.is_too_full(message.shard)
+            is_full = message is not None and self._shards.becomes_full(message.shard)
             if message is not None and is_full:
                 self._shards.full.add(message.shard)
         if message is not None and is_full:
@@ -190,7 +190,7 @@ class TrackedConsumer(Consumer):
             return self._shards.can_hold
 
     def _fetch(self, seconds: float) -> bool:
-        self._pause_natively()
+        self._pause_in_client()
         message = None
         try:
             message = self._consumer.next(seconds)
@@ -206,7 +206,7 @@ class TrackedConsumer(Consumer):
                 self._fetched_at = time.monotonic()
                 if message is not None:
                     self._shards.hold(message)
-                self._shards.reach(ends)
+                self._shards.reach_ends(ends)
         return message is not None
 
     def _fetch_ahead(self) -> None:
@@ -215,14 +215,14 @@ class TrackedConsumer(Consumer):
             if not self._may_fetch(0.0) or not self._fetch(0.0):
                 return
 
-    def _pause_natively(self) -> None:
+    def _pause_in_client(self) -> None:
         if isinstance(self._consumer, PausableConsumer):
             with self._changed:
                 closed = self._shards.closed
-            if closed != self._natively_paused:
-                self._consumer.resume(self._natively_paused - closed)
-                self._consumer.pause(closed - self._natively_paused)
-                self._natively_paused = closed
+            if closed != self._paused_in_client:
+                self._consumer.resume(self._paused_in_client - closed)
+                self._consumer.pause(closed - self._paused_in_client)
+                self._paused_in_client = closed
 
     def getmany(
         self, timeout_seconds: float | None = None, *, max_messages: int = MAX_MESSAGES
@@ -280,7 +280,7 @@ class TrackedConsumer(Consumer):
             is_finished = self._shards.acknowledge(message.shard, message.sequence)
             is_drained = is_finished and self._shards.is_drained(message.shard)
             if is_finished:
-                self._commits.acknowledged()
+                self._commits.count_acknowledged()
             if is_drained:
                 self._shards.full.discard(message.shard)
             if is_drained or not self._shards.unacked_count:
@@ -429,7 +429,7 @@ class TrackedConsumer(Consumer):
         """Wait until no thread is returning a message; returns whether that happened in time."""
         seconds = check_timeout(timeout_seconds)
         with self._changed:
-            return self._changed.wait_for(lambda: not self._is_flowing and not self._handing, seconds)
+            return self._changed.wait_for(lambda: not self._is_flowing and not self._returning, seconds)
 
     # positions
 
@@ -442,8 +442,8 @@ class TrackedConsumer(Consumer):
             finally:
                 # Some clients forget pauses with a seek, others do not; the next fetch pauses the shards again.
                 if isinstance(self._consumer, PausableConsumer):
-                    self._consumer.resume(self._natively_paused)
-                self._natively_paused = frozenset()
+                    self._consumer.resume(self._paused_in_client)
+                self._paused_in_client = frozenset()
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
@@ -494,7 +494,7 @@ class TrackedConsumer(Consumer):
             read = require_positioned(self._consumer).assigned()
             self.go_to({shard: position for shard, position in {**begun, **known}.items() if shard in read})
             with self._changed:
-                self._shards.learn(known)
+                self._shards.record_committed(known)
                 self._commits.clear_abort()
         return committed
 
@@ -523,7 +523,7 @@ class TrackedConsumer(Consumer):
                 self._releasing = None
                 with self._changed:
                     self._shards.forget(shards)
-                    self._natively_paused -= shards
+                    self._paused_in_client -= shards
                     self._changed.notify_all()
 
     def on_assigned(self, shards: Shards) -> None:
@@ -537,7 +537,7 @@ class TrackedConsumer(Consumer):
             with self._changed:
                 for shard in shards:
                     self._shards.start(shard, committed.get(shard))
-                self._natively_paused -= shards
+                self._paused_in_client -= shards
             self._callbacks.on_assigned(shards)
 
     # state

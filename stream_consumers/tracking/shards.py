@@ -39,7 +39,7 @@ class AckWindow:
 
     def __init__(self, *, committed: int | None = None) -> None:
         self._committed = committed
-        self._behind_run = committed
+        self._after_run = committed
         # In order of sequence: unfinished messages, and finished messages after them.
         self._pending: deque[int] = deque()
         self._known: set[int] = set()
@@ -62,7 +62,7 @@ class AckWindow:
     @property
     def position(self) -> int | None:
         """The position that may be committed; ``None`` if none may, and for 0 if none is committed."""
-        position = self._behind_run
+        position = self._after_run
         if position is not None and self._pending:
             position = min(position, self._pending[0])
         return None if position == 0 and self._committed is None else position
@@ -84,23 +84,23 @@ class AckWindow:
         """Record a delivered message; after another delivery it counts as unfinished again."""
         self._unfinished.add(sequence)
         if sequence not in self._known:
-            self._enter(sequence)
+            self._add_pending(sequence)
 
     def acknowledge(self, sequence: int) -> bool:
         """Record that a message is finished; ``False`` if it was never delivered, or was finished before."""
         if sequence not in self._unfinished:
             return False
         self._unfinished.remove(sequence)
-        self._pass_finished()
+        self._advance()
         return True
 
     def skip_to(self, sequence: int) -> None:
         """Record that no undelivered message is before ``sequence``, because of a gap such as transaction markers."""
         last = sequence - 1
         if not self._pending:
-            self._behind_run = sequence if self._behind_run is None else max(self._behind_run, sequence)
+            self._after_run = sequence if self._after_run is None else max(self._after_run, sequence)
         elif last > self._pending[-1]:
-            self._enter(last)
+            self._add_pending(last)
 
     def committed(self, position: int) -> None:
         """Record a position that was committed; call this after success only, so that a failed commit is retried."""
@@ -116,22 +116,22 @@ class AckWindow:
             forgotten = self._pending.pop()
             self._known.discard(forgotten)
             self._unfinished.discard(forgotten)
-        if self._behind_run is not None:
-            self._behind_run = min(self._behind_run, sequence)
-        self._pass_finished()
+        if self._after_run is not None:
+            self._after_run = min(self._after_run, sequence)
+        self._advance()
 
-    def _enter(self, sequence: int) -> None:
+    def _add_pending(self, sequence: int) -> None:
         self._known.add(sequence)
         if not self._pending or sequence > self._pending[-1]:
             self._pending.append(sequence)
         else:
             bisect.insort(self._pending, sequence)
 
-    def _pass_finished(self) -> None:
+    def _advance(self) -> None:
         while self._pending and self._pending[0] not in self._unfinished:
-            passed = self._pending.popleft()
-            self._known.discard(passed)
-            self._behind_run = passed + 1 if self._behind_run is None else max(self._behind_run, passed + 1)
+            finished = self._pending.popleft()
+            self._known.discard(finished)
+            self._after_run = finished + 1 if self._after_run is None else max(self._after_run, finished + 1)
 
 
 @dataclass
@@ -152,7 +152,7 @@ class TrackedShard:
     # The first sequence that this consumer returned.
     first: int | None = None
     # After a seek by time, the next sequence is unknown until the first message arrives.
-    is_sought: bool = False
+    is_after_seek: bool = False
 
 
 class TrackedShards:
@@ -211,11 +211,11 @@ class TrackedShards:
         found.arrived, found.next_sequence = time.monotonic(), message.sequence + 1
         self._held.setdefault(message.shard, deque()).append(message)
 
-    def reach(self, ends: Positions) -> None:
+    def reach_ends(self, ends: Positions) -> None:
         """Record that the ends of shards were reached, and that no message is between the last one and the end."""
         for shard, end in ends.items():
             found = self.shard(shard)
-            if found.next_sequence is not None and found.next_sequence >= end and not found.is_sought:
+            if found.next_sequence is not None and found.next_sequence >= end and not found.is_after_seek:
                 continue
             found.next_sequence = end
             if shard in self._held:
@@ -259,8 +259,8 @@ class TrackedShards:
     def track(self, message: Message, readers: int = 1) -> None:
         """Record a message that is returned to this number of readers."""
         found = self.shard(message.shard)
-        if found.is_sought:
-            found.is_sought = False
+        if found.is_after_seek:
+            found.is_after_seek = False
             self._seek(message.shard, message.sequence)
         if found.first is None:
             found.first = message.sequence
@@ -281,7 +281,7 @@ class TrackedShards:
             self._finished.setdefault(shard, set()).add(sequence)
         return is_finished
 
-    def is_too_full(self, shard: Shard) -> bool:
+    def becomes_full(self, shard: Shard) -> bool:
         """Whether too many messages of a shard are unfinished, so that it becomes full."""
         return shard not in self.full and len(self.shard(shard).window) >= self._options.full_at
 
@@ -319,7 +319,7 @@ class TrackedShards:
                 self.known[shard].window.committed(position)
                 self.known[shard].committed_at = time.monotonic()
 
-    def learn(self, positions: Positions) -> None:
+    def record_committed(self, positions: Positions) -> None:
         """Record the positions at the broker, whichever client committed them."""
         for shard, position in positions.items():
             self.known[shard].window.committed(position)
@@ -328,7 +328,7 @@ class TrackedShards:
         """Record that every shard continues at ``sequence``; ``None`` if that is unknown until the next message."""
         self._held.clear()
         for shard, found in self.known.items():
-            found.is_sought, found.next_sequence = True, None
+            found.is_after_seek, found.next_sequence = True, None
             if sequence is not None:
                 self._seek(shard, sequence)
 
@@ -337,7 +337,7 @@ class TrackedShards:
         for shard, position in positions.items():
             self._held.pop(shard, None)
             found = self.shard(shard)
-            found.is_sought, found.next_sequence = False, position
+            found.is_after_seek, found.next_sequence = False, position
             self._seek(shard, position)
 
     def forget(self, shards: Iterable[Shard]) -> None:
