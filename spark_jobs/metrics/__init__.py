@@ -1,1 +1,1 @@
-"""Metrics of batches, for OpenTelemetry and for Prometheus; nothing is measured for anybody who did not ask for it."""
+"""Metrics of batches, for OpenTelemetry and for Prometheus, recorded only if the environment enables them."""

@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry, through its API: without a provider of metrics it does nothing."""
+"""Metrics for OpenTelemetry, through its API, which does nothing without a provider of metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OpenTelemetryRecorder:
     ``OTEL_METRIC_EXPORT_INTERVAL``, ``OTEL_SERVICE_NAME`` and so on.
 
     Args:
-        meter: another one; for tests.
+        meter: the meter to record with, for tests.
     """
 
     def __init__(self, meter: metrics.Meter | None = None) -> None:
@@ -48,7 +48,7 @@ class OpenTelemetryRecorder:
 
 
 def _provide() -> None:
-    """Set up a provider that exports over OTLP, unless the program has one; it exports once more when it ends."""
+    """Set up a provider that exports over OTLP, also when the process ends, unless the program has a provider."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, in a file that the textfile collector of its node exporter reads.
 
-Runs come and go, so that none lives long enough to be scraped, and counters that began at nothing in each run would
-count wrongly. So the file is what counts: each batch is added to what stands in it.
+A run may end before it is scraped, and counters that start at zero in each run would be wrong. So the file keeps the
+counts: each batch is added to the numbers in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TextfileRecorder:
     Steps are written together with their batch.
 
     Args:
-        folder: of the textfile collector; it is made if it is not there.
+        folder: the folder of the textfile collector; it is created if it is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -62,7 +62,7 @@ class TextfileRecorder:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[_Key, float]]:
-        """The numbers in the file, of one process at a time; the collector sees them all or none."""
+        """Read the numbers in the file, and write them back atomically after the block, one process at a time."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

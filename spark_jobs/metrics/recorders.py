@@ -20,12 +20,12 @@ COUNTERS: Mapping[str, tuple[str, str]] = {
     "bytes": ("By", "Bytes of the data files written."),
     "dead_letters": ("{message}", "Dead letters written."),
 }
-"""What is counted: the unit and the description, as both kinds of metrics have them."""
+"""The counters by name, each with its unit and its description."""
 LAG = "Messages that the group is behind after its last batch."
 DURATIONS = {"batch": "From plan to commit.", "step": "A step of a batch."}
 TEXTFILE_VARIABLE = "STREAM_ASSETS_PROMETHEUS_TEXTFILES"
 _log = logging.getLogger(__name__)
-# The logger with which OpenTelemetry repeats a header that is not written as name=value, and so a token.
+# The logger of OpenTelemetry that would repeat a header that is not written as name=value, and with it a token.
 _HEADER_LOGGER = "opentelemetry.util.re"
 
 
@@ -44,7 +44,7 @@ class BatchLabels:
     kind: str
 
     def to_dict(self) -> dict[str, str]:
-        """Return them as labels of Prometheus, and attributes of OpenTelemetry."""
+        """Return the labels of Prometheus, which are also the attributes of OpenTelemetry."""
         return asdict(self)
 
     def of_stream(self, stream: str) -> dict[str, str]:
@@ -57,12 +57,12 @@ class BatchNumbers:
     """The numbers of a batch that is in the table.
 
     Args:
-        messages: messages decoded.
-        rows: rows in its commit.
-        bytes: of the files of its commit.
-        dead_letters: messages that were none.
-        seconds: from the plan to the commit.
-        lag: per stream, the messages that the group is behind; empty for a replay or a redrive, which do not move it.
+        messages: the number of decoded messages.
+        rows: the number of rows in its commit.
+        bytes: the size of the files of its commit.
+        dead_letters: the number of messages that became dead letters.
+        seconds: the time from the plan to the commit.
+        lag: the lag of each stream; empty for a replay or a redrive, which do not change it.
     """
 
     messages: int
@@ -105,9 +105,9 @@ class Recorders:
         for one in list(self._recorders):
             try:
                 call(one)
-            except Exception:  # noqa: BLE001 - no metric is worth a batch
+            except Exception:  # noqa: BLE001 - an error of a metric must not fail a batch
                 self._recorders.remove(one)
-                _log.exception("%s cannot record batches, and records no more", type(one).__name__)
+                _log.exception("%s failed to record a batch, and is switched off", type(one).__name__)
 
 
 @cache
@@ -116,7 +116,7 @@ def recorders() -> Recorders:
 
     ``OTEL_EXPORTER_OTLP_ENDPOINT``, and the other variables of OpenTelemetry, name a receiver of OTLP; a program that
     has set up OpenTelemetry itself needs no variable. ``STREAM_ASSETS_PROMETHEUS_TEXTFILES`` names a folder of the
-    textfile collector of Prometheus' node exporter. A recorder that cannot be set up is a warning.
+    textfile collector of Prometheus' node exporter. If a recorder cannot be set up, a warning is logged.
     """
     otlp = ", ".join(name for name in OTLP_VARIABLES if os.environ.get(name))
     found = [_set_up("opentelemetry", "OpenTelemetryRecorder", otlp)]
@@ -126,23 +126,23 @@ def recorders() -> Recorders:
 
 
 def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder | None:
-    """Make a recorder. Without variables that ask for it, its package may be missing silently."""
+    """Create a recorder, or log why that failed; without ``variables``, a missing package is not logged."""
     logging.getLogger(_HEADER_LOGGER).addFilter(_without_headers)
     try:
-        # Imported only here, so that no run without metrics waits for the packages.
+        # Imported only here, so that a run without metrics does not load the packages.
         recorder: Recorder = getattr(import_module(f"spark_jobs.metrics.{extra}"), name)(*arguments)
         return recorder
     except ImportError as error:
         if variables:
             _log.warning("%s is set, but %s; install stream-assets[%s]", variables, error, extra)
-    except Exception as error:  # noqa: BLE001 - no metric is worth a batch
-        # The package may be an older one, or refuse the values of its variables.
+    except Exception as error:  # noqa: BLE001 - an error of a metric must not fail a batch
+        # The package may be too old, or reject the values of its variables.
         what = f"{type(error).__name__}: {error}"
         _log.warning("no metrics of %s: %s; install stream-assets[%s], and correct its variables", extra, what, extra)
     return None
 
 
 def _without_headers(record: logging.LogRecord) -> bool:
-    """Keep a header out of a warning."""
+    """Replace the text of a warning, which contains a header."""
     record.msg, record.args = "a header of OTEL_EXPORTER_OTLP_HEADERS, or of ..._METRICS_HEADERS, is not name=value", ()
     return True

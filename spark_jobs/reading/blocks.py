@@ -22,10 +22,10 @@ class BlockDecoder:
     """Decodes blocks of messages into the rows of :func:`spark_jobs.reading.source.read_splits`.
 
     Args:
-        decoder: for the payloads.
+        decoder: the decoder of the payloads.
         wanted: the decoder's columns.
         schema: all columns of the result.
-        keeps_payloads: every row has what its dead letter would need.
+        keeps_payloads: whether every row carries the columns that its dead letter would need.
     """
 
     decoder: Decoder
@@ -41,7 +41,7 @@ class BlockDecoder:
             decoded = self.decoder.decode(payloads, self.wanted)
             columns, errors, undeclared = list(decoded.columns), decoded.errors, decoded.undeclared
         else:
-            # Messages that the stream itself could not read are not decoded; their rows stay null.
+            # Messages that the backend could not read are not decoded; their columns stay null.
             readable = pc.is_null(unreadable)
             decoded = self.decoder.decode(payloads.filter(readable), self.wanted)
             places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
@@ -154,12 +154,12 @@ def _key(keys: Column, decoder: Decoder, kind: pa.DataType) -> tuple[Column, Col
 
 
 def _header(headers: Column, name: str) -> tuple[Column, Column]:
-    """Decode the last header of a name, the one that Kafka's clients give, as text."""
+    """Decode the last header of a name as text; Kafka's clients also return the last one."""
     pairs: Any = pc.list_flatten(headers)
     names, values = pairs.field("name"), pairs.field("value")
     is_it = np.asarray(pc.equal(names, pa.scalar(name)).fill_null(False))
     last = np.full(len(headers), -1, np.int64)
-    # If a place is assigned several times, numpy keeps the last value.
+    # If an element is assigned several times, numpy keeps the last value.
     last[np.asarray(pc.list_parent_indices(headers))[is_it]] = np.flatnonzero(is_it)
     places = pa.array(last, mask=last < 0)
     (texts,), errors = decode_texts(values.take(places))

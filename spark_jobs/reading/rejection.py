@@ -1,7 +1,7 @@
 """``reject``: a transform marks rows as bad, and their messages become dead letters.
 
-What a call does depends on the purpose of the rows, which the caller of the transform sets with :func:`treating`. Only
-one treatment decides, :class:`Rejections`, so that it does not matter if a condition has another result the next time.
+The effect of a call depends on the purpose of the rows, which the caller of the transform sets with :func:`treating`.
+Only one treatment, :class:`Rejections`, records bad rows, so that a condition with changing results is evaluated once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> Da
     for name, given in (("condition", condition), ("reason", reason)):
         if not isinstance(given, Column) and not (isinstance(given, str) and given.strip()):
             raise InvalidOptionError(
-                f"reject(…, {name}={given!r}) says nothing",
+                f"reject(…, {name}={given!r}) needs a column or text that is not empty",
                 remedy="Write it like reject(rows, 'amount < 0', 'the amount is negative'); both may be columns.",
             )
     is_bad = f.coalesce(f.expr(condition) if isinstance(condition, str) else condition, f.lit(False))

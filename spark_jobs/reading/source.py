@@ -1,7 +1,7 @@
 """Reads the messages of a plan's splits as rows, on executors or, for a small batch, on the driver.
 
 Executors decode while they read. If a batch is written while it is read, they also check that each split holds what was
-planned. The driver reads small batches itself, because to pass a few thousand messages through Python workers takes
+planned. The driver reads small batches itself, because passing a few thousand messages through Python workers takes
 longer.
 """
 
@@ -64,7 +64,7 @@ def kept_fields(decoder: Decoder) -> list[StructField]:
 
 def _type_of_key(key: Decoder) -> DataType:
     if isinstance(key, type) or not callable(getattr(key, "ddl", None)):
-        raise InvalidOptionError(f"key={key!r} decodes nothing", remedy="Give the name of a column, or a decoder.")
+        raise InvalidOptionError(f"key={key!r} is not a decoder", remedy="Give the name of a column, or a decoder.")
     columns = declared_columns(key.ddl())
     if has_variant(columns):
         raise SchemaMismatchError(
@@ -94,7 +94,7 @@ DEAD_LETTER_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class SourceColumns:
-    """A decoder and the columns of the rows that are read with it, made once because the session parses them.
+    """A decoder and the columns of its rows, created once because the session parses them.
 
     Args:
         decoder: the decoder of the payloads, with nothing left to look up.
@@ -127,12 +127,12 @@ class SourceColumns:
         """Decode messages in another process, so that no message can crash this one.
 
         Args:
-            blocks: as splits yield them.
-            keeps_payloads: as in :func:`read_splits`.
+            blocks: the blocks that splits yield.
+            keeps_payloads: see :func:`read_splits`.
 
         Raises:
             DecoderCrashedError: too many messages crash the decoder.
-            Exception: whatever a decoder of the user's raises.
+            Exception: a decoder of the user raises it.
         """
         wanted, schema = arrow_schema(self.decoded), arrow_schema(self.as_read)
         decoder = BlockDecoder(self.decoder, wanted, schema, keeps_payloads)
@@ -149,8 +149,8 @@ def _check_names(names: Sequence[str]) -> None:
         )
     if twice := first_twice(names):
         raise SchemaMismatchError(
-            f"the column {twice!r} is there twice, whether in upper or lower case",
-            remedy="Give each column, the key and the headers a name of their own.",
+            f"the column {twice!r} occurs twice, in upper or lower case",
+            remedy="Give each column, the key and the headers distinct names.",
         )
 
 
@@ -165,20 +165,20 @@ def read_splits(
 ) -> DataFrame:
     """Read ``splits`` on executors: the decoded columns, then the stream's, then those of dead letters.
 
-    Rows with ``_error`` are dead letters. Only these have ``_payload``, unless ``keeps_payloads``. If there may be no
-    dead letters, their columns are left out.
+    Rows with ``_error`` are dead letters. Only these have ``_payload``, unless ``keeps_payloads``. With ``identities``
+    dead letters are an error, and their columns are left out.
 
     Args:
-        spark: reads them.
-        splits: what to read.
+        spark: the session.
+        splits: the splits to read.
         source: the decoder of the payloads, and its columns.
         identities: the fingerprints of the planned streams. With them, reading fails unless each split holds what was
             planned, without any dead letter; see :class:`SplitCheck`.
-        keeps_payloads: every row carries what its dead letter would need.
-        is_isolated: executors decode in processes of their own, since a message may crash the decoder.
+        keeps_payloads: whether every row carries the columns that its dead letter would need.
+        is_isolated: whether executors decode in separate processes, because a message may crash the decoder.
     """
     if not splits:
-        # All planned messages are gone from the stream, and Spark cannot read zero partitions.
+        # The stream has lost all planned messages, and Spark cannot read zero partitions.
         return spark.createDataFrame([], source.columns)
     driver = socket.gethostname()
     schema = source.as_read
@@ -189,15 +189,15 @@ def read_splits(
         for split in splits
     ]
 
-    # Query plans show the name of this function.
+    # This name is shown in query plans.
     def stream_assets_splits(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for block in numbers:
             column: Any = block.column(0)
             for number in column.to_pylist():
                 yield from partitions[number].read(schema)
 
-    # One partition for each split. A Python data source would start three more Python processes in a session, one after
-    # the other, and call two of them for each read.
+    # Spark reads one partition for each split. A Python data source would start three more Python processes in each
+    # session, one after the other, and call two of them for each read.
     count = len(splits)
     given = schema if identities is None else StructType(schema.fields[: -len(DEAD_LETTER_COLUMNS)])
     rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, given)
@@ -209,7 +209,7 @@ def _check(split: Split, identities: Mapping[str, str] | None) -> SplitCheck | N
         return None
     counts = split.counts() if isinstance(split, CountedSplit) else None
     if counts is None:
-        raise ValueError("a split that does not know what it holds cannot be checked while it is read")
+        raise ValueError("a split without counts cannot be checked while it is read")
     return SplitCheck(counts, identities)
 
 
@@ -218,13 +218,13 @@ class SplitPartition:
     """One split and how to decode it.
 
     Args:
-        split: what to read.
+        split: the split to read.
         decoder: the decoder of the payloads.
         columns: the columns of the decoder, with their NOT NULL.
-        driver: the name of the machine that planned it.
-        check: what the split must hold; ``None`` if dead letters and gaps are allowed.
-        keeps_payloads: every row has what its dead letter would need.
-        is_isolated: it is decoded in another process.
+        driver: the name of the machine that planned the split.
+        check: the check of the split's messages; ``None`` if dead letters and gaps are allowed.
+        keeps_payloads: whether every row carries the columns that its dead letter would need.
+        is_isolated: whether the split is decoded in another process.
     """
 
     split: Split
@@ -354,16 +354,16 @@ def read_on_driver(
     """Read splits in this process and decode their messages in another one.
 
     Args:
-        splits: what to read.
+        splits: the splits to read.
         source: the decoder of the payloads, and its columns.
-        keeps_payloads: as in :func:`read_splits`.
+        keeps_payloads: see :func:`read_splits`.
 
     Returns:
         ``None`` if the decoded messages have more than :data:`MOST_DRIVER_BYTES`.
 
     Raises:
         StreamAssetsError: a split cannot be read.
-        Exception: whatever a decoder of the user's raises.
+        Exception: a decoder of the user raises it.
     """
     blocks = chain.from_iterable(split.read() for split in splits)
     found: list[pa.RecordBatch] = []

@@ -49,7 +49,7 @@ def with_variants(rows: DataFrame, schema: StructType) -> DataFrame:
     """The rows with the columns of ``schema``.
 
     Args:
-        rows: with the columns of :func:`as_text`.
+        rows: rows with the columns of :func:`as_text`.
         schema: the columns.
     """
     found = [column for column in schema.fields if has_variant(column.dataType)]
@@ -58,12 +58,12 @@ def with_variants(rows: DataFrame, schema: StructType) -> DataFrame:
 
 
 def has_variant(kind: DataType) -> bool:
-    """Whether a VARIANT is in the type."""
+    """Whether the type contains a VARIANT."""
     return _as_text(kind) != kind
 
 
 def _parsed(value: Column, kind: DataType) -> Column:
-    """The value of such text, within whatever is around it."""
+    """Parse the JSON text of each VARIANT in a value, at any depth."""
     if isinstance(kind, VariantType):
         return f.parse_json(value)
     if isinstance(kind, ArrayType) and has_variant(kind):
@@ -100,20 +100,20 @@ def declared_columns(ddl: str) -> StructType:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The same columns for Arrow; times are in UTC."""
-    # Before Spark 4.2 the helper has no such parameter, and says UTC by itself.
+    # Before Spark 4.2 the helper has no such parameter, and always uses UTC.
     utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **utc)
 
 
 def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
-    """The same columns, with strings whose collation is the usual one as strings without any.
+    """The same columns, with the default collation removed from strings.
 
-    A Connect client names the collation of each type that it sends, as for ``mapInPandas``. In the schema of a Delta
-    table that is another type, which readers other than Spark do not know.
+    A Connect client adds the collation to each string type that it sends, as for ``mapInPandas``. In the schema of a
+    Delta table that is a different type, which readers other than Spark do not support.
 
     Args:
-        rows: of any session.
-        columns: their columns.
+        rows: the rows, of any session.
+        columns: the columns of the rows.
     """
     named = [f.col(quoted(column.name)) for column in columns]
     if isinstance(rows.sparkSession, SparkSession):
@@ -129,7 +129,7 @@ def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
 
 
 def text(value: str) -> str:
-    r"""A literal.
+    r"""A string as an SQL literal.
 
     Example:
         >>> print(text("the customer's"))
@@ -154,8 +154,8 @@ def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] =
 
     Args:
         kind: the type.
-        declared: also which fields are NOT NULL, and their comments.
-        quote: writes the name of a field.
+        declared: also write which fields are NOT NULL, and their comments.
+        quote: quotes the name of a field.
 
     Example:
         >>> from pyspark.sql.types import StringType
@@ -178,11 +178,11 @@ def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] =
 
 
 def column_ddl(column: StructField, *, declared: bool = False) -> str:
-    """A column of a new table, or as it is declared.
+    """A column of a new table as Spark DDL.
 
     Args:
-        column: its name, type and comment.
-        declared: also what is NOT NULL, and the comments within it.
+        column: the column.
+        declared: also write NOT NULL, and the comments of nested fields.
 
     Example:
         >>> from pyspark.sql.types import LongType

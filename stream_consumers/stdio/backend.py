@@ -23,27 +23,28 @@ CONSUMER_MODES = Modes(of="consumers of stdio", available=(ConsumerMode.REAL_TIM
 class StdioConsumer(Consumer):
     r"""A consumer of the lines of stdin; see :class:`stream_consumers.consumer.Consumer`.
 
-    A line is for the consumers of its stream; one without a stream is in the stream ``broadcast``, and for all of them.
-    So is a whole line whose header lacks a time or a sequence and names a stream that no consumer reads: it is text.
-    A line without a sequence has the one after the last of its shard, from 0 on. (After an explicit n that is n + 1;
-    SeaStreamer uses n again.) The stream ends with the pipe, live or not, after all of its messages were delivered.
+    A line is for the consumers of its stream; a line without a stream is in the stream ``broadcast``, and for all
+    consumers. If the header lacks a time or a sequence, and names a stream that no consumer reads, the whole line is
+    text in ``broadcast``. A line without a sequence gets the next one of its shard, from 0 on. (After an explicit n
+    that is n + 1; SeaStreamer uses n again.) The stream ends with the pipe, live or not, after all messages were
+    delivered.
 
     All consumers of a process share the pipe: create them before the first :meth:`next`. An open consumer that is not
-    read blocks the others, since its queue is bounded.
+    read blocks the others, because its queue is bounded.
 
     Args:
         url: ``stdio:///orders,clicks``.
-        mode: ``real_time``: every message. ``load_balanced``: each message is for one member of the group, for number
-            sequence modulo members, in the order in which they were created (SeaStreamer's rule). Messages that wait
-            for a member are lost when it closes.
+        mode: with ``real_time`` the consumer gets every message. With ``load_balanced`` each message goes to one member
+            of the group: to member number (sequence modulo number of members), in the order of creation (SeaStreamer's
+            rule). Messages that wait for a member are lost when it closes.
         group: the group, with mode ``load_balanced``.
-        reset: ``earliest`` only, since a pipe has no other place to start.
+        reset: ``earliest`` only, because a pipe can only be read from its beginning.
         broker: other pipes than stdin and stdout.
 
     Raises:
         InvalidUrlError: it names a host, or no stream.
-        InvalidOptionError: mode ``resumable``, a group that the mode does not have or lacks, or ``latest``.
-        StreamEndedError: from ``next``, if the consumer was closed, or if the pipe is at its end and everything was
+        InvalidOptionError: the mode is ``resumable``, the group does not fit the mode, or ``reset`` is ``latest``.
+        StreamEndedError: from ``next``, if the consumer was closed, or if the pipe is at its end and all messages were
             delivered.
         StreamNotFoundError, StreamRemovedError: from ``next``, if stdin is closed, or cannot be read.
         FormatError: from ``next``, if a line is longer than 256 MiB.
@@ -71,7 +72,7 @@ class StdioConsumer(Consumer):
         streams = check_stdio_url(url)
         name = CONSUMER_MODES.group(mode, group)
         if reset is AutoStreamReset.LATEST:
-            raise InvalidOptionError("a pipe has no latest message to start from", remedy="Leave the reset out.")
+            raise InvalidOptionError("a pipe cannot be read from its latest message", remedy="Leave reset out.")
         self._url = url
         self._assignment = Assignment(streams)
         self._seen = {Shard(stream) for stream in streams}
@@ -84,7 +85,7 @@ class StdioConsumer(Consumer):
         return self._queue.group
 
     def ack(self, message: Message) -> None:
-        """Do nothing: the group remembers nothing, a message is done when it was handed out."""
+        """Do nothing: the group keeps no positions, and a message is finished when it was returned."""
         self._check_open()
 
     def commit(self) -> int:
@@ -94,7 +95,7 @@ class StdioConsumer(Consumer):
 
     @property
     def unclaimed(self) -> int:
-        """The number of lines so far that were for none of the pipe's consumers."""
+        """The number of lines so far that no consumer of the pipe was to get."""
         return self._broker.unclaimed
 
     @property
@@ -112,7 +113,7 @@ class StdioConsumer(Consumer):
                 return message
 
     def seek(self, moment: datetime) -> None:
-        """Refuse, since a pipe cannot be read twice.
+        """Refuse, because a pipe cannot be read twice.
 
         Raises:
             UnsupportedError: always.
@@ -131,12 +132,12 @@ class StdioConsumer(Consumer):
         raise UnsupportedError(f"{self._url}: a pipe cannot rewind", remedy=_NOT_A_PIPE)
 
     def assign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.assign`; at once, as there is no seek."""
+        """See :meth:`stream_consumers.consumer.Consumer.assign`; takes effect at once, because a pipe cannot seek."""
         self._check_open()
         self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.unassign`; at once, as there is no seek."""
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`; takes effect at once, because a pipe cannot seek."""
         self._check_open()
         self._assignment.unassign(shard, self._seen)
 
@@ -151,8 +152,8 @@ class StdioProducerOptions:
     r"""Options of a producer of lines.
 
     Args:
-        bare: write payloads alone, without headers: for tools that are not stream processors.
-        loopback: give what is sent to the consumers of this process, too (SeaStreamer's option).
+        bare: write payloads without headers, for tools that are not stream processors.
+        loopback: also deliver sent messages to the consumers of this process (SeaStreamer's option).
 
     Example:
         >>> import io
@@ -175,9 +176,9 @@ class StdioProducerOptions:
 class StdioProducer(Producer):
     r"""A producer of lines on stdout; see :class:`stream_consumers.producer.Producer`.
 
-    A line is ``[timestamp | stream | sequence] payload``, with the shard behind the sequence unless it is 0, as
+    A line is ``[timestamp | stream | sequence] payload``, with the shard after the sequence unless it is 0, as
     SeaStreamer reads it. Sequences count from 0 in each shard, for all producers of the process together. Payloads that
-    a line cannot hold are written in base64; see :mod:`stream_consumers.stdio.lines`.
+    a line cannot contain are written in base64; see :mod:`stream_consumers.stdio.lines`.
 
     Args:
         url: ``stdio:///orders``; ``send`` uses its first stream by default.
@@ -186,8 +187,8 @@ class StdioProducer(Producer):
 
     Raises:
         InvalidUrlError: it names a host, or no stream.
-        InvalidStreamKeyError, InvalidOptionError, FormatError: from ``send``, if a line cannot hold the message; then
-            nothing of it is written.
+        InvalidStreamKeyError, InvalidOptionError, FormatError: from ``send``, if a line cannot contain the message; no
+            part of it is written.
         BrokenPipeError: from ``send`` and ``flush``, if stdout has no reader any more.
         BrokerError: from ``send`` and ``flush``, if stdout cannot be written.
 
@@ -216,15 +217,15 @@ class StdioProducer(Producer):
     def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
         receipt = self._broker.output.send(shard, timestamp_ms, payload, self._form)
         if self._options.loopback:
-            # It waits while a consumer's buffer is full.
+            # This waits while a consumer's buffer is full.
             self._broker.loop_back(Message(shard, receipt.sequence, timestamp_ms, payload))
         return receipt
 
     def _flush(self) -> None:
-        """Write what was sent.
+        """Write all sent messages.
 
         Raises:
-            BrokenPipeError: stdout has no reader any more; what was not written is dropped.
+            BrokenPipeError: stdout has no reader any more; unwritten messages are dropped.
             BrokerError: stdout cannot be written; flush again when it can.
         """
         self._broker.output.flush()

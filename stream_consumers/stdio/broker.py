@@ -35,19 +35,19 @@ from stream_consumers.urls import StreamUrl
 BUFFER_MESSAGES = 1024
 BUFFER_BYTES = 16 * 1024 * 1024
 PATIENCE_SECONDS = 10.0
-# How often a reader that waits looks whether a consumer was dropped, which sends no notification.
+# How often a waiting reader checks whether a consumer was garbage-collected, which sends no notification.
 LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class ConsumerQueue:
-    """The messages that were read for one consumer, and that it has not taken yet.
+    """The messages that were read for one consumer and not delivered yet.
 
     Args:
         streams: the streams that the consumer reads.
-        group: the group that it shares them with.
-        takes_all: it also gets the messages of all other streams.
+        group: the consumer's group.
+        takes_all: whether it also gets the messages of all other streams.
         buffer: the messages, oldest first.
         buffered_bytes: the bytes of their payloads.
         is_open: whether the consumer still gets messages.
@@ -68,10 +68,10 @@ class ConsumerQueue:
 class StdioBroker:
     r"""One pair of pipes, shared by all consumers and producers that use them.
 
-    Reading starts with the first :meth:`take`, in one thread, so that consumers that were created before it miss
-    nothing. Reading pauses while there is no consumer, and while a consumer that the next message is for has a full
+    Reading starts with the first :meth:`take`, in one thread, so that consumers that were created before it miss no
+    message. Reading pauses while no consumer is open, and while a consumer that is to get the next message has a full
     queue; then the process that writes into the pipe waits, too. An open consumer that is not read blocks the others,
-    unless it was dropped without being closed.
+    until it is closed or garbage-collected.
 
     Args:
         source: the pipe to read; without one, taking raises StreamNotFoundError.
@@ -100,9 +100,9 @@ class StdioBroker:
         self._source = source
         self._buffer_messages, self._buffer_bytes = buffer_messages, buffer_bytes
         self._changed = threading.Condition()
-        # Not held, so that the queue of a consumer that is dropped without being closed blocks no other.
+        # Weak references, so that a consumer that is garbage-collected without being closed blocks no other.
         self._known: list[weakref.ref[ConsumerQueue]] = []
-        # The streams that consumers have asked for so far: others only stand in headers that are complete.
+        # The streams of all consumers so far: a header with another stream counts only if it is complete.
         self._named: set[str | None] = {None, BROADCAST}
         self._next: dict[Shard, int] = {}
         self._reader: threading.Thread | None = None
@@ -112,17 +112,17 @@ class StdioBroker:
 
     @property
     def unclaimed(self) -> int:
-        """The number of lines that were for none of the consumers."""
+        """The number of lines that no consumer was to get."""
         with self._changed:
             return self._unclaimed
 
     def subscribe(self, streams: list[str], group: str | None = None, *, takes_all: bool = False) -> ConsumerQueue:
-        """Get the messages of these streams from now on; members of a group are in the order of these calls.
+        """Create a queue for the messages of these streams; members of a group are in the order of these calls.
 
         Args:
-            streams: their keys.
+            streams: the keys of the streams.
             group: the group that shares them.
-            takes_all: get the messages of other streams, too, where a line is certain to be of one.
+            takes_all: also get the messages of other streams, if their headers are complete.
         """
         queue = ConsumerQueue(frozenset(streams), group, takes_all)
         with self._changed:
@@ -143,9 +143,10 @@ class StdioBroker:
         """The next message of the queue, waiting at most ``seconds`` for it.
 
         Raises:
-            StreamEndedError: the queue was closed, or the pipe is at its end, no producer loops messages back, and
-                everything was taken.
-            StreamNotFoundError, StreamRemovedError, FormatError: the pipe cannot be read on; everything was taken.
+            StreamEndedError: the queue was closed; or the pipe is at its end, no producer loops messages back, and all
+                messages were delivered.
+            StreamNotFoundError, StreamRemovedError, FormatError: the pipe cannot be read any further; all messages were
+                delivered.
         """
         with self._changed:
             self._start()
@@ -160,49 +161,49 @@ class StdioBroker:
             if self._failure is not None:
                 raise self._failure
             if self._is_at_end:
-                raise StreamEndedError("stdin is at its end", remedy="Pipe more into a new process.")
+                raise StreamEndedError("stdin is at its end", remedy="Pipe more messages into a new process.")
             return None
 
     def waiting(self, queue: ConsumerQueue) -> int:
-        """The number of messages that were read and not taken; they are lost when the process ends.
+        """The number of messages that were read and not delivered; they are lost when the process ends.
 
-        It includes lines that were read and not distributed yet, whatever consumer they are for.
+        The number includes lines that were read and not distributed to the consumers yet.
         """
         with self._changed:
             return len(queue.buffer) + self._undelivered
 
     def open_loopback(self) -> None:
-        """A producer begins to send to the consumers; their stream does not end before it ends."""
+        """Register a producer that sends to the consumers, whose streams do not end before :meth:`close_loopback`."""
         with self._changed:
             self._loopbacks += 1
 
     def close_loopback(self) -> None:
-        """A producer that sent to the consumers has ended."""
+        """Remove a producer that sent to the consumers."""
         with self._changed:
             self._loopbacks -= 1
             self._changed.notify_all()
 
     def loop_back(self, message: Message) -> None:
-        """Give a message to the consumers as if it had been read; waits while a queue is full."""
+        """Deliver a message to the consumers as if it had been read; waits while a queue is full."""
         with self._changed:
             self._next[message.shard] = message.sequence + 1
             self._deliver(message, waits_for_consumers=False)
 
     @property
     def _queues(self) -> list[ConsumerQueue]:
-        """Those whose consumers are still there."""
+        """The queues whose consumers were not garbage-collected."""
         queues = [queue for known in self._known if (queue := known()) is not None]
         self._known = [weakref.ref(queue) for queue in queues]
         return queues
 
     @property
     def _is_at_end(self) -> bool:
-        """Whether no more messages can come: the pipe was read to its end, or cannot be read on."""
+        """Whether no more messages can arrive: the pipe was read to its end, or cannot be read any further."""
         return self._failure is not None or (self._is_read and not self._loopbacks)
 
     def _start(self) -> None:
         if self._reader is None:
-            # Held here, not in the thread: until that runs, the pipe may be closed, and its number be another file's.
+            # Opened here and not in the thread: before that runs, the pipe may be closed and its descriptor reused.
             lines = read_lines(self._source)
             self._reader = threading.Thread(target=self._read, args=(lines,), name="stdin", daemon=True)
             self._reader.start()
@@ -239,11 +240,11 @@ class StdioBroker:
         return Message(shard, sequence, moment if line.timestamp_ms is None else line.timestamp_ms, line.payload)
 
     def _deliver(self, message: Message, *, waits_for_consumers: bool) -> int:
-        """Give the message to all queues that it is for, once all of them have room; returns their number."""
+        """Deliver the message to all queues that are to get it, once all of them have room; returns their number."""
         size = len(message.payload or b"")
         begin, is_logged = time.monotonic(), False
         while True:
-            # Consumers may come and go during a wait, so that the takers are looked up again.
+            # Consumers may be created and closed during a wait, so the receivers are looked up again.
             takers = self._takers(message)
             has_consumers = bool(self._queues) or not waits_for_consumers
             if has_consumers and all(self._has_room(taker, size) for taker in takers):
@@ -251,10 +252,10 @@ class StdioBroker:
             if takers and not is_logged and time.monotonic() - begin > PATIENCE_SECONDS:
                 is_logged = True
                 _log.warning(
-                    "reading stdin is paused: a consumer of %s does not take its messages; read it, or close it",
+                    "reading stdin is paused: a consumer of %s does not read its messages; read them, or close it",
                     ", ".join(sorted(set().union(*(taker.streams for taker in takers)))),
                 )
-            # A queue that is held here would never be dropped.
+            # A reference to a queue would keep it from being garbage-collected.
             del takers
             self._changed.wait(LOOK_SECONDS)
         for taker in takers:
@@ -285,7 +286,7 @@ _process_lock = threading.Lock()
 
 
 def process_broker() -> StdioBroker:
-    """The broker of this process's stdin and stdout, created by the first call, or again when they were replaced."""
+    """The broker of this process's stdin and stdout, created by the first call, and again if they are replaced."""
     global _process, _process_pipes
     source: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     target: BinaryIO | None = getattr(sys.stdout, "buffer", None)
@@ -311,24 +312,24 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
 def read_lines(stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
-    """The lines of a pipe as they come, without their newlines; the last one counts without one, too.
+    """The lines of a pipe as they arrive, without their newlines; the last line needs none.
 
-    The pipe is held open from this call on, so that it is read even if it is closed before the first line. A duplicate
-    of the file descriptor is read where there is one: a thread that waits inside Python's buffer would not let the
-    interpreter end, and one that waits on a number would read another file's bytes when that is reused.
+    The pipe is held open from this call on, so that it is read even if it is closed before the first line. If it has a
+    file descriptor, a duplicate of that is read: a thread that waits inside Python's buffer would keep the interpreter
+    from ending, and a thread that waits on the descriptor itself would read another file once that is reused.
 
     Args:
-        stream: the pipe to read; nothing else may read it.
-        max_line_bytes: a longer line is an error, so that it does not fill the memory.
+        stream: the pipe; no other code may read it.
+        max_line_bytes: the longest line, so that a line cannot fill the memory.
 
     Raises:
-        StreamNotFoundError: at the first line: it is closed.
-        StreamRemovedError: it cannot be read.
+        StreamNotFoundError: at the first line, if the pipe is closed.
+        StreamRemovedError: the pipe cannot be read.
         FormatError: a line is longer than ``max_line_bytes``.
     """
     held: int | None = None
     if stream is not None and (descriptor := _descriptor(stream)) is not None:
-        # A pipe that cannot be duplicated cannot be read either: that is the error of the first line.
+        # A pipe that cannot be duplicated cannot be read either, so the first line raises the error.
         with suppress(OSError):
             held = os.dup(descriptor)
     return _read_lines(stream, held, max_line_bytes)
@@ -336,7 +337,7 @@ def read_lines(stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES)
 
 def _read_lines(stream: BinaryIO | None, held: int | None, max_line_bytes: int) -> Iterator[list[bytes]]:
     if stream is None or (held is None and stream.closed):
-        raise StreamNotFoundError("stdin is closed", remedy="Pipe something into it.")
+        raise StreamNotFoundError("stdin is closed", remedy="Pipe messages into it.")
     rest: list[bytes] = []
     lines_read = size = 0
     try:
@@ -360,7 +361,7 @@ def _read_lines(stream: BinaryIO | None, held: int | None, max_line_bytes: int) 
             yield [b"".join(rest)]
     except (OSError, ValueError) as error:
         raise StreamRemovedError(
-            f"stdin cannot be read: {error}", remedy="Pipe something into it.", lines=lines_read
+            f"stdin cannot be read: {error}", remedy="Pipe messages into it.", lines=lines_read
         ) from error
     finally:
         if held is not None:
@@ -400,8 +401,8 @@ class OutputPipe:
         """Queue one message to be written; writes when enough bytes are queued.
 
         Raises:
-            BrokenPipeError, BrokerError: what was queued before cannot be written; this message was not taken.
-            StreamAssetsError: ``form`` raised it; nothing of the message is written.
+            BrokenPipeError, BrokerError: queued messages cannot be written; this message was not queued.
+            StreamAssetsError: ``form`` raised it; no part of the message is written.
         """
         with self._lock:
             if len(self._pending) >= self.COALESCE_BYTES:
@@ -411,17 +412,17 @@ class OutputPipe:
             self._next[shard] = message.sequence + 1
             self._waiting.append(shard)
             if len(self._pending) >= self.COALESCE_BYTES:
-                # What fails now is raised by the next send or flush: this message was taken.
+                # The next send or flush raises this error, because this message was queued.
                 with suppress(BrokerError):
                     self._write()
         return Receipt(shard, message.sequence, timestamp_ms)
 
     def flush(self) -> None:
-        """Write what is queued.
+        """Write all queued messages.
 
         Raises:
-            BrokenPipeError: the pipe has no reader any more; what was queued is dropped, and counted in the error.
-            BrokerError: the pipe cannot be written; what is queued is written by the next call.
+            BrokenPipeError: the pipe has no reader any more; the queued messages are dropped, and counted in the error.
+            BrokerError: the pipe cannot be written; the next call writes the queued messages.
         """
         with self._lock:
             self._write()

@@ -3,14 +3,14 @@ r"""Lines of text as messages: ``[timestamp | stream | sequence | shard] payload
 Every part of the header may be left out from the end, the timestamp from the start; without a header the line is the
 payload. Lines are bytes. Where this differs from SeaStreamer:
 
-* A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. So is a line with
-  a shard above 2^63 - 1 or a reserved stream key, and a JSON array of one bare number, ``true``, ``false`` or ``null``,
-  which could be a stream's name with no payload behind it.
+* A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. A line with a shard
+  above 2^63 - 1 or a reserved stream key is a payload, too. So is a JSON array of one bare number, ``true``, ``false``
+  or ``null``, which could also be a stream's name without a payload.
 * A header without a time or a sequence names a stream only if a consumer reads that stream: ``[INFO] started`` is a
   payload otherwise (:mod:`stream_consumers.stdio.broker`).
-* A payload that a line cannot hold (a newline, white space around it, bytes that are not UTF-8) is written in base64
-  behind :data:`ESCAPE`, and read back where the header has a timestamp, a stream and a sequence, as ours do.
-  SeaStreamer takes it for text.
+* A payload that a line cannot contain (a newline, white space around it, bytes that are not UTF-8) is written in base64
+  after :data:`ESCAPE`, and decoded if the header has a timestamp, a stream and a sequence, as ours do. For SeaStreamer
+  it is text.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _JSON_SCALAR = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?|true|false|null"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The parts of a line; ``None`` for those that it leaves out.
+    """The parts of a line; ``None`` for parts that it leaves out.
 
     Args:
         payload: the bytes of the message.
         timestamp_ms: unix milliseconds; finer digits are cut off.
         stream: the stream key; a line without one is for every consumer.
-        sequence: its place in the shard.
+        sequence: the sequence of the message in its shard.
         shard: the shard id.
     """
 
@@ -64,12 +64,12 @@ class Line:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the header has a time, a stream and a sequence, as producers write it: other text looks different."""
+        """Whether the header has a time, a stream and a sequence, as producers write it; other text does not."""
         return self.timestamp_ms is not None and self.sequence is not None
 
 
 def parse_line(line: bytes) -> Line:
-    """Read one line, without the newline at its end; every line can be read.
+    """Parse one line without its newline; every line can be parsed.
 
     Example:
         >>> parse_line(b"[2022-01-02T03:04:05.678 | orders | 7] {}").sequence
@@ -118,10 +118,10 @@ def format_line(message: Message) -> bytes:
 
 
 def format_bare_line(message: Message) -> bytes:
-    r"""The payload alone as a line, for tools that know no headers.
+    r"""The payload alone as a line, for tools that do not read headers.
 
     Raises:
-        FormatError: it holds a newline, so that it would be several lines.
+        FormatError: the payload contains a newline, and would be several lines.
 
     Example:
         >>> from stream_consumers.messages import Shard
@@ -131,8 +131,8 @@ def format_bare_line(message: Message) -> bytes:
     payload = message.payload or b""
     if b"\n" in payload:
         raise FormatError(
-            f"a message to {message.shard} holds a newline, and would be several lines without a header",
-            remedy="Write it with its header: its payload is put into base64 then.",
+            f"a message to {message.shard} contains a newline, and would be several lines without a header",
+            remedy="Write it with its header, which encodes the payload in base64.",
             sequence=message.sequence,
             newlines=payload.count(b"\n"),
         )

@@ -71,7 +71,8 @@ def default_spool_path(table: str) -> Path:
     path = Path(local)
     if "://" in local or not path.name:
         raise InvalidOptionError(
-            f"there is no place beside the table {table!r} to spool stdin into", remedy="Name a file: --spool PATH."
+            f"stdin cannot be spooled beside the table {table!r}, which is not a local path",
+            remedy="Name a file: --spool PATH.",
         )
     return path.with_name(f"{path.name}.spool.ss")
 
@@ -87,10 +88,10 @@ def spool_stdin(
     """Append stdin to a stream file until its end.
 
     Lines without a stream go to the first stream of the URL. No line is left out, since a pipe cannot be read again: a
-    line that is certain to be of another stream is in the file under the name of that one. Timestamps are kept (those
-    before 1970 become 1970); sequences are those of the file, so that they are unique whatever the lines say. When this
-    returns, everything is on the disk. A killed run leaves whole messages and perhaps a part of one, which the next run
-    moves aside.
+    line whose complete header names another stream is in the file under that name. Timestamps are kept (those before
+    1970 become 1970); the file assigns the sequences, so that they are unique whatever the lines contain. When this
+    returns, all messages are on the disk. A killed run leaves whole messages and perhaps a part of one, which the next
+    run moves aside.
 
     Messages that were in the pipe when a run was killed are lost unless they are sent again; messages that are sent
     again and had been written are in the file twice.
@@ -146,7 +147,7 @@ def spool_stdin(
 
 
 def _sync_folder(path: Path) -> None:
-    """Sync the folder, so that the file's name is on the disk, too."""
+    """Sync the folder, so that the name of the file is on the disk, too."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

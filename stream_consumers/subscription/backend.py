@@ -1,4 +1,4 @@
-"""What a subscription needs of a streaming server: operations, values and codec (eventbus-core's ``StreamBackend``)."""
+"""The interface of subscriptions to a streaming server, with values and codec (eventbus-core's ``StreamBackend``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitEr
 from stream_consumers.options import check_iterable
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
-# base64 adds a third, and names and headers come on top; above this nothing needs to be decoded to be too large.
+# base64 adds a third, and names and headers add more; a larger entry is too large without being decoded.
 _ENVELOPE_FACTOR, _ENVELOPE_BYTES = 2, 64 * 1024
 _TEXTS = ("uid", "key", "kind")
 Published = str | StreamAssetsError
@@ -24,14 +24,14 @@ Published = str | StreamAssetsError
 
 @dataclass(frozen=True, slots=True)
 class EventMessage:
-    """A message that is published, or was (eventbus-core's ``Message``).
+    """A message to publish, or a published one (eventbus-core's ``Message``).
 
     Args:
         payload: the bytes.
         uid: the producer's own id of the message; may be empty.
         key: messages with the same key belong together.
         kind: the type of the event.
-        idempotency_key: a key by which a receiver recognises a second copy.
+        idempotency_key: a key by which a receiver recognizes a second copy.
         headers: names and values.
 
     Example:
@@ -53,7 +53,7 @@ class Delivery:
 
     Args:
         attempt: the backend's own delivery counter, from 1; deliveries to crashed consumers count.
-        first_received: the time of its first delivery, to whatever consumer.
+        first_received: the time of its first delivery to any consumer.
         last_received: the time of this delivery.
 
     Example:
@@ -124,7 +124,7 @@ FetchedEntry = DecodedEntry | MalformedEntry
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """The position of a group that was created, or was there already.
+    """The position of a group that was created, or existed already.
 
     Args:
         is_new: whether it was created just now.
@@ -133,7 +133,7 @@ class GroupPosition:
 
     Example:
         >>> GroupPosition(is_new=False, start="0-0", position="7-0").difference
-        'the group was there already and stands at 7-0, not at 0-0'
+        'the group existed already, and its position is 7-0, not 0-0'
     """
 
     is_new: bool
@@ -145,11 +145,11 @@ class GroupPosition:
         """How the position differs from what was asked for; ``None`` if it does not."""
         if self.is_new or self.position == self.start:
             return None
-        return f"the group was there already and stands at {self.position}, not at {self.start}"
+        return f"the group existed already, and its position is {self.position}, not {self.start}"
 
 
 class EventCodec(Protocol):
-    """How a message becomes the bytes of an entry.
+    """Converts between messages and the bytes of entries.
 
     Example:
         >>> codec: EventCodec = JsonCodec()
@@ -162,7 +162,7 @@ class EventCodec(Protocol):
         ...
 
     def decode(self, raw: bytes) -> EventMessage:
-        """The message that the bytes hold; an entry for which this raises is malformed."""
+        """The message in the bytes; if this raises an error, the entry is malformed."""
         ...
 
 
@@ -199,7 +199,7 @@ class JsonCodec:
         parts = json.loads(raw)
         if not isinstance(parts, dict) or ("payload" in parts) == ("payload_base64" in parts):
             raise FormatError(
-                "the entry is no JSON object with either payload or payload_base64",
+                "the entry is not a JSON object with either payload or payload_base64",
                 remedy="Publish it with the codec that it is read with.",
             )
         payload = (
@@ -215,7 +215,7 @@ class Envelope:
     """A codec with a size limit: a message that is too large is neither published nor decoded.
 
     Args:
-        codec: how messages become bytes.
+        codec: encodes and decodes messages.
         max_payload_bytes: the largest payload; 0 sets no limit.
 
     Raises:
@@ -225,7 +225,7 @@ class Envelope:
     def __init__(self, codec: EventCodec, max_payload_bytes: int) -> None:
         if max_payload_bytes < 0:
             raise InvalidOptionError(
-                f"max_payload_bytes={max_payload_bytes} allows nothing", remedy="Use 1 or more, or 0 for no limit."
+                f"max_payload_bytes must not be negative, got {max_payload_bytes}", remedy="Use 0 for no limit."
             )
         self._codec, self._most = codec, max_payload_bytes
         self._most_sealed = _ENVELOPE_FACTOR * max_payload_bytes + _ENVELOPE_BYTES
@@ -234,16 +234,16 @@ class Envelope:
         """The bytes to publish.
 
         Raises:
-            SizeLimitError: the payload, or what is beside it, is too large.
-            FormatError: the codec cannot encode it, or no receiver could read it: the payload is no bytes, or
-                something else is no text.
+            SizeLimitError: the payload, or the whole encoded message, is too large.
+            FormatError: the codec cannot encode the message, or no receiver could read it: the payload is not bytes, or
+                another part is not text.
         """
         check_readable(message)
         size = len(message.payload)
         if self._most and size > self._most:
             raise SizeLimitError(
                 f"the payload of message {message.uid!r} is too large to publish",
-                remedy="Store it elsewhere and publish where it is, or raise max_payload_bytes on both sides.",
+                remedy="Store it elsewhere and publish its location, or raise max_payload_bytes on both sides.",
                 bytes=size,
                 max_payload_bytes=self._most,
             )
@@ -256,7 +256,7 @@ class Envelope:
             ) from error
         if self._most and len(sealed) > self._most_sealed:
             raise SizeLimitError(
-                f"message {message.uid!r} has too much beside its payload to publish",
+                f"message {message.uid!r} is too large to publish with its headers",
                 remedy="Make its headers smaller, or raise max_payload_bytes on both sides.",
                 bytes=len(sealed),
                 max_bytes=self._most_sealed,
@@ -264,7 +264,7 @@ class Envelope:
         return sealed
 
     def open(self, entry_id: str, raw: bytes, delivery: Delivery) -> FetchedEntry:
-        """The entry that was read: decoded, or malformed."""
+        """Decode an entry, or return it as malformed."""
         size = len(raw)
         if self._most and size > self._most_sealed:
             return self._oversize(entry_id, size, delivery)
@@ -278,7 +278,7 @@ class Envelope:
         return DecodedEntry(entry_id, message, delivery)
 
     def malformed(self, entry_id: str, raw: bytes, error: str, delivery: Delivery) -> MalformedEntry:
-        """An entry that is not a message, with its bytes if a dead letter can hold them."""
+        """An entry that is not a message, with its bytes if they fit into a dead letter."""
         original = raw if not self._most or len(raw) <= self._most else b""
         return MalformedEntry(entry_id, error, original, delivery, len(raw))
 
@@ -291,13 +291,13 @@ def check_readable(message: EventMessage) -> None:
     """Check that every part of a message has its type, and can be written as UTF-8.
 
     Raises:
-        FormatError: naming the parts that cannot be published, nor published again as a dead letter.
+        FormatError: a part can be published neither as a message nor as a dead letter; the error names it.
     """
     texts = {name: getattr(message, name) for name in _TEXTS}
     texts["idempotency_key"] = message.idempotency_key or ""
     texts.update({f"the value of header {name!r}": value for name, value in message.headers.items()})
     texts.update({f"the name of header {name!r}": name for name in message.headers})
-    wrong = [place for place, text in texts.items() if not isinstance(text, str) or not _is_encodable(text)]
+    wrong = [part for part, text in texts.items() if not isinstance(text, str) or not _is_encodable(text)]
     if not isinstance(message.payload, bytes):
         wrong.insert(0, "payload")
     if wrong:
@@ -318,15 +318,15 @@ def removed_entry(entry_id: str, delivery: Delivery) -> MalformedEntry:
 
 
 class StreamBackend(ClosesOnExit, ABC):
-    """Streams of messages, and groups that share them. Threads may share a backend.
+    """Streams of messages, and groups that share them. A backend is thread-safe.
 
     Every method raises :class:`stream_consumers.errors.BrokerUnavailableError` if the server does not answer, and
     :class:`stream_consumers.errors.GroupRemovedError` if it needs a group that was removed: only :meth:`create_group`
     creates groups.
 
     A backend of your own needs five methods, as in eventbus-core: :meth:`create_group`, :meth:`publish`,
-    :meth:`reclaim_idle`, :meth:`read_new` and :meth:`ack`. The others are provided on top of them; each says what a
-    backend gains that has its own.
+    :meth:`reclaim_idle`, :meth:`read_new` and :meth:`ack`. The other methods have defaults; their docstrings say what a
+    backend gains by overriding them.
 
     Example:
         >>> from stream_consumers.subscription.memory_backend import MemoryBackend
@@ -348,7 +348,7 @@ class StreamBackend(ClosesOnExit, ABC):
         Args:
             stream: the name of the stream.
             group: the name of the group.
-            start: the id after which a new group starts: ``0`` delivers everything, ``$`` only what is published later.
+            start: the id after which a new group starts: ``0`` delivers all entries, ``$`` only those published later.
 
         Returns:
             The position of the group. A group that exists keeps its position; the difference is returned and logged.
@@ -378,16 +378,16 @@ class StreamBackend(ClosesOnExit, ABC):
     def reclaim_idle(
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
-        """Take over entries that were idle for ``min_idle_seconds``, this consumer's own as well.
+        """Claim entries that were idle for ``min_idle_seconds``, including this consumer's own.
 
-        Each of them counts as delivered once more. The search continues where the last one of this consumer ended.
+        Each counts as delivered once more. The search continues where the last search of this consumer ended.
 
         Args:
             stream: the name of the stream.
             group: the group that the entries are pending in.
             consumer: the consumer that gets them.
             min_idle_seconds: seconds since the last delivery, or the last :meth:`touch`.
-            count: the most entries to take over, at least 1; none is claimed that is not returned.
+            count: the most entries to claim, at least 1; every claimed entry is returned.
         """
 
     @abstractmethod
@@ -401,7 +401,7 @@ class StreamBackend(ClosesOnExit, ABC):
             group: the name of the group.
             consumer: the consumer that gets them.
             count: the most entries to read, at least 1.
-            timeout_seconds: how long to wait for an entry; 0 does not wait, and nothing waits for ever.
+            timeout_seconds: how long to wait for an entry; 0 does not wait, and no value waits forever.
         """
 
     @abstractmethod
@@ -409,10 +409,11 @@ class StreamBackend(ClosesOnExit, ABC):
         """Acknowledge an entry; see :meth:`ack_many`."""
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
-        """Acknowledge entries: here one after the other, up to the first that fails; better in few round trips.
+        """Acknowledge entries: by default one after the other, up to the first error; override it to save round trips.
 
         Returns:
-            The number of entries that were pending. Fewer than given is no error: others may have acknowledged them.
+            The number of entries that were pending. Fewer than given are not an error: others may have acknowledged
+            them.
 
         Raises:
             StreamAssetsError: the entries may still be pending; they will be delivered again.
@@ -423,28 +424,26 @@ class StreamBackend(ClosesOnExit, ABC):
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
         """Deliver an entry once more to the consumer that holds it; ``None`` if it is not delivered now.
 
-        Here it never is: an entry that is to be tried again stays pending, and comes with :meth:`reclaim_idle` once it
-        was idle for ``claim_idle_seconds``. With a method of its own a backend retries after ``backoff_seconds``.
+        By default it never is: an entry to retry stays pending, and :meth:`reclaim_idle` returns it once it was idle
+        for ``claim_idle_seconds``. A backend that overrides this method retries after ``backoff_seconds``.
         """
         return None
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
-        """Send a heartbeat: those of the entries that the consumer holds are not idle any more.
+        """Send a heartbeat: reset the idle time of those entries that the consumer holds.
 
-        This does not count as a delivery. Here it does nothing, so that a peer takes over what a handler works on for
-        longer than ``claim_idle_seconds``: set that to more than a handler ever takes, or send the heartbeat.
+        This does not count as a delivery. By default it does nothing, so that a peer claims an entry whose handler
+        takes longer than ``claim_idle_seconds``: set that to more than a handler ever takes, or override this method.
         """
         return
 
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
-        """Drop what is remembered of a consumer, and remove it from the group unless it holds entries.
-
-        Here nothing is remembered, and nothing is removed.
+        """Drop the state of a consumer, and remove it from the group unless it holds entries; a no-op by default.
 
         Returns:
-            Whether it was removed.
+            Whether the consumer was removed.
         """
         return False
 
     def close(self) -> None:
-        """Release what is open; nothing is, unless a backend says so."""
+        """Release all resources; a no-op by default."""

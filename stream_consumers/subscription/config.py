@@ -97,7 +97,7 @@ class SubscriptionConfig:
         start: where a new group starts: ``0`` at the beginning, ``$`` at the end, or after an id.
         max_in_flight: the most messages that are worked on at a time; with 1 they stay in order.
         block_seconds: seconds that one read waits for a message.
-        claim_idle_seconds: seconds without a heartbeat after which another member takes an entry over.
+        claim_idle_seconds: seconds without a heartbeat after which another member claims an entry.
         claim_interval_seconds: seconds between two searches for such entries.
         ack_batch_size: the most acknowledgements that are sent together.
         ack_interval_seconds: seconds that the first of them waits for others.
@@ -139,9 +139,9 @@ class SubscriptionConfig:
             )
         if self.dead_letter_stream is None and self.ack_mode is not AckMode.ON_RECEIVE:
             raise InvalidOptionError(
-                f"there is no dead_letter_stream, so that messages that fail for good would be lost (ack_mode="
+                f"without dead_letter_stream, messages that fail for good would be lost (ack_mode="
                 f"{self.ack_mode.value})",
-                remedy="Set dead_letter_stream, or choose ack_mode on_receive, which loses them by intention.",
+                remedy="Set dead_letter_stream, or choose ack_mode on_receive, which loses them by design.",
             )
         for name in ("max_in_flight", "ack_batch_size"):
             check_count(name, getattr(self, name))
@@ -151,7 +151,7 @@ class SubscriptionConfig:
         if self.retry.longest_backoff_seconds >= self.claim_idle_seconds:
             raise InvalidOptionError(
                 f"the back-off of up to {self.retry.longest_backoff_seconds} s is not below claim_idle_seconds="
-                f"{self.claim_idle_seconds}: another member would take the message over meanwhile",
+                f"{self.claim_idle_seconds}: another member would claim the message meanwhile",
                 remedy="Make backoff_seconds or max_retries smaller, or claim_idle_seconds longer.",
             )
 

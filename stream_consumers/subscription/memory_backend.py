@@ -1,4 +1,4 @@
-"""A stream backend in memory, for users' tests of their handlers: the same contract, and no server to start."""
+"""A stream backend in memory, with which users can test their handlers without a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemoryBackend(StreamBackend):
     Args:
         url: ``memory://name/``, so that consumers and producers of that name see the same streams; streams in it do not
             matter. By default no other client sees them.
-        codec: how messages become bytes.
+        codec: encodes and decodes messages.
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
     Example:
@@ -71,11 +71,11 @@ class MemoryBackend(StreamBackend):
         return self.append(stream, self._envelope.seal(message))
 
     def append(self, stream: str, raw: bytes) -> str:
-        """Add an entry with these bytes, whatever they are; returns its id."""
+        """Add an entry with any bytes; returns its id."""
         return _id(self._broker.append(_shard(stream), raw).sequence)
 
     def remove(self, stream: str, entry_id: str) -> None:
-        """Remove an entry from a stream; where it is pending, it stays so."""
+        """Remove an entry from a stream; in groups where it is pending, it stays pending."""
         with self._broker.changed:
             log = self._broker.messages[_shard(stream)]
             log[:] = [message for message in log if _id(message.sequence) != entry_id]
@@ -86,7 +86,7 @@ class MemoryBackend(StreamBackend):
             return [(_id(message.sequence), message.payload or b"") for message in self._broker.between(_shard(stream))]
 
     def pending(self, stream: str, group: str) -> dict[str, str]:
-        """Owner by id of what is pending."""
+        """The owners of the pending entries, by id."""
         with self._broker.changed:
             return {_id(sequence): held.consumer for sequence, held in self._group(stream, group).pending.items()}
 
@@ -96,7 +96,7 @@ class MemoryBackend(StreamBackend):
             return set(self._group(stream, group).consumers)
 
     def remove_group(self, stream: str, group: str) -> None:
-        """Remove a group with what is pending."""
+        """Remove a group with its pending entries."""
         with self._broker.changed:
             del self._broker.groups[_shard(stream), group]
             self._broker.changed.notify_all()
@@ -178,8 +178,8 @@ class MemoryBackend(StreamBackend):
         known = self._broker.groups.get((_shard(stream), group))
         if known is None:
             raise GroupRemovedError(
-                f"there is no group {group!r} of {stream!r}",
-                remedy="Create it where it should continue (create_group).",
+                f"the stream {stream!r} has no group {group!r}",
+                remedy="Create it at the position where it should continue (create_group).",
             )
         return known
 
@@ -191,7 +191,7 @@ class MemoryBackend(StreamBackend):
             held.consumer, held.touched, held.attempt = consumer, time.monotonic(), held.attempt + 1
         delivery = Delivery(held.attempt, from_milliseconds(held.first_delivered_ms), from_milliseconds(now))
         if message is None:
-            # As on Redis it is not claimed, so that the consumer that finds it reports the loss.
+            # As on Redis, a removed entry is not claimed; the consumer that finds it reports the loss.
             return removed_entry(_id(sequence), delivery)
         return self._envelope.open(_id(sequence), message.payload or b"", delivery)
 

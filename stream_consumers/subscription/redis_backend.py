@@ -36,9 +36,9 @@ from stream_consumers.subscription.backend import (
 from stream_consumers.urls import StreamUrl
 
 PIPELINE = 512
-# Below the time that a client waits for an answer.
+# This is less than the time that a client waits for an answer.
 MAX_BLOCK_SECONDS = REPLY_SECONDS / 2
-# How many pending entries one search for idle ones may look at.
+# The numbers of pending entries in a page, and of pages, that one search for idle entries examines.
 _PAGE, _PAGES = 1000, 20
 _HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class RedisBackend(StreamBackend):
     Args:
         url: ``redis://host:6379/``; streams in it do not matter.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        codec: how messages become bytes.
+        codec: encodes and decodes messages.
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
     Raises:
@@ -121,7 +121,7 @@ class RedisBackend(StreamBackend):
         idle = max(0, round(min_idle_seconds * 1000))
         found: list[FetchedEntry] = []
         cursor = self._cursors.get(triple, BEGIN)
-        # Search from where the last search ended, then from the beginning, and look at no entry twice.
+        # Search from where the last search ended, then from the beginning, and examine no entry twice.
         turns_left = 1 if cursor == BEGIN else 2
         try:
             for _ in range(_PAGES):

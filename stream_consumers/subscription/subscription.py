@@ -228,7 +228,7 @@ def log_error(report: ErrorReport) -> None:
 class ObserverThread:
     """Calls an observer on a thread of its own.
 
-    What it raises is logged once; reports that it is too slow for are dropped.
+    Its first error is logged; reports are dropped while the observer is too slow.
 
     Args:
         observer: gets the reports in order.
@@ -269,23 +269,23 @@ class ObserverThread:
                 self._has_failed = True
 
 
-def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, only_place: bool = False) -> EventMessage:
-    """The dead letter of an entry: its message or undecodable bytes, with the place and the reason in the headers.
+def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, is_pointer: bool = False) -> EventMessage:
+    """The dead letter of an entry: its message or undecodable bytes, with its origin and the reason in the headers.
 
     Args:
         entry: the entry that failed.
         stream: the stream that it was read from.
-        group: the group that gave it up.
+        group: the group that could not process it.
         reason: the reason; cut after 2000 characters.
-        only_place: leave the message itself out.
+        is_pointer: whether to leave the message itself out.
 
     Example:
         >>> from datetime import datetime, timezone
         >>> from stream_consumers.subscription.backend import Delivery, MalformedEntry
         >>> now = datetime.now(timezone.utc)
         >>> entry = MalformedEntry("7-0", "no JSON", b"{", Delivery(1, now, now), 1)
-        >>> letter = dead_letter(entry, stream="orders", group="billing", reason=entry.error)
-        >>> letter.payload, letter.headers["dead-letter-id"]
+        >>> found = dead_letter(entry, stream="orders", group="billing", reason=entry.error)
+        >>> found.payload, found.headers["dead-letter-id"]
         (b'{', '7-0')
     """
     place = {
@@ -297,7 +297,7 @@ def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, on
     }
     if isinstance(entry, DecodedEntry):
         was = entry.message
-        if only_place:
+        if is_pointer:
             return EventMessage(b"", was.uid[:MAX_REASON], kind=was.kind[:MAX_REASON], headers=place)
         headers = {**was.headers, **place}
         return EventMessage(was.payload, was.uid, was.key, was.kind, was.idempotency_key, headers)
@@ -306,12 +306,12 @@ def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, on
 
 
 class Subscription:
-    """A member of a group that works: reading, handling, retrying, acknowledging (eventbus-core's ``StreamBus``).
+    """A member of a group that reads, handles, retries and acknowledges messages (eventbus-core's ``StreamBus``).
 
-    Messages are handled on threads of its own, at most ``max_in_flight`` at a time, and no more are fetched than can be
-    handled. Entries that a crashed member left pending are taken over, and entries that are worked on are kept by a
-    heartbeat for as long as their handler takes. A failed message is not copied: it is delivered again after a
-    back-off, and becomes a dead letter when no attempt is left.
+    Background threads handle at most ``max_in_flight`` messages at a time, and no more are fetched than can be handled.
+    Entries that a crashed member left pending are claimed, and a heartbeat keeps the entries of a running handler. A
+    failed message is not copied: it is delivered again after a back-off, and becomes a dead letter when no attempt is
+    left.
 
     Args:
         backend: the streaming server; it stays open. The group is created if it does not exist.
@@ -347,7 +347,7 @@ class Subscription:
     ) -> None:
         self._position = backend.create_group(config.stream, config.group, config.start)
         self._runtime = _Runtime(backend, config, handler, on_error)
-        # The threads know the runtime only, so that they do not keep this alive.
+        # The threads refer to the runtime only, so that this object can be garbage-collected.
         self._finalizer = weakref.finalize(self, _Runtime.drop, self._runtime)
         self._finalizer.atexit = False
         self._runtime.start()
@@ -359,7 +359,7 @@ class Subscription:
 
     @property
     def position(self) -> GroupPosition:
-        """The position of the group at the start, and whether it is the one that was asked for."""
+        """The position of the group at the start, and whether it is the requested one."""
         return self._position
 
     @property
@@ -370,8 +370,8 @@ class Subscription:
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Stop reading, wait for the handlers, send their acknowledgements, and leave the group.
 
-        Closing again does nothing. A retry that waits for its back-off is not waited for: its entry stays pending, and
-        is delivered again when a member takes it over.
+        Closing again does nothing. A message in its back-off is not retried: its entry stays pending, and is delivered
+        again when a member claims it.
 
         Args:
             timeout_seconds: for all of that. Handlers that take longer keep running; their messages stay pending.
@@ -380,7 +380,7 @@ class Subscription:
             ShutdownTimeoutError: handlers were still running.
             StreamAssetsError: otherwise the first lasting error since the start: an acknowledgement or a dead letter
                 failed, or the group was removed.
-            InvalidOptionError: a handler called it, and would wait for itself.
+            InvalidOptionError: a handler called this, and would wait for itself.
         """
         self._finalizer.detach()
         self._runtime.close(timeout_seconds)
@@ -450,7 +450,7 @@ class _Runtime:
             thread.start()
 
     def drop(self) -> None:
-        """End, since the subscription was garbage-collected without being closed. It takes no lock."""
+        """End, because the subscription was garbage-collected without being closed. This takes no lock."""
         self._is_dropped = True
 
     def report(
@@ -520,7 +520,7 @@ class _Runtime:
             return self._changed.wait_for(is_so, seconds)
 
     def _leave(self) -> None:
-        """Leave the group, whatever happened before. Only the call that begins to close does it."""
+        """Leave the group, also after errors. Only the first call of close or abort does this."""
         try:
             self._backend.forget_consumer(self._config.stream, self._config.group, self.consumer)
         except Exception as error:  # noqa: BLE001 - the name stays in the group, and no message is lost
@@ -541,7 +541,7 @@ class _Runtime:
                     return
                 failures = 0 if self._turn() else failures + 1
                 if failures:
-                    # Not longer than until the next heartbeat.
+                    # The wait ends before the next heartbeat.
                     self._stopping.wait(min(_LOOP_BACKOFF.delay(failures), self._touch_seconds))
         finally:
             for _ in self._workers:
@@ -554,15 +554,15 @@ class _Runtime:
             self._send_heartbeat()
             seconds = min(SHORT_WAIT_SECONDS, max(0.0, self._next_touch - time.monotonic()))
             self._wait_until(lambda: len(self._working) < most or self._stopping.is_set(), seconds)
-            # Only this thread adds entries, so that the room can only grow.
+            # Only this thread adds entries, so the room cannot shrink.
             room = most - len(self._working)
             for entry in self._fetch(room) if room and not self._stopping.is_set() else ():
-                # An entry that is worked on already was reclaimed from ourselves.
+                # An entry that a handler already has was reclaimed from this member itself.
                 if entry.id not in self._working:
                     with self._changed:
                         self._working.add(entry.id)
                     self._entries.put(entry)
-        except Exception as error:  # noqa: BLE001 - tried again, since the cause may be repaired
+        except Exception as error:  # noqa: BLE001 - retried, because the cause may be repaired
             self.report(self._doing, error, lasting=isinstance(error, Terminal))
             return False
         return True
@@ -666,7 +666,7 @@ class _Runtime:
         failure: BaseException | None = None
         try:
             self._handler(received)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is about its message only
+        except BaseException as error:  # noqa: BLE001 - an error of a handler fails its message only
             failure = error
             self.report(ErrorScope.HANDLER, error, entry)
         received.end()
@@ -680,7 +680,7 @@ class _Runtime:
         if self._stopping.wait(self._config.retry.delay(attempt)):
             return None
         try:
-            # Not a copy in the stream, which would be a new message for every other group.
+            # The message is not copied in the stream, because a copy would be a new message for every other group.
             return self._backend.redeliver(self._config.stream, self._config.group, self.consumer, entry.id)
         except Exception as error:  # noqa: BLE001 - the entry stays pending and is reclaimed when it is idle
             self.report(ErrorScope.RECLAIM, error, entry)
@@ -709,8 +709,8 @@ class _Runtime:
         try:
             self._backend.publish(stream, dead_letter(entry, stream=source, group=group, reason=reason))
         except SizeLimitError:
-            # The reason and the place have made the message larger than it was.
-            pointer = dead_letter(entry, stream=source, group=group, reason=reason, only_place=True)
+            # The headers with reason and origin have made the message too large.
+            pointer = dead_letter(entry, stream=source, group=group, reason=reason, is_pointer=True)
             self._backend.publish(stream, pointer)
 
     def _dead_letter(self, entry: FetchedEntry, reason: str) -> None:
@@ -722,7 +722,7 @@ class _Runtime:
 
 @dataclass(eq=False)
 class _Batch:
-    """The ids of a batch, and what became of it."""
+    """The ids of a batch, and the result of sending it."""
 
     ids: list[str] = field(default_factory=list)
     answer: Future[None] = field(default_factory=Future)
@@ -731,7 +731,7 @@ class _Batch:
 class AckFlusher:
     """Collects acknowledgements for a moment and sends them in one batch (eventbus's ack flusher).
 
-    The first thread that acknowledges opens a batch, and sends it when it is full or when its time is over. If sending
+    The first thread that acknowledges opens a batch, and sends it when it is full or its interval has passed. If that
     fails, each thread of the batch gets the error, ``on_error`` is called once, and the entries stay pending.
 
     Args:
@@ -802,14 +802,14 @@ class AckFlusher:
                 self._changed.notify_all()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Send what waits; returns whether all of it was sent, or failed, within ``timeout_seconds``."""
+        """Send all waiting acknowledgements; returns whether that ended within ``timeout_seconds``."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._unsent, max(0.0, timeout_seconds))
 
     def abort(self) -> None:
-        """Send nothing more; every thread that waits gets an error."""
+        """Send no more acknowledgements; every waiting thread gets an error."""
         with self._changed:
             self._is_closing = self._is_aborted = True
             self._changed.notify_all()

@@ -123,8 +123,8 @@ def test_nothing_is_kept():
 @pytest.mark.parametrize(
     ("decoder", "why"),
     [
-        (Text(key=Text), "decodes nothing"),
-        (Text(key=7), "decodes nothing"),
+        (Text(key=Text), "is not a decoder"),
+        (Text(key=7), "is not a decoder"),
         (Text(headers={"": "a"}), "the column of a header='' cannot be used"),
         (Text(headers={"a": 7}), "the name of a header=7 cannot be used"),
     ],

@@ -130,7 +130,7 @@ def test_lines_for_other_tools(tmp_path: Path, memory: str) -> None:
             producer.send(payload)
     refused = run(f"{memory}orders", "stdio:///orders", "--bare")
     assert refused.exit_code == 1
-    assert "a message to orders/0 holds a newline" in refused.stderr
+    assert "a message to orders/0 contains a newline" in refused.stderr
     assert "read and not known to have arrived: 2 of orders/0, sequences 0 to 1" in refused.stderr
 
 

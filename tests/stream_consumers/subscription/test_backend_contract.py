@@ -92,7 +92,7 @@ def test_r10_a_group_that_stands_elsewhere_is_told_and_left_alone(backend: Strea
     assert backend.create_group(stream, GROUP, "$").difference is None
     found = backend.create_group(stream, GROUP, "0")
     assert (found.is_new, found.start, found.position) == (False, "0-0", ids[-1])
-    assert f"stands at {ids[-1]}, not at 0-0" in (found.difference or "")
+    assert f"position is {ids[-1]}, not 0-0" in (found.difference or "")
     assert backend.read_new(stream, GROUP, ME, 10, 0) == []
 
 
