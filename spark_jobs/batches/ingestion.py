@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from spark_jobs.dead_letters.table import DeadLetterTable, dead_letter_path
 from spark_jobs.decoding.decoders import Decoder, Raw
-from spark_jobs.decoding.json_decoder import rescuing
+from spark_jobs.decoding.json_decoder import with_rescue
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import CLAIMS, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -218,7 +218,7 @@ class Ingestion:
                 f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
             )
         if self.errors.schema_changes is SchemaChanges.RESCUE:
-            object.__setattr__(self, "decoder", rescuing(self.decoder))
+            object.__setattr__(self, "decoder", with_rescue(self.decoder))
         # A relative path would be another one for Spark, and after the next change of the working directory.
         object.__setattr__(self, "table", check_location(self.table))
 

@@ -45,7 +45,7 @@ from spark_jobs.ledger.entries import MODES, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, recorders
-from spark_jobs.reading.rejection import fail_write
+from spark_jobs.reading.rejection import fail_on_bad_rows
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_on_driver, read_splits
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import FIELDS, about
@@ -559,7 +559,7 @@ def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]
     source = target.columns.source_of_batch
     frame = read_splits(target.spark, batch.plan.splits, source, identities=batch.identities)
     # What fails here does not depend on a message, so it would fail with any other way of writing, too.
-    rows = target.columns.rows_of_clean(frame, fail_write)
+    rows = target.columns.rows_of_clean(frame, fail_on_bad_rows)
     entry = target.entry(batch, messages=sum(counts.values()))
     try:
         return _commit_rows(target, batch, entry, rows, counts)

@@ -18,12 +18,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_jobs.batches.ingestion import Ingestion, Transform
-from spark_jobs.decoding.ddl import first_twice
+from spark_jobs.decoding.ddl import first_duplicate
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
-from spark_jobs.decoding.json_decoder import Json, Watching, watching
-from spark_jobs.decoding.json_inference import Seen
+from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
+from spark_jobs.decoding.json_inference import FieldStatistics
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.reading.rejection import Rejections, Treatment, let_pass, treating
+from spark_jobs.reading.rejection import Rejections, Treatment, keep_bad_rows, treating
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
 from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
@@ -76,7 +76,7 @@ class RowColumns:
         self._decoder: Decoder | None = None
         self._source: SourceColumns | None = None
         # Finds undeclared fields of JSON, and knows those that cannot be columns.
-        self._watching: Watching | None = None
+        self._finder: FieldFinder | None = None
         self._of_table: StructType | None = None
         # The decoder and the schema of the table that are known to fit.
         self._fitting: tuple[Decoder, str] | None = None
@@ -86,12 +86,12 @@ class RowColumns:
     @property
     def decoder(self) -> Decoder:
         """With the schema that a registry has for it, as of the newest batch, and with columns for new fields."""
-        if self._watching is not None:
-            return self._watching.decoder
+        if self._finder is not None:
+            return self._finder.decoder
         if self._decoder is None:
             self._decoder = resolved(self._ingestion.decoder)
             if self._ingestion.errors.schema_changes is SchemaChanges.ADD_COLUMNS:
-                self._watching = watching(self._decoder)
+                self._finder = field_finder(self._decoder)
         return self._decoder
 
     @property
@@ -105,9 +105,9 @@ class RowColumns:
     @property
     def source_of_batch(self) -> SourceColumns:
         """The same with a decoder that finds undeclared fields, where columns are made of them."""
-        return self.source if self._watching is None else replace(self.source, decoder=self._watching)
+        return self.source if self._finder is None else replace(self.source, decoder=self._finder)
 
-    def rows(self, frame: DataFrame, treatment: Treatment = let_pass) -> DataFrame:
+    def rows(self, frame: DataFrame, treatment: Treatment = keep_bad_rows) -> DataFrame:
         """The rows to write of what was read and is not bad.
 
         Args:
@@ -119,7 +119,7 @@ class RowColumns:
         """
         return self.rows_of_clean(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS), treatment)
 
-    def rows_of_clean(self, messages: DataFrame, treatment: Treatment = let_pass) -> DataFrame:
+    def rows_of_clean(self, messages: DataFrame, treatment: Treatment = keep_bad_rows) -> DataFrame:
         """The same of messages that are none of them dead letters, without the columns of these."""
         rows = transformed(messages, self._ingestion.transform, treatment)
         return rescue(rows, self._of_table) if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE else rows
@@ -150,9 +150,9 @@ class RowColumns:
         found = resolved(self._ingestion.decoder)
         if found != self._decoder:
             self._decoder = found
-            if self._watching is not None:
+            if self._finder is not None:
                 # Of a decoder of JSON it is the key that has its schema there.
-                self._watching = replace(self._watching, decoder=replace(self._watching.decoder, key=found.key))
+                self._finder = replace(self._finder, decoder=replace(self._finder.decoder, key=found.key))
             self.check(self._ledger.read())
 
     def check(self, state: LedgerState) -> None:
@@ -168,10 +168,10 @@ class RowColumns:
             self._check(state)
         except SchemaMismatchError:
             own = self._decoder
-            if self._watching is None or not isinstance(own, Json) or own == decoder:
+            if self._finder is None or not isinstance(own, Json) or own == decoder:
                 raise
             # Another writer has made columns of new fields, of other types.
-            self._watching = replace(self._watching, decoder=own)
+            self._finder = replace(self._finder, decoder=own)
             self._check(state)
         if state.newest is not None:
             self._fitting = self.decoder, state.schema
@@ -183,10 +183,10 @@ class RowColumns:
         snapshot = self._ledger.log.snapshot() if state.version >= 0 else None
         is_plain = self._ingestion.transform is None
         # A transform may have made columns of the table of others.
-        if is_plain and self._watching is not None and self._of_table is not None and snapshot is not None:
+        if is_plain and self._finder is not None and self._of_table is not None and snapshot is not None:
             # A column with a default has it in rows that do not say otherwise.
             made_by_delta = snapshot.computed_columns | snapshot.default_columns
-            self._watching = with_columns_of(self._watching, self._of_table, computed=made_by_delta)
+            self._finder = with_columns_of(self._finder, self._of_table, computed=made_by_delta)
         rows = self.rejections(self._nothing())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:
@@ -212,7 +212,7 @@ class RowColumns:
         Args:
             frame: what was read with :attr:`source_of_batch`.
         """
-        before = self._watching
+        before = self._finder
         if before is None:
             return False
         found = frame.where(f.col("_undeclared").isNotNull()).select("_undeclared")
@@ -221,16 +221,16 @@ class RowColumns:
             return False
         # Another run may have made columns of them since.
         self._of_table = read_table(self._spark, self._ledger.log).schema
-        self._watching = self._with_new_fields(before, seen)
+        self._finder = self._with_new_fields(before, seen)
         self.check(self._ledger.read())
-        if added := new_columns(before, self._watching):
+        if added := new_columns(before, self._finder):
             _log.info("%s has fields that were not declared, which become columns: %s", self._url, _few(added))
-        if refused := self._watching.known - before.known:
+        if refused := self._finder.known - before.known:
             names = [repr(".".join(path)) for path in sorted(refused)]
             _log.warning("no columns can be made of fields of %s, which are left out: %s", self._url, _few(names))
         return True
 
-    def _with_new_fields(self, before: Watching, seen: Seen) -> Watching:
+    def _with_new_fields(self, before: FieldFinder, seen: FieldStatistics) -> FieldFinder:
         snapshot = self._ledger.log.snapshot()
         made_by_transform = set(self.no_rows().columns) - set(self.source.columns.names)
         grow = partial(
@@ -249,7 +249,7 @@ class RowColumns:
             kept = grown if grown is not None else replace(kept, known=kept.known | {(name,)})
         return kept
 
-    def _suiting(self, grow: Callable[..., Watching], *, widens: bool) -> Watching | None:
+    def _suiting(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
         """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
 
         What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the
@@ -258,7 +258,7 @@ class RowColumns:
         own = self._of_table
         ways = ((own, widens),) if self._ingestion.transform is None else ((None, False), (None, widens), (own, widens))
         for table, may_widen in ways:
-            self._watching = grown = grow(table=table)
+            self._finder = grown = grow(table=table)
             with suppress(TransformError, SchemaMismatchError):
                 rows = self.no_rows().schema
                 # Without a transform new fields always suit; what else does not fit is an error of the check.
@@ -274,7 +274,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(shortened(printable(name), _SHOWN_CHARACTERS) for name in names[:_SHOWN_NAMES]) + more
 
 
-def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatment = let_pass) -> DataFrame:
+def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatment = keep_bad_rows) -> DataFrame:
     """The rows that the transform makes; the same rows without one.
 
     Args:
@@ -304,7 +304,7 @@ def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatme
         failure.detail = first_line(error)
         # Its text may hold values of rows, and Dagster keeps the text of each cause.
         raise failure from None
-    if twice := first_twice(field.name for field in fields):
+    if twice := first_duplicate(field.name for field in fields):
         raise TransformError(
             f"the transform {name!r} makes the column {twice!r} twice, whether in upper or lower case",
             remedy=_CORRECT_IT,

@@ -26,9 +26,9 @@ from spark_jobs.decoding.avro_resolution import (
     written_field,
 )
 from spark_jobs.decoding.avro_schema import AvroType, columns_ddl, is_record, parse_avro
-from spark_jobs.decoding.decoders import Column, DecodedColumns, columns_of, decode_rows, imported
+from spark_jobs.decoding.decoders import Column, DecodedColumns, columns_of, decode_rows, import_library
 from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames
-from spark_jobs.decoding.schema_limits import kept_by_size, schema_use
+from spark_jobs.decoding.schema_limits import cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.options import check_name
 
@@ -38,9 +38,9 @@ Decode: TypeAlias = "Callable[[Cursor, Numbers], Column]"
 """Reads a value of each of these rows and moves their cursors past it; ``ValueError`` if one may have to be refused."""
 
 PADDING = bytes(16)
-LONGEST_NUMBER = 10
+MAX_NUMBER_BYTES = 10
 # Smaller blocks are decoded faster one by one.
-FEWEST_ROWS = 64
+MIN_BLOCK_ROWS = 64
 _WIDTHS = {"float": 4, "double": 8}
 
 
@@ -89,7 +89,7 @@ class Avro(SchemaDecoder):
     column: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        imported("fastavro", extra="avro")
+        import_library("fastavro", extra="avro")
         if self.column is not None:
             check_name("column", self.column)
         SchemaDecoder.__post_init__(self)
@@ -160,13 +160,13 @@ class Cursor:
         found = (byte & 0x7F).astype(np.uint64)
         sizes = np.ones(len(rows), np.int64)
         more = np.flatnonzero(byte >= 0x80)
-        for place in range(1, LONGEST_NUMBER):
+        for place in range(1, MAX_NUMBER_BYTES):
             if not len(more):
                 break
             byte = self.data[starts[more] + place]
             found[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
             sizes[more] = place + 1
-            if place == LONGEST_NUMBER - 1 and (byte > 1).any():
+            if place == MAX_NUMBER_BYTES - 1 and (byte > 1).any():
                 raise ValueError("a number has more than 64 bits")
             more = more[byte >= 0x80]
         self.take(rows, sizes)
@@ -249,7 +249,7 @@ class AvroDecoding:
 
     def decode(self, payloads: Column) -> tuple[list[Column], Column]:
         """The columns, and for each row the reason why it could not be decoded (null if it could)."""
-        if self._read is None or len(payloads) - payloads.null_count < FEWEST_ROWS:
+        if self._read is None or len(payloads) - payloads.null_count < MIN_BLOCK_ROWS:
             return decode_rows(self._rows, payloads)
         try:
             columns = columns_of(self._read(payloads.drop_null()), is_one=self._is_one)
@@ -262,7 +262,7 @@ class AvroDecoding:
         return columns, pa.nulls(len(payloads), pa.string())
 
 
-@kept_by_size(lambda decoding: decoding.weight)
+@cached_by_size(lambda decoding: decoding.weight)
 def avro_decoding(writer: StoredSchema, reader: StoredSchema, schema: pa.Schema, is_one: bool) -> AvroDecoding:
     """Make the decoding of a pair of schemas, once."""
     with schema_use("Avro"):

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_jobs.decoding.avro_schema import UUID_BYTES, AvroField, AvroType, members
-from spark_jobs.decoding.decoders import Column, columns_of, imported
+from spark_jobs.decoding.decoders import Column, columns_of, import_library
 from spark_jobs.decoding.schema_limits import WeightBudget
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
@@ -81,9 +81,9 @@ class AvroReader:
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, schema: pa.Schema, *, is_one: bool) -> None:
-        fastavro = imported("fastavro", extra="avro")
+        fastavro = import_library("fastavro", extra="avro")
         self._decode = fastavro.schemaless_reader
-        self._schema = fastavro.parse_schema(_Emitted().schema(writer))
+        self._schema = fastavro.parse_schema(_LibrarySchema().schema(writer))
         self._writer = writer
         self._convert = resolution(writer, reader, schema.field(0).name if is_one else "")
         self._kind = schema.field(0).type if is_one else pa.struct(list(schema))
@@ -104,7 +104,7 @@ class AvroReader:
             raise ValueError(f"the payload goes on {left} bytes behind the end of the value")
         # Text may look like a number that is too long, so the numbers are looked up.
         if _TOO_LONG.search(payload):
-            _pass_over(self._writer, payload, 0)
+            _skip_value(self._writer, payload, 0)
         return self._convert(value)
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
@@ -112,7 +112,7 @@ class AvroReader:
         return columns_of(pa.array(values, self._kind), is_one=self._is_one)
 
 
-def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
+def _skip_value(kind: AvroType, payload: bytes, place: int) -> int:
     """Find where a value ends that the library has decoded.
 
     Args:
@@ -125,13 +125,13 @@ def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
     """
     if kind.kind == "record":
         for field in kind.fields:
-            place = _pass_over(field.type, payload, place)
+            place = _skip_value(field.type, payload, place)
         return place
     if kind.kind == "fixed" or kind.kind in _SIZES:
         return place + _SIZES.get(kind.kind, kind.size)
     number, place = _number(payload, place)
     if kind.kind == "union":
-        return _pass_over(kind.parts[number], payload, place)
+        return _skip_value(kind.parts[number], payload, place)
     if kind.kind in ("string", "bytes"):
         return place + number
     while kind.kind in ("array", "map") and number:
@@ -142,7 +142,7 @@ def _pass_over(kind: AvroType, payload: bytes, place: int) -> int:
             if kind.kind == "map":
                 length, place = _number(payload, place)
                 place += length
-            place = _pass_over(kind.parts[0], payload, place)
+            place = _skip_value(kind.parts[0], payload, place)
         number, place = _number(payload, place)
     return place
 
@@ -159,7 +159,7 @@ def _number(payload: bytes, place: int) -> tuple[int, int]:
     return (number >> 1) ^ -(number & 1), place + 1
 
 
-class _Emitted:
+class _LibrarySchema:
     """Makes the schema with which the library decodes: of the same bytes, with values that show what was written."""
 
     def __init__(self) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, check_distinct, column_ddl, struct_ddl
-from spark_jobs.decoding.decoders import UNNAMED, imported
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.decoders import UNNAMED, import_library
 from spark_jobs.decoding.schema_limits import (
     TYPE_WEIGHT,
+    cached_by_size,
     check_weight,
-    kept_by_size,
     parts_of_document,
     schema_document,
     schema_use,
@@ -20,8 +20,8 @@ from spark_jobs.decoding.schema_limits import (
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 
-MOST_DIGITS = 38
-LARGEST_FIXED = 1 << 20
+MAX_DIGITS = 38
+MAX_FIXED_BYTES = 1 << 20
 UUID_BYTES = 16
 DURATION_BYTES = 12
 DURATION_DDL = "STRUCT<months: BIGINT, days: BIGINT, milliseconds: BIGINT>"
@@ -145,7 +145,7 @@ def _length(texts: Iterable[str]) -> int:
     return sum(len(text) + 1 for text in texts)
 
 
-@kept_by_size(lambda tree: 0)
+@cached_by_size(lambda tree: 0)
 def parse_avro(stored: StoredSchema) -> AvroType:
     """Parse a schema.
 
@@ -153,13 +153,13 @@ def parse_avro(stored: StoredSchema) -> AvroType:
         SchemaMismatchError: it is not an Avro schema, contains itself, or is too large.
     """
     stored.check_kind("AVRO")
-    fastavro = imported("fastavro", extra="avro")
+    fastavro = import_library("fastavro", extra="avro")
     named: dict[str, Any] = {}
     with schema_use("Avro"):
         for name, reference in stored.references:
             if name not in named:
                 fastavro.parse_schema(_document(reference.text), named)
-        return _Tree(named).node(fastavro.parse_schema(_document(stored.text), named), ())
+        return _TypeBuilder(named).node(fastavro.parse_schema(_document(stored.text), named), ())
 
 
 def _document(text: str) -> Any:
@@ -169,13 +169,13 @@ def _document(text: str) -> Any:
     while level:
         for one in level:
             names = (one.get("name"), one.get("namespace")) if isinstance(one, dict) else ()
-            if any(isinstance(name, str) and len(name) > LONGEST_COLUMN_NAME for name in names):
-                raise ValueError(f"a name is longer than {LONGEST_COLUMN_NAME} characters")
+            if any(isinstance(name, str) and len(name) > MAX_COLUMN_NAME_LENGTH for name in names):
+                raise ValueError(f"a name is longer than {MAX_COLUMN_NAME_LENGTH} characters")
         level = parts_of_document(level)
     return document
 
 
-class _Tree:
+class _TypeBuilder:
     """Makes the tree of a parsed schema, and replaces each name by its type."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
@@ -220,10 +220,10 @@ class _Tree:
             symbols = tuple(schema["symbols"])
             return AvroType(kind, name, symbols=symbols, default=schema.get("default"), aliases=aliases)
         size = schema.get("size", 0) if kind == "fixed" else 0
-        if not 0 <= size <= LARGEST_FIXED:
+        if not 0 <= size <= MAX_FIXED_BYTES:
             raise SchemaMismatchError(
                 f"the Avro type {name} is fixed at {size} bytes",
-                remedy=f"Sizes from 0 to {LARGEST_FIXED} are read; take bytes for more.",
+                remedy=f"Sizes from 0 to {MAX_FIXED_BYTES} are read; take bytes for more.",
             )
         return _with_logical(schema, AvroType(kind, name if kind == "fixed" else "", size=size, aliases=aliases))
 
@@ -325,9 +325,9 @@ def spark_type(schema: AvroType, path: str) -> str:
 
 def _scalar_type(schema: AvroType, path: str) -> str:
     if schema.logical == "decimal":
-        if schema.precision > MOST_DIGITS:
+        if schema.precision > MAX_DIGITS:
             raise SchemaMismatchError(
-                f"{path} is a decimal of {schema.precision} digits, and DECIMAL has {MOST_DIGITS} at most",
+                f"{path} is a decimal of {schema.precision} digits, and DECIMAL has {MAX_DIGITS} at most",
                 remedy="Give a reader's schema with bytes there, without the logical type.",
             )
         return f"DECIMAL({schema.precision},{schema.scale})"

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from stream_consumers.errors import SchemaMismatchError
 
-LONGEST_COLUMN_NAME = 1000
+MAX_COLUMN_NAME_LENGTH = 1000
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(
     r"(?P<space>\s+|--[^\n]*|/\*.*?\*/)|(?P<name>`(?:[^`]|``)*`)|(?P<text>[rR]?(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))"
     r"|(?P<word>\w+)|(?P<sign>[<>(),:])|(?P<other>.)",
     re.DOTALL,
 )
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 _INTERNAL = ("__delta_internal", "_tmp_metadata")
 _TYPES = frozenset(
     (
@@ -71,7 +71,7 @@ def struct_ddl(fields: Iterable[tuple[str, str]]) -> str:
 
 
 def check_distinct(names: Sequence[str], path: str) -> None:
-    """Refuse names that Spark cannot tell apart, or that are longer than :data:`LONGEST_COLUMN_NAME`.
+    """Refuse names that Spark cannot tell apart, or that are longer than :data:`MAX_COLUMN_NAME_LENGTH`.
 
     Args:
         names: the names of the fields of a STRUCT, or of columns.
@@ -87,23 +87,23 @@ def check_distinct(names: Sequence[str], path: str) -> None:
 case. Spark does not tell them apart: read with a schema that has one of them.
     """
     longest = max(map(len, names), default=0)
-    if longest > LONGEST_COLUMN_NAME:
+    if longest > MAX_COLUMN_NAME_LENGTH:
         raise SchemaMismatchError(
             f"a field in the schema has a name of {longest} characters",
-            remedy=f"Names of up to {LONGEST_COLUMN_NAME} are read.",
+            remedy=f"Names of up to {MAX_COLUMN_NAME_LENGTH} are read.",
         )
-    if twice := first_twice(names):
+    if twice := first_duplicate(names):
         raise SchemaMismatchError(
             f"{path} has the field {twice!r} twice, whether in upper or lower case",
             remedy="Spark does not tell them apart: read with a schema that has one of them.",
         )
 
 
-def first_twice(names: Iterable[str]) -> str | None:
+def first_duplicate(names: Iterable[str]) -> str | None:
     """The first repeated name, because neither Spark nor Delta distinguishes upper and lower case; see :func:`folded`.
 
     Example:
-        >>> first_twice(["id", "user", "ID"])
+        >>> first_duplicate(["id", "user", "ID"])
         'ID'
     """
     seen: set[str] = set()
@@ -235,9 +235,9 @@ class _DdlParser:
             numbers.append(self._read_number())
         self.expect(")")
         precision, scale = (*numbers, 0)[:2]
-        if name in _DECIMALS and (precision > _MOST_DIGITS or scale > precision or len(numbers) > 2):
+        if name in _DECIMALS and (precision > _MAX_DIGITS or scale > precision or len(numbers) > 2):
             self._at = start
-            raise self._fault(f"does not begin a precision of at most {_MOST_DIGITS} and a scale of at most that")
+            raise self._fault(f"does not begin a precision of at most {_MAX_DIGITS} and a scale of at most that")
 
     def _read_number(self) -> int:
         text = self._read("a number", "word")

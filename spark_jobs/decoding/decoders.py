@@ -21,7 +21,7 @@ RESCUED = "_rescued"
 """The STRING column with a JSON object of the fields that have no column of their own."""
 UNNAMED = "payload"
 """The column of a value that has no name."""
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 # Where a value may begin in the text of an error of Arrow.
 _VALUE = re.compile(r":|(?= ['\"])")
 
@@ -317,10 +317,10 @@ def shortened(text: str) -> str:
         'no such file'
     """
     said = text.partition("\n")[0].strip().encode(errors="backslashreplace").decode()
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
+    return said if len(said) <= MAX_REASON_LENGTH else f"{said[:MAX_REASON_LENGTH]} …"
 
 
-def imported(module: str, *, extra: str) -> Any:
+def import_library(module: str, *, extra: str) -> Any:
     """Import a library that only some decoders need.
 
     Args:
@@ -331,9 +331,9 @@ def imported(module: str, *, extra: str) -> Any:
         MissingDependencyError: it is not installed.
 
     Example:
-        >>> imported("json", extra="avro").dumps([1])
+        >>> import_library("json", extra="avro").dumps([1])
         '[1]'
-        >>> imported("no_such_library", extra="avro")
+        >>> import_library("no_such_library", extra="avro")
         Traceback (most recent call last):
         stream_consumers.errors.MissingDependencyError: the Python package no_such_library is not installed. \
 Install it here and where executors run: pip install 'stream-assets[avro]'.

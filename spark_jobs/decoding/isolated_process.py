@@ -31,9 +31,9 @@ _IMPORTED_EARLY = ("spark_jobs.reading.blocks", "spark_jobs.decoding.json_decode
 _HEADER = struct.Struct("<cQ")
 OUT_OF_MEMORY = 117
 """The exit code of a process that needed more memory for a block than it may take."""
-MOST_BYTES = 2 << 30
+BASE_MEMORY = 2 << 30
 """Memory for decoding a block of any size, in bytes; at most a quarter of the machine's memory."""
-BYTES_PER_BYTE = 32
+MEMORY_PER_BYTE = 32
 """Additional memory for each byte of the block, in bytes."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -165,7 +165,7 @@ def _pickled(error: Exception) -> bytes:
 
 def allowance(size: int) -> int:
     """Memory that decoding a block of this size may take, both in bytes."""
-    return min(MOST_BYTES, machine_bytes() // 4) + BYTES_PER_BYTE * size
+    return min(BASE_MEMORY, machine_bytes() // 4) + MEMORY_PER_BYTE * size
 
 
 @cache

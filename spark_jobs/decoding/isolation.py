@@ -36,7 +36,7 @@ from spark_jobs.decoding.isolated_process import (
 from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
-MOST_CRASHES = 20
+MAX_CRASHES = 20
 """Give up on a decoder after it fails for this many messages of a batch, or of an executor's split."""
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Decodes a block of messages; picklable."""
@@ -150,11 +150,11 @@ def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Re
         refuse: makes the row of a message that on its own crashes the process or makes ``decode`` raise an error.
 
     Raises:
-        DecoderCrashedError: there are more than :data:`MOST_CRASHES` such messages, or the decoder cannot be loaded.
+        DecoderCrashedError: there are more than :data:`MAX_CRASHES` such messages, or the decoder cannot be loaded.
         StreamAssetsError: ``decode`` raises it, for instance because a schema registry does not answer.
     """
     pickled: bytes = cloudpickle.dumps(decode)  # type: ignore[no-untyped-call]
-    return _halved(blocks, partial(_run, pickled), refuse)
+    return _decode_in_halves(blocks, partial(_run, pickled), refuse)
 
 
 def decode_here(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
@@ -163,10 +163,10 @@ def decode_here(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse
     Spark then fails the job, as after any crash, and the batch is read again with :func:`decode_isolated`, which has
     the same arguments and errors.
     """
-    return _halved(blocks, partial(_run_here, decode), refuse)
+    return _decode_in_halves(blocks, partial(_run_here, decode), refuse)
 
 
-def _halved(
+def _decode_in_halves(
     blocks: Iterable[pa.RecordBatch], run: Callable[[pa.RecordBatch], pa.RecordBatch | Failure], refuse: Refuse
 ) -> Iterator[pa.RecordBatch]:
     refused = 0
@@ -184,9 +184,9 @@ def _halved(
                 parts += [part.slice(half), part.slice(0, half)]
                 continue
             refused += 1
-            if refused > MOST_CRASHES or not part.num_rows:
+            if refused > MAX_CRASHES or not part.num_rows:
                 raise DecoderCrashedError(
-                    f"the decoder fails for more than {MOST_CRASHES} messages of a batch: it {found}",
+                    f"the decoder fails for more than {MAX_CRASHES} messages of a batch: it {found}",
                     remedy="Correct the decoder; or take fewer messages a batch (max_records). Nothing was written.",
                 )
             yield refuse(part, f"decoding this message {found}")
@@ -206,7 +206,7 @@ def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
 
 
 def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
-    process = _take()
+    process = _idle_process()
     try:
         found = process.run(decode, part)
     except _CrashError:
@@ -240,7 +240,7 @@ def _failed(error: Exception) -> Failure:
     return f"raised {type(error).__name__}"
 
 
-def _take() -> _Process:
+def _idle_process() -> _Process:
     """Take an idle process or start one; another thread may take the last idle one first."""
     with suppress(IndexError):
         while True:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, declared_types
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, declared_types
 from spark_jobs.decoding.decoders import RESCUED, UNNAMED, Column, DecodedColumns, Decoder, Headers, Key
 from spark_jobs.decoding.json_documents import blocks_of, decode_json, decode_values, has_only
 from spark_jobs.decoding.json_values import (
@@ -19,7 +19,7 @@ from spark_jobs.decoding.json_values import (
     Number,
     RepeatingObject,
     check_json_type,
-    is_parsed,
+    is_parsed_by_arrow,
     is_variant,
     scanner,
 )
@@ -32,7 +32,7 @@ Path: TypeAlias = "tuple[str, ...]"
 IN_ARRAY, IN_MAP = "[]", "{}"
 """How a path names an item of an array, and a value of a map."""
 # Deeper levels could not be parsed again.
-_MOST_LEVELS = 100
+_MAX_LEVELS = 100
 _scan = scanner(parse_constant=Constant)
 
 
@@ -140,13 +140,13 @@ class Json:
         return schema.remove(schema.get_field_index(RESCUED)) if self.rescue else schema
 
 
-def rescuing(decoder: Decoder) -> Decoder:
+def with_rescue(decoder: Decoder) -> Decoder:
     """Return the decoder with ``rescue``, if it is one that ignores fields."""
     return replace(decoder, rescue=True) if isinstance(decoder, Json) and decoder.schema is not None else decoder
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class FieldFinder:
     """Decodes JSON, and marks documents with fields that the schema does not name as undeclared and as errors.
 
     Fields without content (null, empty objects and arrays) are ignored, because their type is not known yet.
@@ -156,9 +156,9 @@ class Watching:
         known: paths of more fields to ignore, with everything in them.
 
     Example:
-        >>> watching = Watching(Json("id BIGINT"))
+        >>> finder = FieldFinder(Json("id BIGINT"))
         >>> documents = pa.array([b'{"id": 1}', b'{"id": 2, "color": "red", "empty": {}}'])
-        >>> watching.decode(documents, pa.schema({"id": pa.int64()})).undeclared.to_pylist()
+        >>> finder.decode(documents, pa.schema({"id": pa.int64()})).undeclared.to_pylist()
         [None, '{"color": "red"}']
     """
 
@@ -193,12 +193,12 @@ class Watching:
         return DecodedColumns(decoded.columns, pc.coalesce(decoded.errors, twice, unwritten), undeclared)
 
 
-def watching(decoder: Decoder) -> Watching | None:
+def field_finder(decoder: Decoder) -> FieldFinder | None:
     """Wrap a decoder so that it finds undeclared fields; ``None`` if it ignores no fields or cannot find them."""
-    return Watching(decoder) if isinstance(decoder, Json) and decoder.schema is not None else None
+    return FieldFinder(decoder) if isinstance(decoder, Json) and decoder.schema is not None else None
 
 
-class Rescued(NamedTuple):
+class RescuedFields(NamedTuple):
     """The parts of documents that have no column.
 
     Args:
@@ -210,14 +210,14 @@ class Rescued(NamedTuple):
     errors: Column
 
 
-class _TwiceError(Exception):
+class _DuplicateFieldError(Exception):
     """A field without a column occurs more than once, and a JSON object would keep only one of them."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the field {name!r:.200}, for which there is no column, occurs twice")
 
 
-def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> Rescued:
+def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> RescuedFields:
     """Find the fields of each document that the schema does not name, at any depth, and keep them in their places.
 
     Numbers stay as they are written. Fields that are null are left out. A payload that is not a JSON object has no
@@ -241,7 +241,7 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
     errors: list[str | None] = []
     for block in blocks_of(payloads):
         # Arrow finds no fields in types that it cannot parse.
-        if is_parsed(schema) and has_only(block, schema):
+        if is_parsed_by_arrow(schema) and has_only(block, schema):
             found += [None] * len(block)
             errors += [None] * len(block)
             continue
@@ -249,30 +249,30 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
             error = fields = None
             try:
                 fields = _rescued(document, kind, known)
-            except _TwiceError as twice:
+            except _DuplicateFieldError as twice:
                 error = str(twice)
             found.append(fields)
             errors.append(error)
-    return Rescued(pa.array(found, pa.string()), pa.array(errors, pa.string()))
+    return RescuedFields(pa.array(found, pa.string()), pa.array(errors, pa.string()))
 
 
-def united(first: str | None, second: str | None) -> str | None:
+def merge_objects(first: str | None, second: str | None) -> str | None:
     """Merge two JSON objects, and recursively their objects of the same name; numbers stay as they are written.
 
     Example:
-        >>> united('{"shop": {"zip": 1.10}}', '{"shop":{"city":"b"},"user":"ada"}')
+        >>> merge_objects('{"shop": {"zip": 1.10}}', '{"shop":{"city":"b"},"user":"ada"}')
         '{"shop": {"zip": 1.10, "city": "b"}, "user": "ada"}'
     """
     if first is None or second is None:
         return first or second
     (one, _), (other, _) = _scan(first, 0), _scan(second, 0)
-    return _written(_together(one, other))
+    return _written(_merge(one, other))
 
 
-def _together(one: Any, other: Any) -> Any:
+def _merge(one: Any, other: Any) -> Any:
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return other
-    return {**one, **{name: _together(one[name], value) if name in one else value for name, value in other.items()}}
+    return {**one, **{name: _merge(one[name], value) if name in one else value for name, value in other.items()}}
 
 
 def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] | None) -> str | None:
@@ -300,10 +300,10 @@ def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | N
             if name in declared:
                 found[name] = _left(one, declared[name], inner, known)
             elif known is None or (
-                len(name) <= LONGEST_COLUMN_NAME and has_content(one) and not _is_within(inner, known)
+                len(name) <= MAX_COLUMN_NAME_LENGTH and has_content(one) and not _is_within(inner, known)
             ):
                 if name in repeated:
-                    raise _TwiceError(name)
+                    raise _DuplicateFieldError(name)
                 found[name] = one
     elif isinstance(value, dict) and isinstance(kind, pa.MapType):
         found = {name: _left(one, kind.item_type, (*path, IN_MAP), known) for name, one in value.items()}
@@ -329,7 +329,7 @@ def has_content(value: Any) -> bool:
         one, level = left.pop()
         if isinstance(one, (dict, list)):
             parts = one.values() if isinstance(one, dict) else one
-            left.extend((part, level + 1) for part in parts if level < _MOST_LEVELS)
+            left.extend((part, level + 1) for part in parts if level < _MAX_LEVELS)
         elif one is not None:
             return True
     return False
@@ -337,7 +337,7 @@ def has_content(value: Any) -> bool:
 
 def _written(value: Any, constants: bool = False) -> str:
     if isinstance(value, RepeatingObject):
-        raise _TwiceError(min(value.repeated))
+        raise _DuplicateFieldError(min(value.repeated))
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{json.dumps(name)}: {_written(one, constants)}' for name, one in value.items())}}}"
     if isinstance(value, list):

@@ -21,7 +21,7 @@ import pyarrow.json as pj
 
 from spark_jobs.decoding.decoders import Column, Texts, columns_of, decode_rows, joined, reason
 from spark_jobs.decoding.json_values import (
-    ROOMY_DECIMAL,
+    WIDE_DECIMAL,
     Constant,
     RepeatingObject,
     Scan,
@@ -30,7 +30,7 @@ from spark_jobs.decoding.json_values import (
     are_surely_exact,
     decoded_type,
     is_encodable,
-    is_parsed,
+    is_parsed_by_arrow,
     is_variant,
     kind_of,
     leaf_conversion,
@@ -88,7 +88,7 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
 
 def _decode_block(block: Column, schema: pa.Schema, *, is_lenient: bool) -> tuple[list[Column], Column]:
     """Decode a block as a whole, or document by document if Arrow refuses any of it."""
-    if len(block) and is_parsed(schema):
+    if len(block) and is_parsed_by_arrow(schema):
         with suppress(*FAILURES):
             return parse_block(block, schema), pa.nulls(len(block), pa.string())
     return decode_documents(block, schema, is_lenient=is_lenient)
@@ -185,7 +185,7 @@ class _DocumentReader:
             return self._convert(read_object(object_text(payload), self._scan))
         except (ValueError, RecursionError, StopIteration) as error:
             # Arrow reads deeper than Python, whose limit also counts the levels of its callers.
-            if isinstance(error, RecursionError) and is_parsed(self._schema):
+            if isinstance(error, RecursionError) and is_parsed_by_arrow(self._schema):
                 with suppress(*FAILURES):
                     columns = parse_block(pa.array([payload], pa.binary()), self._schema)
                     return {field.name: column[0].as_py() for field, column in zip(self._schema, columns)}
@@ -304,7 +304,7 @@ def parse_block(payloads: Column, schema: pa.Schema) -> list[Column]:
 
     Args:
         payloads: the documents; null is a tombstone.
-        schema: the columns, without any that :func:`json_types.has_own_way`.
+        schema: the columns, without any that :func:`spark_jobs.decoding.json_values.needs_python`.
 
     Raises:
         ArrowInvalid, ArrowNotImplementedError, ValueError: one of :data:`FAILURES`: a document is not text or not an
@@ -467,7 +467,7 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
         return _from_base64(column, name)
     try:
         if isinstance(kind, pa.Decimal128Type):
-            column = column.view(ROOMY_DECIMAL)
+            column = column.view(WIDE_DECIMAL)
         converted = column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise ValueError(f"field {name!r}: {reason(error)}") from error

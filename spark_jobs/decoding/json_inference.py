@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH
 from spark_jobs.decoding.json_values import Constant, Integer, Number, read_day, read_moment
 
-MOST_LEVELS = 20
+MAX_LEVELS = 20
 """Deeper objects and arrays are kept as JSON, because Spark Connect accepts types of about 30 levels."""
-MOST_NAMES = 200
+MAX_FIELD_NAMES = 200
 """An object with more different names becomes a MAP, because so many names are ids and not columns."""
-NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
+MAPPED_NAME_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]")
 """Characters in names that Delta accepts only with ``delta.columnMapping.mode=name``."""
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
@@ -31,17 +31,17 @@ def is_name(name: str) -> bool:
         >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name("\ud800")
         (True, False, False, False)
     """
-    return bool(name) and len(name) <= LONGEST_COLUMN_NAME and name.isprintable()
+    return bool(name) and len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable()
 
 
-class Seen:
+class FieldStatistics:
     """The kinds of values that a field had, and recursively those of its parts.
 
     Attributes:
         kinds: how often it had a value of each kind.
         fields: the fields of its objects by name.
         values: the values of all fields together, instead of ``fields``, if its objects are maps or have more than
-            :data:`MOST_NAMES` names.
+            :data:`MAX_FIELD_NAMES` names.
         items: the items of its arrays.
         digits: the number of digits of its longest whole number.
         is_wide: whether one of its whole numbers has more than 64 bits.
@@ -49,9 +49,9 @@ class Seen:
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self.fields: dict[str, Seen] = {}
-        self.values: Seen | None = None
-        self.items: Seen | None = None
+        self.fields: dict[str, FieldStatistics] = {}
+        self.values: FieldStatistics | None = None
+        self.items: FieldStatistics | None = None
         self.digits = 0
         self.is_wide = False
         # The types of the declared fields.
@@ -81,12 +81,12 @@ class Seen:
             left += parts
         return count
 
-    def _parts(self) -> list[Seen]:
+    def _parts(self) -> list[FieldStatistics]:
         return [*self.fields.values(), *(part for part in (self.values, self.items) if part is not None)]
 
-    def only(self, name: str) -> Seen:
+    def only(self, name: str) -> FieldStatistics:
         """A copy with only one of its fields."""
-        seen = Seen()
+        seen = FieldStatistics()
         seen.fields = {name: self.fields[name]}
         return seen
 
@@ -97,12 +97,12 @@ class Seen:
             value: the value of the field.
             declared: its declared type, if any; the names of a declared STRUCT never make it a map.
         """
-        left: list[tuple[Seen, Any, pa.DataType | None]] = [(self, value, declared)]
+        left: list[tuple[FieldStatistics, Any, pa.DataType | None]] = [(self, value, declared)]
         while left:
             seen, one, kind = left.pop()
             left.extend(seen._note(one, kind))
 
-    def _note(self, value: Any, declared: pa.DataType | None) -> list[tuple[Seen, Any, pa.DataType | None]]:
+    def _note(self, value: Any, declared: pa.DataType | None) -> list[tuple[FieldStatistics, Any, pa.DataType | None]]:
         """Count a value, and return its parts."""
         kind = _kind_of(value)
         self.kinds[kind] += 1
@@ -112,32 +112,32 @@ class Seen:
         elif kind == "object":
             return self._note_object(value, declared)
         elif kind == "array":
-            self.items = self.items or Seen()
+            self.items = self.items or FieldStatistics()
             item = declared.value_type if isinstance(declared, pa.ListType) else None
             return [(self.items, inner, item) for inner in value]
         return []
 
     def _note_object(
         self, value: Mapping[str, Any], declared: pa.DataType | None
-    ) -> list[tuple[Seen, Any, pa.DataType | None]]:
+    ) -> list[tuple[FieldStatistics, Any, pa.DataType | None]]:
         if self.values is None and self._is_map(value, declared):
-            self.join_fields()
+            self.merge_fields()
         if self.values is not None:
             item = declared.item_type if isinstance(declared, pa.MapType) else None
             return [(self.values, inner, item) for inner in value.values()]
         if isinstance(declared, pa.StructType) and not self._types:
             self._types = {column.name: column.type for column in declared}
         types = self._types
-        return [(self.fields.setdefault(n, Seen()), inner, types.get(n)) for n, inner in value.items()][::-1]
+        return [(self.fields.setdefault(n, FieldStatistics()), inner, types.get(n)) for n, inner in value.items()][::-1]
 
     def _is_map(self, value: Mapping[str, Any], declared: pa.DataType | None) -> bool:
         if isinstance(declared, pa.StructType | pa.MapType):
             return isinstance(declared, pa.MapType)
-        return len(self.fields) + len(value) > MOST_NAMES and len({*self.fields, *value}) > MOST_NAMES
+        return len(self.fields) + len(value) > MAX_FIELD_NAMES and len({*self.fields, *value}) > MAX_FIELD_NAMES
 
-    def join_fields(self) -> None:
+    def merge_fields(self) -> None:
         """Unite the values of all fields."""
-        self.values = together([*self.fields.values(), *([self.values] if self.values is not None else [])])
+        self.values = merge([*self.fields.values(), *([self.values] if self.values is not None else [])])
         self.fields = {}
 
 
@@ -157,21 +157,21 @@ def _kind_of(value: Any) -> str:
     return "text"
 
 
-def together(parts: Iterable[Seen]) -> Seen:
+def merge(parts: Iterable[FieldStatistics]) -> FieldStatistics:
     """Unite the values of several fields; the parts must not be used afterwards."""
-    whole = Seen()
+    whole = FieldStatistics()
     for part in parts:
         whole.kinds += part.kinds
         whole.digits = max(whole.digits, part.digits)
         whole.is_wide = whole.is_wide or part.is_wide
         for name, inner in part.fields.items():
-            whole.fields[name] = together([whole.fields[name], inner]) if name in whole.fields else inner
-        whole.values = _both(whole.values, part.values)
-        whole.items = _both(whole.items, part.items)
-        if whole.values is not None or len(whole.fields) > MOST_NAMES:
-            whole.join_fields()
+            whole.fields[name] = merge([whole.fields[name], inner]) if name in whole.fields else inner
+        whole.values = _merge_optional(whole.values, part.values)
+        whole.items = _merge_optional(whole.items, part.items)
+        if whole.values is not None or len(whole.fields) > MAX_FIELD_NAMES:
+            whole.merge_fields()
     return whole
 
 
-def _both(one: Seen | None, other: Seen | None) -> Seen | None:
-    return together([one, other]) if one is not None and other is not None else one or other
+def _merge_optional(one: FieldStatistics | None, other: FieldStatistics | None) -> FieldStatistics | None:
+    return merge([one, other]) if one is not None and other is not None else one or other

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
-from spark_jobs.decoding.decoders import Column, DecodedColumns, imported, reason, shortened
+from spark_jobs.decoding.decoders import Column, DecodedColumns, import_library, reason, shortened
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames
-from spark_jobs.decoding.schema_limits import DEEPEST_TYPES, WeightBudget, kept_by_size, schema_document, schema_use
+from spark_jobs.decoding.schema_limits import MAX_TYPE_DEPTH, WeightBudget, cached_by_size, schema_document, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import check_switch
@@ -45,7 +45,7 @@ _FORMATS = {
 _SEVERAL = ("anyOf", "oneOf")
 
 
-@kept_by_size(len)
+@cached_by_size(len)
 def json_schema_ddl(stored: StoredSchema) -> str:
     """The columns of a schema, as Spark DDL.
 
@@ -54,7 +54,7 @@ def json_schema_ddl(stored: StoredSchema) -> str:
     """
     documents = _documents(stored)
     with schema_use("JSON"):
-        fields = _Tree(documents).fields(documents[""])
+        fields = _TypeBuilder(documents).fields(documents[""])
     if not fields:
         raise SchemaMismatchError(
             "the JSON Schema is not of an object with properties, so that it has no columns",
@@ -77,13 +77,13 @@ def _documents(stored: StoredSchema) -> Mapping[str, Any]:
     return found
 
 
-@kept_by_size(lambda made: 0)
+@cached_by_size(lambda made: 0)
 def _check_documents(stored: StoredSchema) -> None:
     """Refuse what is not a JSON Schema, without caching its documents, which take 30 times as much as its text."""
     _documents(stored)
 
 
-class _Tree:
+class _TypeBuilder:
     """Makes column types of schemas."""
 
     def __init__(self, documents: Mapping[str, Any]) -> None:
@@ -151,9 +151,9 @@ class _Tree:
             if name:
                 document = self._documents.get(name)
             place = f"{id(document)}#{pointer}"
-            if len(above) > DEEPEST_TYPES:
+            if len(above) > MAX_TYPE_DEPTH:
                 raise SchemaMismatchError(
-                    f"the JSON Schema follows more than {DEEPEST_TYPES} references to one type", remedy="Shorten it."
+                    f"the JSON Schema follows more than {MAX_TYPE_DEPTH} references to one type", remedy="Shorten it."
                 )
             if place in above:
                 raise SchemaMismatchError(
@@ -263,7 +263,7 @@ class JsonSchema(SchemaDecoder):
 
     def __post_init__(self) -> None:
         if check_switch("validate", self.validate):
-            imported("jsonschema", extra="json-schema")
+            import_library("jsonschema", extra="json-schema")
         SchemaDecoder.__post_init__(self)
 
     def ddl(self) -> str:
@@ -302,12 +302,12 @@ class JsonSchema(SchemaDecoder):
         return decode_frames(payloads, schema, part_of, registry)
 
 
-@kept_by_size(lambda validator: 0)
+@cached_by_size(lambda validator: 0)
 def _validator(stored: StoredSchema) -> Any:
     """Make the validator of a schema."""
-    jsonschema = imported("jsonschema", extra="json-schema")
-    referencing = imported("referencing", extra="json-schema")
-    jsonschema_dialect = imported("referencing.jsonschema", extra="json-schema")
+    jsonschema = import_library("jsonschema", extra="json-schema")
+    referencing = import_library("referencing", extra="json-schema")
+    jsonschema_dialect = import_library("referencing.jsonschema", extra="json-schema")
     documents = _documents(stored)
     with schema_use("JSON"):
         # It cannot retrieve other schemas: a reference to a URL or a file leads nowhere.

@@ -44,18 +44,18 @@ _TYPES = (
 )
 Scan: TypeAlias = Callable[[str, int], tuple[Any, int]]
 FLOATS = {32: "FLOAT", 64: "DOUBLE"}
-ROOMY_DECIMAL = pa.decimal256(76, 38)
+WIDE_DECIMAL = pa.decimal256(76, 38)
 """Has room for any number of 38 digits, wherever its point is. Arrow does not check for overflow when it scales."""
-MOST_NESTED = 500
+MAX_VARIANT_LEVELS = 500
 """How many levels a VARIANT may have. Python parses at most a thousand, including those of its callers."""
-MOST_VARIANT_BYTES = 4 << 20
+MAX_VARIANT_BYTES = 4 << 20
 """The longest JSON text of a VARIANT. Spark 4.0 has room for 16 MiB, and some values take three times their text."""
 _YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, so read milliseconds as BIGINT"
 _TO_MICROSECONDS = "with at most 6 decimal places of a second"
-_TOO_DEEP = f"nested deeper than the {MOST_NESTED} levels of a VARIANT"
+_TOO_DEEP = f"nested deeper than the {MAX_VARIANT_LEVELS} levels of a VARIANT"
 # The limits of Jackson, with which Spark parses JSON.
-_MOST_DIGITS = 1000
-_MOST_NAME = 50_000
+_MAX_DIGITS = 1000
+_MAX_NAME_LENGTH = 50_000
 _WIDEST_INTEGER = 20
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 # Floating point numbers hold every whole number of this many bits.
@@ -63,8 +63,8 @@ _WHOLE_BITS = {32: 24, 64: 53}
 # From half a step above the largest FLOAT on, the nearest FLOAT is infinity.
 _NO_FLOAT = 2**128 - 2**103
 # It matches only at the start of a number, or the time would grow with the square of the length of the number.
-_LONG_NUMBER = re.compile(rf"(?<![-+0-9.eE])[-+0-9.eE]{{{_MOST_DIGITS + 1}}}")
-_TOO_LONG = f"longer than the {MOST_VARIANT_BYTES >> 20} MiB of a VARIANT"
+_LONG_NUMBER = re.compile(rf"(?<![-+0-9.eE])[-+0-9.eE]{{{_MAX_DIGITS + 1}}}")
+_TOO_LONG = f"longer than the {MAX_VARIANT_BYTES >> 20} MiB of a VARIANT"
 # Days and times as Arrow reads them.
 _ISO_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _ISO_LOCAL_MOMENT = re.compile(
@@ -88,7 +88,7 @@ _OFFSET = re.compile(r"([+-])(?:([0-9]{1,2})(?::([0-9]{1,2})|:([0-9]{2}):([0-9]{
 _PREFIXED = re.compile(r"(?:UTC|GMT|UT)(?=[+-]|\Z)")
 # Names in the database of zones that Java does not have.
 _NO_REGIONS = re.compile(r"posix/|right/|(?:localtime|posixrules|Factory)\Z")
-_FARTHEST = timedelta(hours=24)
+_MAX_OFFSET = timedelta(hours=24)
 
 
 def check_json_type(name: str, kind: pa.DataType) -> None:
@@ -138,23 +138,23 @@ def is_variant(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.StructType) and any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
 
 
-def has_own_way(kind: pa.DataType) -> bool:
+def needs_python(kind: pa.DataType) -> bool:
     """Whether a type has a part that Arrow cannot parse, a VARIANT or a MAP."""
     if is_variant(kind) or isinstance(kind, pa.MapType):
         return True
     if isinstance(kind, pa.StructType):
-        return any(has_own_way(field.type) for field in kind)
-    return isinstance(kind, pa.ListType) and has_own_way(kind.value_type)
+        return any(needs_python(field.type) for field in kind)
+    return isinstance(kind, pa.ListType) and needs_python(kind.value_type)
 
 
-def is_parsed(schema: pa.Schema) -> bool:
+def is_parsed_by_arrow(schema: pa.Schema) -> bool:
     """Whether Arrow can parse all of these columns."""
-    return not any(has_own_way(field.type) for field in schema)
+    return not any(needs_python(field.type) for field in schema)
 
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
     """The type of a decoded column, with text instead of each VARIANT."""
-    if not has_own_way(kind):
+    if not needs_python(kind):
         return kind
     if is_variant(kind):
         return pa.string()
@@ -470,14 +470,14 @@ def variant_problem(text: str) -> str | None:
         "the key 'a' is there twice"
     """
     try:
-        if len(text) > MOST_VARIANT_BYTES:
+        if len(text) > MAX_VARIANT_BYTES:
             raise ValueError(_TOO_LONG)
         value, end = _scan_variant(text, 0)
         if end != len(text):
             raise ValueError("more than one JSON value")
         # To check each part of the value takes longer than to parse it, so only suspicious text is checked.
-        is_long = len(text) > _MOST_NAME or (len(text) > _MOST_DIGITS and _LONG_NUMBER.search(text))
-        if is_long or "\\u" in text or text.count("[") + text.count("{") > MOST_NESTED:
+        is_long = len(text) > _MAX_NAME_LENGTH or (len(text) > _MAX_DIGITS and _LONG_NUMBER.search(text))
+        if is_long or "\\u" in text or text.count("[") + text.count("{") > MAX_VARIANT_LEVELS:
             variant_text(value)
     except StopIteration:
         return "not JSON"
@@ -494,8 +494,8 @@ def variant_text(value: Any) -> str:
     Raises:
         ValueError: a VARIANT cannot hold this value.
     """
-    text = json_text(value, MOST_NESTED)
-    if len(text) > MOST_VARIANT_BYTES:
+    text = json_text(value, MAX_VARIANT_LEVELS)
+    if len(text) > MAX_VARIANT_BYTES:
         raise ValueError(_TOO_LONG)
     if not is_encodable(text):
         raise ValueError("half of a surrogate pair, which a VARIANT cannot hold")
@@ -519,8 +519,8 @@ def json_text(value: Any, levels: int | None = None) -> str:
     if isinstance(value, Number):
         if levels is not None and isinstance(value, Constant):
             raise ValueError(f"{value} is not JSON")
-        if levels is not None and len(value) > _MOST_DIGITS:
-            raise ValueError(f"a number with more than the {_MOST_DIGITS} digits of a VARIANT")
+        if levels is not None and len(value) > _MAX_DIGITS:
+            raise ValueError(f"a number with more than the {_MAX_DIGITS} digits of a VARIANT")
         return str(value)
     if not isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
@@ -536,8 +536,8 @@ def json_text(value: Any, levels: int | None = None) -> str:
             parts.append(json_text(item, within))
         return f"[{', '.join(parts)}]"
     for name, one in value.items():
-        if levels is not None and len(name) > _MOST_NAME:
-            raise ValueError(f"a name with more than the {_MOST_NAME} characters of a VARIANT")
+        if levels is not None and len(name) > _MAX_NAME_LENGTH:
+            raise ValueError(f"a name with more than the {_MAX_NAME_LENGTH} characters of a VARIANT")
         parts.append(f"{json.dumps(name, ensure_ascii=False)}: {json_text(one, within)}")
     return f"{{{', '.join(parts)}}}"
 
@@ -645,7 +645,7 @@ def _zone(name: str) -> tzinfo:
         sign, *parts = offset.groups()
         hours, minutes, seconds = (int(next((parts[i] for i in places if parts[i]), 0)) for places in _PLACES)
         distance = timedelta(hours=hours, minutes=minutes, seconds=seconds)
-        if minutes > 59 or seconds > 59 or distance >= _FARTHEST:
+        if minutes > 59 or seconds > 59 or distance >= _MAX_OFFSET:
             raise ValueError("no zone")
         return timezone(-distance if sign == "-" else distance)
     if name not in _regions():

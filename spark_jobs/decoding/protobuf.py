@@ -24,7 +24,7 @@ from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.decoders import UNNAMED, Column, DecodedColumns, columns_of, decode_rows
 from spark_jobs.decoding.isolated_process import is_memory_short
 from spark_jobs.decoding.protobuf_schema import (
-    OF_PROTOBUF,
+    PROTOBUF_FOLDER,
     MessageSchema,
     files_of_stored,
     schema_of_class,
@@ -33,16 +33,16 @@ from spark_jobs.decoding.protobuf_schema import (
     schema_of_text,
 )
 from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames, read_file, read_text
-from spark_jobs.decoding.schema_limits import WeightBudget, kept_by_size, schema_use
+from spark_jobs.decoding.schema_limits import WeightBudget, cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from stream_consumers.options import check_name
 
 Convert: TypeAlias = Callable[[Any], Any]
-DEEPEST = 100
+MAX_MESSAGE_DEPTH = 100
 """How deep a message may be nested in those of its schema."""
-LONGEST_NUMBER_BITS = 35
+MAX_NUMBER_BITS = 35
 """The longest number in the place of a message, in bits."""
 _NANOSECONDS = 1_000_000_000
 _FIRST_SECOND, _LAST_SECOND = MIN_TIMESTAMP_MS // 1000, MAX_TIMESTAMP_MS // 1000
@@ -92,7 +92,7 @@ def columns_ddl(message: Descriptor, column: str | None) -> str:
     Raises:
         SchemaMismatchError: the message contains itself, or has no columns.
     """
-    tree = _Tree()
+    tree = _TypeBuilder()
     if column is not None or is_one_value(message):
         return column_ddl(column or UNNAMED, tree.message(message).ddl)
     return ", ".join(column_ddl(name, kind) for name, kind, _ in tree.members(message, ()))
@@ -100,7 +100,7 @@ def columns_ddl(message: Descriptor, column: str | None) -> str:
 
 def is_one_value(message: Descriptor) -> bool:
     """Whether a message stands for a single value, like a Timestamp."""
-    return is_one_of({_TIMESTAMP, *_WRAPPERS, *DOCUMENTS}, message)
+    return is_builtin_message({_TIMESTAMP, *_WRAPPERS, *DOCUMENTS}, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Value:
     convert: Convert | None = None
 
 
-class _Tree:
+class _TypeBuilder:
     """Makes columns of message types."""
 
     def __init__(self) -> None:
@@ -142,11 +142,11 @@ class _Tree:
 
     def message(self, message: Descriptor, above: tuple[str, ...] = ()) -> _Value:
         """A message as one value."""
-        if is_one_of({_TIMESTAMP}, message):
+        if is_builtin_message({_TIMESTAMP}, message):
             return _Value("TIMESTAMP", _moment)
-        if is_one_of(DOCUMENTS, message):
+        if is_builtin_message(DOCUMENTS, message):
             return _Value("STRING", _json)
-        if is_one_of(_WRAPPERS, message):
+        if is_builtin_message(_WRAPPERS, message):
             return _Value(self._value(message.fields_by_name["value"], above).ddl, attrgetter("value"))
         members = self.members(message, above)
         fields = [(name, read) for name, _, read in members]
@@ -298,11 +298,11 @@ class Protobuf(SchemaDecoder):
 
         def part_of(number: int) -> Part:
             if registry is None:
-                return partial(decode_rows, Unframed(reader, None, own.name))
+                return partial(decode_rows, IndexedMessageReader(reader, None, own.name))
             found = files_of_stored(registry.schema(number, form=SERIALIZED))
             is_there = own.name in found.names.values()
             check = message_check(MessageSchema(own.name, found.files), own) if is_there else None
-            return partial(decode_rows, Unframed(reader, found.names, own.name, check))
+            return partial(decode_rows, IndexedMessageReader(reader, found.names, own.name, check))
 
         return decode_frames(payloads, schema, part_of, registry)
 
@@ -319,7 +319,7 @@ class MessageReader:
     def __init__(self, message: MessageSchema, schema: pa.Schema, *, is_one: bool) -> None:
         self._parse = message.reading_class().FromString
         self._kind = schema.field(0).type if is_one else pa.struct(list(schema))
-        self._convert: Any = _Tree().message(message.descriptor).convert
+        self._convert: Any = _TypeBuilder().message(message.descriptor).convert
         self._is_one = is_one
 
     def read(self, payload: bytes, check: Check | None = None) -> Any:
@@ -342,7 +342,7 @@ class MessageReader:
         return columns_of(pa.array(values, self._kind), is_one=self._is_one)
 
 
-class Unframed:
+class IndexedMessageReader:
     """Reads messages that follow their place in a schema.
 
     Args:
@@ -367,14 +367,14 @@ class Unframed:
 
     def read(self, payload: bytes) -> Any:
         """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
-        place, start = message_place(payload)
+        place, start = message_indexes(payload)
         if self._names is not None and (found := self._names.get(place)) != self._name:
             what = f"message {found}" if found else f"place {list(place)} of no message"
             raise ValueError(f"the payload is of the {what}, and not of {self._name}")
         return self._reader.read(payload[start:], self._check)
 
 
-def message_place(payload: bytes) -> tuple[tuple[int, ...], int]:
+def message_indexes(payload: bytes) -> tuple[tuple[int, ...], int]:
     r"""Read the place of a message in its schema, and return it and where the message begins.
 
     A place is the indexes of the message and those around it, outermost first. It is written as their count and the
@@ -384,13 +384,13 @@ def message_place(payload: bytes) -> tuple[tuple[int, ...], int]:
         ValueError: the payload does not begin with a place.
 
     Example:
-        >>> message_place(b"\0rest"), message_place(b"\4\2\0rest")
+        >>> message_indexes(b"\0rest"), message_indexes(b"\4\2\0rest")
         (((0,), 1), ((1, 0), 3))
     """
     count, place = _number(payload, 0)
     if count == 0:
         return (0,), place
-    if not 0 < count <= DEEPEST:
+    if not 0 < count <= MAX_MESSAGE_DEPTH:
         raise ValueError(f"{count} is not a depth of a message")
     numbers = []
     for _ in range(count):
@@ -402,7 +402,7 @@ def message_place(payload: bytes) -> tuple[tuple[int, ...], int]:
 def _number(payload: bytes, place: int) -> tuple[int, int]:
     """Read a number of variable length, and return it and the place after it."""
     number = shift = 0
-    while place < len(payload) and shift < LONGEST_NUMBER_BITS:
+    while place < len(payload) and shift < MAX_NUMBER_BITS:
         byte = payload[place]
         number |= (byte & 0x7F) << shift
         place, shift = place + 1, shift + 7
@@ -411,9 +411,9 @@ def _number(payload: bytes, place: int) -> tuple[int, int]:
     raise ValueError("the payload has no place of a message after its schema id")
 
 
-def is_one_of(names: Set[str], message: Descriptor) -> bool:
+def is_builtin_message(names: Set[str], message: Descriptor) -> bool:
     """Whether a message is one of Protobuf's own, and not of the same name in another file."""
-    return message.full_name in names and message.file.name.startswith(OF_PROTOBUF)
+    return message.full_name in names and message.file.name.startswith(PROTOBUF_FOLDER)
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
@@ -452,7 +452,7 @@ def parsed(parse: Callable[[bytes], Message], payload: bytes) -> Message:
         raise
 
 
-@kept_by_size(lambda check: 0)
+@cached_by_size(lambda check: 0)
 def message_check(writer: MessageSchema, reader: MessageSchema) -> Check | None:
     """Make the check for messages of one schema that are read with another one.
 
@@ -530,7 +530,7 @@ def _comparison(written: FieldDescriptor, read: FieldDescriptor) -> _Comparison 
     if is_map(written) or is_map(read):
         is_exact = is_map(written) and is_map(read) and _is_exact(*(_part(field, "key") for field in (written, read)))
     own, other = (_part(field, "value") if is_map(field) else field for field in (written, read))
-    if own.message_type is None or other.message_type is None or is_one_of(DOCUMENTS, other.message_type):
+    if own.message_type is None or other.message_type is None or is_builtin_message(DOCUMENTS, other.message_type):
         return None if is_exact and _is_exact(own, other) else _Comparison(written, read, None)
     within = _comparisons(own.message_type, other.message_type)
     return None if is_exact and own.type == other.type and not within else _Comparison(written, read, within)
@@ -545,7 +545,7 @@ def _part(field: FieldDescriptor, name: str) -> FieldDescriptor:
 def _is_exact(written: FieldDescriptor, read: FieldDescriptor) -> bool:
     """Whether each value of one type is read as the same value of another. Of messages only documents can be."""
     if written.message_type is not None and read.message_type is not None:
-        return is_one_of({read.message_type.full_name}, written.message_type)
+        return is_builtin_message({read.message_type.full_name}, written.message_type)
     if written.type in _NUMBERS and read.type in _NUMBERS:
         (first, last), (least, most) = _NUMBERS[written.type], _NUMBERS[read.type]
         return least <= first and last <= most

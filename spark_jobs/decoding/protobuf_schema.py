@@ -19,15 +19,15 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME
-from spark_jobs.decoding.decoders import imported, shortened
-from spark_jobs.decoding.schema_limits import TYPE_WEIGHT, WeightBudget, kept_by_size, schema_use
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH
+from spark_jobs.decoding.decoders import import_library, shortened
+from spark_jobs.decoding.schema_limits import TYPE_WEIGHT, WeightBudget, cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 
 OWN_FILE = "stream_assets/schema.proto"
-OF_PROTOBUF = "google/protobuf/"
-LONGEST_NAME = 255
+PROTOBUF_FOLDER = "google/protobuf/"
+MAX_FILE_NAME_LENGTH = 255
 _COMPILE_SECONDS = 60.0
 _COMPILE_CPU_SECONDS = 2
 # Each part begins with a letter, a digit or an underscore, so that no part is "." or ".." and no name is an option.
@@ -69,7 +69,7 @@ class MessageSchema:
 
     @property
     def characters(self) -> int:
-        """The size, for :func:`spark_jobs.decoding.schema_limits.kept_by_size`."""
+        """The size, for :func:`spark_jobs.decoding.schema_limits.cached_by_size`."""
         return len(self.files)
 
     def message_class(self) -> type[Message]:
@@ -88,7 +88,7 @@ class MessageSchema:
         return found
 
 
-@kept_by_size(lambda message: 0)
+@cached_by_size(lambda message: 0)
 def _message_class(schema: MessageSchema) -> type[Message]:
     return _class_in(descriptor_pb2.FileDescriptorSet.FromString(schema.files).file, schema.name)
 
@@ -102,7 +102,7 @@ def _class_in(files: Iterable[Any], name: str) -> type[Message]:
     return found
 
 
-@kept_by_size(lambda message: 0)
+@cached_by_size(lambda message: 0)
 def _reading_class(schema: MessageSchema) -> type[Message]:
     pool = schema.descriptor.file.pool
     files = descriptor_pb2.FileDescriptorSet.FromString(schema.files).file
@@ -203,11 +203,11 @@ class StoredFiles:
 
     @property
     def weight(self) -> int:
-        """The weight for :func:`spark_jobs.decoding.schema_limits.kept_by_size`."""
+        """The weight for :func:`spark_jobs.decoding.schema_limits.cached_by_size`."""
         return len(self.files) + len(self.names) * TYPE_WEIGHT
 
 
-@kept_by_size(lambda found: found.weight)
+@cached_by_size(lambda found: found.weight)
 def files_of_stored(stored: StoredSchema) -> StoredFiles:
     """Read the files of a schema from a registry.
 
@@ -222,7 +222,7 @@ def files_of_stored(stored: StoredSchema) -> StoredFiles:
         for name, reference in stored.references:
             check_file_name(name)
             # Protobuf's own files are not taken from the registry: some of their messages are read as values.
-            if not name.startswith(OF_PROTOBUF):
+            if not name.startswith(PROTOBUF_FOLDER):
                 _add_stored(name, reference.text, files, texts)
         _add_stored(OWN_FILE, stored.text, files, texts)
         if texts:
@@ -274,10 +274,10 @@ def message_names(file: Any) -> dict[tuple[int, ...], str]:
 
 
 def _check_length(name: str) -> None:
-    if len(name) > LONGEST_COLUMN_NAME:
+    if len(name) > MAX_COLUMN_NAME_LENGTH:
         raise SchemaMismatchError(
             f"the Protobuf schema has a name of {len(name)} characters",
-            remedy=f"Names of up to {LONGEST_COLUMN_NAME} are read.",
+            remedy=f"Names of up to {MAX_COLUMN_NAME_LENGTH} are read.",
         )
 
 
@@ -293,7 +293,7 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
         SchemaMismatchError: the compiler refuses the file; gives the reason.
         MissingDependencyError: the compiler is not installed.
     """
-    package = imported("grpc_tools", extra="protobuf")
+    package = import_library("grpc_tools", extra="protobuf")
     for file in texts:
         check_file_name(file)
     with tempfile.TemporaryDirectory(prefix="stream-assets-proto-") as folder:
@@ -358,11 +358,11 @@ def check_file_name(name: str) -> None:
         stream_consumers.errors.SchemaMismatchError: the Protobuf schema refers to the file '../order.proto'. Call \
 it by a relative path that ends in .proto, of letters, digits and _ . + -, of at most 255 characters.
     """
-    if len(name) > LONGEST_NAME or not _FILE_NAME.fullmatch(name):
+    if len(name) > MAX_FILE_NAME_LENGTH or not _FILE_NAME.fullmatch(name):
         raise SchemaMismatchError(
             f"the Protobuf schema refers to the file {shortened(repr(name))}",
             remedy="Call it by a relative path that ends in .proto, of letters, digits and _ . + -, of at most "
-            f"{LONGEST_NAME} characters.",
+            f"{MAX_FILE_NAME_LENGTH} characters.",
         )
 
 

@@ -201,7 +201,7 @@ def _part(framed: Column, schema: pa.Schema, header: bytes, part_of: Callable[[i
     if header[0] != MAGIC:
         return _nulls(schema, len(framed), f"the first byte is {header[0]}, and not the 0 before a schema id")
     try:
-        columns, errors = part_of(int.from_bytes(header[1:], "big"))(_behind_headers(framed))
+        columns, errors = part_of(int.from_bytes(header[1:], "big"))(_without_headers(framed))
     except (SchemaNotFoundError, SchemaMismatchError) as error:
         return _nulls(schema, len(framed), shortened(error.what))
     return [*columns, errors]
@@ -211,7 +211,7 @@ def _nulls(schema: pa.Schema, count: int, error: str | None) -> list[Column]:
     return [*(pa.nulls(count, field.type) for field in schema), pa.array([error] * count, pa.string())]
 
 
-def _behind_headers(framed: Column) -> Column:
+def _without_headers(framed: Column) -> Column:
     """Strip the header from payloads, all of which have one; Arrow's ``binary_slice`` fails for some."""
     buffers: Any = framed.buffers()
     own = np.frombuffer(buffers[1], np.int32)[framed.offset : framed.offset + len(framed) + 1]

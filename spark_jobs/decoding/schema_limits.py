@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 from spark_jobs.decoding.decoders import reason
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
 
-MOST_WEIGHT = 1 << 20
+MAX_WEIGHT = 1 << 20
 """The largest weight of a schema: its text in characters, with each type as often as it is referred to."""
 TYPE_WEIGHT = 100
 """The weight of each type besides its text, in characters."""
-DEEPEST_TYPES = 100
+MAX_TYPE_DEPTH = 100
 """How many types of a schema may be nested."""
-DEEPEST_JSON = 256
+MAX_JSON_DEPTH = 256
 """How many levels the JSON of a schema may have."""
-MOST_KEPT = 8 << 20
+MAX_CACHED_CHARACTERS = 8 << 20
 """The size of each cache in characters of schemas, each of which takes up to 30 bytes of memory."""
 ENTRY_CHARACTERS = 1000
 """The weight of each cache entry besides the text of its schemas, in characters."""
@@ -35,8 +35,8 @@ Made = TypeVar("Made")
 Error = TypeVar("Error", bound=StreamAssetsError)
 
 
-def kept_by_size(weigh: Callable[[Any], int]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Cache what a function makes of schemas, or that it refuses one, up to :data:`MOST_KEPT` characters.
+def cached_by_size(weigh: Callable[[Any], int]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Cache what a function makes of schemas, or that it refuses one, up to :data:`MAX_CACHED_CHARACTERS` characters.
 
     A cache of a fixed number of entries would not do: messages may name any number of schemas, and one can be thousands
     of times as large as another. The least recently used entry is dropped first.
@@ -45,7 +45,7 @@ def kept_by_size(weigh: Callable[[Any], int]) -> Callable[[Callable[..., Made]],
         weigh: the weight of a result besides the ``characters`` of the arguments, in characters of a schema.
 
     Example:
-        >>> @kept_by_size(len)
+        >>> @cached_by_size(len)
         ... def spelled(text):
         ...     print("spelling")
         ...     return text.split()
@@ -75,7 +75,7 @@ def kept_by_size(weigh: Callable[[Any], int]) -> Callable[[Callable[..., Made]],
                 entry = made, weight
                 with lock:
                     kept[schemas] = entry
-                    while len(kept) > 1 and sum(one for _, one in kept.values()) > MOST_KEPT:
+                    while len(kept) > 1 and sum(one for _, one in kept.values()) > MAX_CACHED_CHARACTERS:
                         del kept[next(iter(kept))]
             if isinstance(entry[0], SchemaMismatchError):
                 raise copied(entry[0])
@@ -96,16 +96,16 @@ def check_weight(form: str, weight: int, depth: int) -> None:
 
     Args:
         form: the format of the schema, for errors.
-        weight: the weight of all its types, each as often as it is referred to; at most :data:`MOST_WEIGHT`.
-        depth: how many types are nested; at most :data:`DEEPEST_TYPES`.
+        weight: the weight of all its types, each as often as it is referred to; at most :data:`MAX_WEIGHT`.
+        depth: how many types are nested; at most :data:`MAX_TYPE_DEPTH`.
 
     Raises:
         SchemaMismatchError: the schema is too large.
     """
-    if weight > MOST_WEIGHT or depth > DEEPEST_TYPES:
+    if weight > MAX_WEIGHT or depth > MAX_TYPE_DEPTH:
         raise SchemaMismatchError(
-            f"the {form} schema has more than {MOST_WEIGHT // TYPE_WEIGHT} types, more than {MOST_WEIGHT} characters "
-            f"with each type as often as it is referred to, or more than {DEEPEST_TYPES} types within each other",
+            f"the {form} schema has more than {MAX_WEIGHT // TYPE_WEIGHT} types, more than {MAX_WEIGHT} characters "
+            f"with each type as often as it is referred to, or more than {MAX_TYPE_DEPTH} types within each other",
             remedy="Give a smaller one: the schema that payloads are read with need not have all fields.",
         )
 
@@ -177,7 +177,7 @@ def schema_document(text: str) -> Any:
     """Parse a schema that is JSON.
 
     Raises:
-        ValueError: it is not JSON, or is nested deeper than :data:`DEEPEST_JSON`.
+        ValueError: it is not JSON, or is nested deeper than :data:`MAX_JSON_DEPTH`.
 
     Example:
         >>> schema_document('{"type": "long"}')
@@ -185,11 +185,11 @@ def schema_document(text: str) -> Any:
     """
     document = json.loads(text)
     level = [document]
-    for _ in range(DEEPEST_JSON):
+    for _ in range(MAX_JSON_DEPTH):
         level = parts_of_document(level)
         if not level:
             return document
-    raise ValueError(f"it is nested deeper than {DEEPEST_JSON} levels")
+    raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def parts_of_document(level: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_jobs.decoding.decoders import imported, shortened
+from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import ENTRY_CHARACTERS, copied
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, check_header_value, redact_options, resolve
 from stream_consumers.errors import (
@@ -34,25 +34,25 @@ DEFAULTS: dict[str, Scalar] = {
     "cache.latest.ttl.sec": 0,
 }
 UNKNOWN_SECONDS = 30.0
-"""Seconds until an unknown id is asked for again, doubled each time that it is still unknown."""
-MOST_UNKNOWN_DOUBLINGS = 5
-MOST_UNKNOWN = 10_000
-LARGEST_ID = (1 << 31) - 1
-"""The largest id of a registry. A larger number is damage and is not asked for."""
-FEW_UNKNOWN = 100
-"""How many unknown ids are asked for whatever they are; see :meth:`Lookups.schema`."""
-NEW_IDS = 10_000
-"""How far above twice the greatest known id an id may be and still be asked for."""
-MOST_KEPT = 16 << 20
+"""Seconds until an unknown id is requested again, doubled each time that it is still unknown."""
+MAX_UNKNOWN_DOUBLINGS = 5
+MAX_UNKNOWN_IDS = 10_000
+MAX_ID = (1 << 31) - 1
+"""The largest id of a registry. A larger number is damaged, and is not requested."""
+FREE_UNKNOWN_IDS = 100
+"""The number of unknown ids up to which any id is requested; see :meth:`Lookups.schema`."""
+MAX_NEW_ID_DISTANCE = 10_000
+"""How far above twice the greatest known id an id may be and still be requested."""
+MAX_CACHED_CHARACTERS = 16 << 20
 """The cache size of a process for each registry, in characters, because messages can name any number of schemas."""
-MOST_REFERENCES = 200
-LONGEST_SCHEMA = 1 << 20
+MAX_REFERENCES = 200
+MAX_SCHEMA_CHARACTERS = 1 << 20
 """The longest schema with all schemas that it refers to, in characters."""
-LONGEST_ANSWER = 8 * LONGEST_SCHEMA
+MAX_ANSWER_BYTES = 8 * MAX_SCHEMA_CHARACTERS
 """The longest answer in bytes. JSON may write a character as six bytes."""
-LONGEST_ANSWER_SECONDS = 60.0
+MAX_ANSWER_SECONDS = 60.0
 """How long an answer may take to arrive, in seconds, however regularly its parts arrive."""
-LONGEST_WAIT_SECONDS = 10
+MAX_WAIT_SECONDS = 10
 """How long a look-up itself waits for a registry that limits requests, in seconds; for longer the run retries."""
 _NUMBERS = (
     "timeout",
@@ -66,16 +66,16 @@ _TOKEN = "bearer.auth.token"  # noqa: S105 - the name of an option
 _DENIED = (401, 403)
 _FORBIDDEN = 403
 _TOO_MANY = 429
-_PASSING = (408, 425, 429)
+_TRANSIENT = (408, 425, 429)
 # The codes for subject, version and schema; a plain 404 comes from a server that is not a registry.
 _MISSING = (40401, 40402, 40403)
 _SERVER_ERRORS = 500
-_ASK_AGAIN = "Check that it runs, and the address; nothing was lost, run again."
+_RETRY_REMEDY = "Check that it runs, and the address; nothing was lost, run again."
 _ADDRESS = (
     "Write it like https://registry:8081, and give a user, a password or a key in options, like "
     "{'basic.auth.user.info': …}, best as an EnvVar."
 )
-_LET_IN = "Check basic.auth.user.info, or what else the registry takes, in the options, and the rights of the user."
+_ACCESS_REMEDY = "Check the credentials in the options, such as basic.auth.user.info, and the rights of the user."
 # The process is in the key, because a forked process must not share the connections of a client.
 _lookups: dict[tuple[object, ...], Lookups] = {}
 _making = threading.Lock()
@@ -297,14 +297,15 @@ class Lookups:
     def schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         """See :meth:`SchemaRegistry.schema`.
 
-        Messages with damaged ids must not cause a request each. An unknown id may be new, so it is asked for again, but
-        only after a while. Once :data:`FEW_UNKNOWN` ids are unknown, an id far above all known ids is not asked for.
+        Messages with damaged ids must not cause a request each. An unknown id may be new, so it is requested again, but
+        only after a while. Once :data:`FREE_UNKNOWN_IDS` ids are unknown, an id far above all known ids is not
+        requested.
         """
         key = (number, subject, form)
         if isinstance(known := self._known.get(key), StoredSchema):
             return known
-        is_far = number > 2 * self._greatest + NEW_IDS
-        if number > LARGEST_ID or (is_far and len(self._unknown) >= FEW_UNKNOWN):
+        is_far = number > 2 * self._greatest + MAX_NEW_ID_DISTANCE
+        if number > MAX_ID or (is_far and len(self._unknown) >= FREE_UNKNOWN_IDS):
             raise SchemaNotFoundError(
                 f"schema id {number} is far above those of the schema registry {self._url}",
                 remedy="It is damaged, or of another registry.",
@@ -316,9 +317,9 @@ class Lookups:
             stored = self._asked_schema(number, form, subject)
         except (SchemaNotFoundError, SchemaMismatchError) as error:
             self._unknown.pop(key, None)
-            if len(self._unknown) >= MOST_UNKNOWN:
+            if len(self._unknown) >= MAX_UNKNOWN_IDS:
                 del self._unknown[next(iter(self._unknown))]
-            doublings = 0 if before is None else min(before.doublings + 1, MOST_UNKNOWN_DOUBLINGS)
+            doublings = 0 if before is None else min(before.doublings + 1, MAX_UNKNOWN_DOUBLINGS)
             self._unknown[key] = _Unknown(time.monotonic(), doublings, copied(error))
             raise
         self._unknown.pop(key, None)
@@ -345,7 +346,7 @@ class Lookups:
 
     def _keep(self, key: tuple[object, ...], found: Any, characters: int) -> None:
         length = ENTRY_CHARACTERS + characters
-        if self._kept + length > MOST_KEPT:
+        if self._kept + length > MAX_CACHED_CHARACTERS:
             self._known.clear()
             self._kept = 0
         self._known[key] = found
@@ -394,10 +395,10 @@ class Lookups:
         def add(one: Any) -> StoredSchema:
             nonlocal length
             length += len(one.schema_str)
-            if len(seen) > MOST_REFERENCES or length > LONGEST_SCHEMA:
+            if len(seen) > MAX_REFERENCES or length > MAX_SCHEMA_CHARACTERS:
                 raise SchemaMismatchError(
                     "a schema of the registry has too many references, or is too long with them",
-                    remedy=f"At most {MOST_REFERENCES} references and {LONGEST_SCHEMA} characters are read.",
+                    remedy=f"At most {MAX_REFERENCES} references and {MAX_SCHEMA_CHARACTERS} characters are read.",
                     references=len(seen),
                     characters=length,
                 )
@@ -474,7 +475,7 @@ class Lookups:
                     f"{where} answered {what} with something that is not a schema",
                     remedy="Check the address: is it that of a schema registry?",
                 ) from None
-            raise SchemaRegistryError(f"{where} does not answer: {self._said(error)}", remedy=_ASK_AGAIN) from None
+            raise SchemaRegistryError(f"{where} does not answer: {self._said(error)}", remedy=_RETRY_REMEDY) from None
 
     def _is_registry(self) -> bool:
         """Whether the server returns a schema that it gave before or, if there is none, lists its subjects."""
@@ -504,19 +505,19 @@ def _limit_answers(session: Any) -> None:
             self._stream = stream
 
         def __iter__(self) -> Iterator[bytes]:
-            size, end = 0, time.monotonic() + LONGEST_ANSWER_SECONDS
+            size, end = 0, time.monotonic() + MAX_ANSWER_SECONDS
             for part in self._stream:
                 size += len(part)
-                if size > LONGEST_ANSWER:
+                if size > MAX_ANSWER_BYTES:
                     raise SchemaMismatchError(
-                        f"the schema registry answers with more than {LONGEST_ANSWER} bytes",
+                        f"the schema registry answers with more than {MAX_ANSWER_BYTES} bytes",
                         remedy="Check the address, and the size of the schema.",
                     )
                 if time.monotonic() > end:
                     raise SchemaRegistryError(
-                        f"the schema registry took more than {LONGEST_ANSWER_SECONDS:.0f} s for an answer of which "
+                        f"the schema registry took more than {MAX_ANSWER_SECONDS:.0f} s for an answer of which "
                         f"{size} bytes have arrived",
-                        remedy=_ASK_AGAIN,
+                        remedy=_RETRY_REMEDY,
                     )
                 yield part
 
@@ -527,10 +528,10 @@ def _limit_answers(session: Any) -> None:
         # The client ignores this header. A short wait is here, and for a longer one the run retries.
         seconds = response.headers.get("retry-after", "")
         if response.status_code == _TOO_MANY and seconds.isdecimal() and len(seconds) < 10:
-            if int(seconds) > LONGEST_WAIT_SECONDS:
+            if int(seconds) > MAX_WAIT_SECONDS:
                 raise SchemaRegistryError(
                     "the schema registry accepts no more requests for now",
-                    remedy=_ASK_AGAIN,
+                    remedy=_RETRY_REMEDY,
                     status=_TOO_MANY,
                     retry_after=int(seconds),
                 )
@@ -552,9 +553,9 @@ def _explained(error: Any, said: str, *, what: str, where: str) -> StreamAssetsE
     if error.error_code in _MISSING:
         return SchemaNotFoundError(f"{where} has no {what}", remedy="Check the name, or the producer.")
     if status in _DENIED:
-        return AccessDeniedError(f"{where} does not let us read {what}: {said}", remedy=_LET_IN, status=status)
-    if status in _PASSING or status >= _SERVER_ERRORS:
-        return SchemaRegistryError(f"{where} cannot answer for {what}: {said}", remedy=_ASK_AGAIN, status=status)
+        return AccessDeniedError(f"{where} does not let us read {what}: {said}", remedy=_ACCESS_REMEDY, status=status)
+    if status in _TRANSIENT or status >= _SERVER_ERRORS:
+        return SchemaRegistryError(f"{where} cannot answer for {what}: {said}", remedy=_RETRY_REMEDY, status=status)
     return InvalidOptionError(
         f"{where} refuses {what}: {said}", remedy="Check the name and the version.", status=status
     )
@@ -569,4 +570,4 @@ def _check_url(url: str) -> None:
 
 
 def _client_module() -> Any:
-    return imported("confluent_kafka.schema_registry", extra="schema-registry")
+    return import_library("confluent_kafka.schema_registry", extra="schema-registry")

@@ -73,7 +73,7 @@ def treating(treatment: Treatment) -> Iterator[None]:
     """Set what :func:`reject` does within the block, in this thread.
 
     Args:
-        treatment: :func:`leave_out`, :func:`let_pass`, :func:`fail_write`, or :class:`Rejections`.
+        treatment: :func:`drop_bad_rows`, :func:`keep_bad_rows`, :func:`fail_on_bad_rows`, or :class:`Rejections`.
     """
     token = _treatment.set(treatment)
     try:
@@ -82,17 +82,17 @@ def treating(treatment: Treatment) -> Iterator[None]:
         _treatment.reset(token)
 
 
-def leave_out(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
+def drop_bad_rows(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
     """Leave the bad rows out."""
     return rows.where(~is_bad)
 
 
-def let_pass(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
+def keep_bad_rows(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
     """Keep all rows, because the bad messages were removed before."""
     return rows
 
 
-def fail_write(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
+def fail_on_bad_rows(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
     """Keep all rows, and fail the write at the first bad one."""
     # Spark evaluates a deterministic condition after later ones, which may drop the row; this one is not deterministic.
     is_passed = f.monotonically_increasing_id() >= 0
@@ -126,4 +126,4 @@ class Rejections:
         return found.groupBy(*_PLACE).agg(f.min_by(REASON, _ORDER).alias(REASON))
 
 
-_treatment: ContextVar[Treatment] = ContextVar("treatment", default=leave_out)
+_treatment: ContextVar[Treatment] = ContextVar("treatment", default=drop_bad_rows)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from spark_jobs.decoding.ddl import first_twice, folded, is_internal
+from spark_jobs.decoding.ddl import first_duplicate, folded, is_internal
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
 from spark_jobs.reading.blocks import BlockDecoder
@@ -37,7 +37,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
-MOST_DRIVER_BYTES = 8 << 20
+MAX_DRIVER_BYTES = 8 << 20
 """The driver reads at most this many bytes of decoded messages; executors read larger batches."""
 
 
@@ -147,7 +147,7 @@ def _check_names(names: Sequence[str]) -> None:
             f"the schema uses names of stream-assets, Spark or Delta: {', '.join(taken)}",
             remedy="Rename these columns.",
         )
-    if twice := first_twice(names):
+    if twice := first_duplicate(names):
         raise SchemaMismatchError(
             f"the column {twice!r} occurs twice, in upper or lower case",
             remedy="Give each column, the key and the headers distinct names.",
@@ -359,7 +359,7 @@ def read_on_driver(
         keeps_payloads: see :func:`read_splits`.
 
     Returns:
-        ``None`` if the decoded messages have more than :data:`MOST_DRIVER_BYTES`.
+        ``None`` if the decoded messages have more than :data:`MAX_DRIVER_BYTES`.
 
     Raises:
         StreamAssetsError: a split cannot be read.
@@ -371,7 +371,7 @@ def read_on_driver(
     for rows in source.decode(blocks, keeps_payloads=keeps_payloads):
         found.append(rows)
         size += rows.nbytes
-        if size > MOST_DRIVER_BYTES:
+        if size > MAX_DRIVER_BYTES:
             return None
     messages: Counter[Shard] = Counter()
     for rows in found:

@@ -29,11 +29,19 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from spark_jobs.decoding.ddl import LONGEST_COLUMN_NAME, folded, is_internal, quoted
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, folded, is_internal, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
-from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, Json, JsonMode, Path, Watching, united
+from spark_jobs.decoding.json_decoder import (
+    IN_ARRAY,
+    IN_MAP,
+    FieldFinder,
+    Json,
+    JsonMode,
+    Path,
+    merge_objects,
+)
 from spark_jobs.decoding.json_documents import read_object
-from spark_jobs.decoding.json_inference import MOST_LEVELS, NO_DELTA_NAME, Seen, is_name
+from spark_jobs.decoding.json_inference import MAPPED_NAME_CHARACTERS, MAX_LEVELS, FieldStatistics, is_name
 from spark_jobs.decoding.json_values import check_json_type
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, STREAM_TYPES
 from spark_jobs.reading.spark_types import arrow_schema, column_ddl, declared_columns
@@ -198,29 +206,35 @@ def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[s
         yield name, rows, table
 
 
-def with_columns_of(watching: Watching, table: StructType, *, computed: frozenset[str]) -> Watching:
+def with_columns_of(finder: FieldFinder, table: StructType, *, computed: frozenset[str]) -> FieldFinder:
     """The decoder with the columns, and fields of structs, that the table has and it does not.
 
     Args:
-        watching: the decoder.
+        finder: the decoder.
         table: the columns of the table.
         computed: columns whose values Delta makes.
     """
-    declared = _declared(watching.decoder)
+    declared = _declared(finder.decoder)
     of_table = {folded(field.name): field.dataType for field in table.fields}
     fields = [_with_type(own, _united(own.dataType, of_table.get(folded(own.name)))) for own in declared.fields]
-    taken = {*_taken(watching.decoder), *map(folded, declared.names), *map(folded, computed)}
+    taken = {*_taken(finder.decoder), *map(folded, declared.names), *map(folded, computed)}
     fields += [StructField(c.name, c.dataType) for c in table.fields if folded(c.name) not in taken and _decodes(c)]
-    return replace(watching, decoder=_with_fields(watching.decoder, fields)) if fields != declared.fields else watching
+    return replace(finder, decoder=_with_fields(finder.decoder, fields)) if fields != declared.fields else finder
 
 
 def with_new_fields(
-    watching: Watching, seen: Seen, *, table: StructType | None, own: Decoder, computed: frozenset[str], any_name: bool
-) -> Watching:
+    finder: FieldFinder,
+    seen: FieldStatistics,
+    *,
+    table: StructType | None,
+    own: Decoder,
+    computed: frozenset[str],
+    any_name: bool,
+) -> FieldFinder:
     """The decoder with columns for what documents had undeclared; what can be no column is known from now on.
 
     Args:
-        watching: has found them.
+        finder: has found them.
         seen: their values.
         table: its columns have the types that they are given; ``None`` if it is new.
         own: the decoder as the user has declared it.
@@ -230,24 +244,24 @@ def with_new_fields(
     Raises:
         SchemaMismatchError: there are too many, so that their names are probably ids.
     """
-    taken = _taken(watching.decoder).union(map(folded, computed))
-    growth = _Growth(taken=taken, any_name=any_name, is_strict=watching.decoder.mode is JsonMode.STRICT)
-    declared = _declared(watching.decoder)
+    taken = _taken(finder.decoder).union(map(folded, computed))
+    growth = _Growth(taken=taken, any_name=any_name, is_strict=finder.decoder.mode is JsonMode.STRICT)
+    declared = _declared(finder.decoder)
     grown = growth.struct(declared, seen, table, ())
-    known = watching.known | growth.refused
+    known = finder.known | growth.refused
     new = len(_paths(grown) - _paths(declared_columns(own.ddl()))) + len(known)
     if new > MOST_FIELDS:
         raise _too_many(str(new))
-    return Watching(_with_fields(watching.decoder, grown.fields), known)
+    return FieldFinder(_with_fields(finder.decoder, grown.fields), known)
 
 
-def columns_of(seen: Seen) -> tuple[StructType, frozenset[Path]]:
+def columns_of(seen: FieldStatistics) -> tuple[StructType, frozenset[Path]]:
     """The columns for a sample of documents, in lenient mode and with times, and the fields that can be no columns."""
     growth = _Growth(taken=_taken(Json()), any_name=True, keeps_times=True)
     return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
 
 
-def seen_in(documents: Iterable[str], decoder: Json) -> Seen:
+def seen_in(documents: Iterable[str], decoder: Json) -> FieldStatistics:
     """The values of undeclared fields, as :attr:`spark_jobs.decoding.decoders.DecodedColumns.undeclared` has them.
 
     Args:
@@ -257,7 +271,7 @@ def seen_in(documents: Iterable[str], decoder: Json) -> Seen:
     Raises:
         SchemaMismatchError: there are too many, so that their names are probably ids; the rest is not read.
     """
-    seen, unchecked = Seen(), 0
+    seen, unchecked = FieldStatistics(), 0
     declared = pa.struct(list(arrow_schema(_declared(decoder))))
     for document in documents:
         seen.add(read_object(document), declared)
@@ -278,7 +292,7 @@ def _too_many(count: str) -> SchemaMismatchError:
     )
 
 
-def new_columns(before: Watching, after: Watching) -> Sequence[str]:
+def new_columns(before: FieldFinder, after: FieldFinder) -> Sequence[str]:
     """The names of columns, and of fields in them, that the one decoder lacks and the other one has."""
     return sorted(_paths(_declared(after.decoder)) - _paths(_declared(before.decoder)))
 
@@ -337,7 +351,7 @@ class _Growth:
     keeps_times: bool = False
     refused: set[Path] = field(default_factory=set)
 
-    def struct(self, own: StructType, seen: Seen, table: DataType | None, path: Path) -> StructType:
+    def struct(self, own: StructType, seen: FieldStatistics, table: DataType | None, path: Path) -> StructType:
         """The fields of ``own``, those within them, and new ones."""
         fields = {field.name: field for field in own.fields}
         names = {folded(name) for name in fields}
@@ -350,7 +364,7 @@ class _Growth:
                 fields[name] = _with_type(fields[name], kind)
                 continue
             # Executors leave out names that are too long.
-            if not inner.has_content() or len(name) > LONGEST_COLUMN_NAME:
+            if not inner.has_content() or len(name) > MAX_COLUMN_NAME_LENGTH:
                 continue
             found = there.dataType if there is not None else self._type_of(inner, place)
             if found is None or not self._may_be(name, names, place) or not _decodes(StructField(name, found)):
@@ -360,7 +374,7 @@ class _Growth:
             fields[name] = StructField(name, found)
         return StructType(list(fields.values()))
 
-    def _within(self, own: DataType, seen: Seen, table: DataType | None, path: Path) -> DataType:
+    def _within(self, own: DataType, seen: FieldStatistics, table: DataType | None, path: Path) -> DataType:
         if isinstance(own, StructType):
             return self.struct(own, seen, table, path)
         if isinstance(own, ArrayType) and seen.items is not None:
@@ -375,24 +389,24 @@ class _Growth:
     def _may_be(self, name: str, names: set[str], path: Path) -> bool:
         is_free = len(path) > 1 or not (folded(name) in self.taken or is_internal(name))
         is_told_apart = folded(name) not in names and is_free
-        return is_name(name) and is_told_apart and (self.any_name or not NO_DELTA_NAME.search(name))
+        return is_name(name) and is_told_apart and (self.any_name or not MAPPED_NAME_CHARACTERS.search(name))
 
-    def _type_of(self, seen: Seen, path: Path) -> DataType | None:
+    def _type_of(self, seen: FieldStatistics, path: Path) -> DataType | None:
         """The type that all of these values fit, and later ones are likely to; ``None`` if there is nothing in them."""
         kinds = set(seen.kinds) - {"null"}
-        if len(path) <= MOST_LEVELS and kinds == {"object"}:
+        if len(path) <= MAX_LEVELS and kinds == {"object"}:
             if seen.values is not None:
                 item = self._type_of(seen.values, (*path, IN_MAP))
                 return MapType(StringType(), item) if item is not None else None
             found = self.struct(StructType(), seen, None, path)
             return found if found.fields else None
-        if len(path) <= MOST_LEVELS and kinds == {"array"}:
+        if len(path) <= MAX_LEVELS and kinds == {"array"}:
             assert seen.items is not None
             item = self._type_of(seen.items, (*path, IN_ARRAY))
             return ArrayType(item) if item is not None else None
         return self._type_of_scalars(seen, kinds)
 
-    def _type_of_scalars(self, seen: Seen, kinds: set[str]) -> DataType | None:
+    def _type_of_scalars(self, seen: FieldStatistics, kinds: set[str]) -> DataType | None:
         if not kinds:
             return None
         if kinds == {"whole number"} and not seen.is_wide:
@@ -499,7 +513,7 @@ def _together(first: Column, second: Column, *, has_parts: bool) -> Column:
     """Two JSON objects in one; ``has_parts`` says that both may have an object of the same name."""
     if has_parts:
         # Without Arrow, Spark would look for its way in the annotations, and warn.
-        return f.udf(united, StringType(), useArrow=False)(first, second)
+        return f.udf(merge_objects, StringType(), useArrow=False)(first, second)
     head = f.substring(first, 1, f.length(first) - 1)
     both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))
     return f.coalesce(f.when(first.isNotNull() & second.isNotNull(), both), first, second)

@@ -28,7 +28,7 @@ from stream_consumers.urls import StreamUrl
 IsBefore = Callable[[Marker | Frame], bool]
 """Whether a message, or the last one that a beacon knows of, is before the target."""
 SHORTEST_WAIT_SECONDS = 0.001
-LONGEST_WAIT_SECONDS = 1.024
+MAX_WAIT_SECONDS = 1.024
 
 
 class FileConsumer(Consumer):
@@ -53,7 +53,7 @@ class FileConsumer(Consumer):
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
 
-    poll_seconds = LONGEST_WAIT_SECONDS
+    poll_seconds = MAX_WAIT_SECONDS
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class FileConsumer(Consumer):
         if message is None and seconds:
             # A growing file sends no notification: it is polled less and less often while it does not grow.
             self._closed.wait(min(seconds, self._wait_seconds))
-            self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+            self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
         elif message is not None:
             self._wait_seconds = SHORTEST_WAIT_SECONDS
         return message

@@ -20,7 +20,7 @@ IDLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class SpoolResult:
     """The result of copying stdin into a file.
 
     Args:
@@ -28,7 +28,7 @@ class Spooled:
         others: the number of messages of other streams that were added to it.
 
     Example:
-        >>> Spooled(messages=3, others=1).messages
+        >>> SpoolResult(messages=3, others=1).messages
         3
     """
 
@@ -84,7 +84,7 @@ def spool_stdin(
     broker: StdioBroker | None = None,
     options: FileProducerOptions | None = None,
     on_message: Callable[[Message], None] = lambda message: None,
-) -> Spooled:
+) -> SpoolResult:
     """Append stdin to a stream file until its end.
 
     Lines without a stream go to the first stream of the URL. No line is left out, since a pipe cannot be read again: a
@@ -115,7 +115,7 @@ def spool_stdin(
         >>> import io
         >>> pipes = StdioBroker(io.BytesIO(b"one"), io.BytesIO())
         >>> spool_stdin(StreamUrl.parse("stdio:///orders"), Path("spool.ss"), broker=pipes)
-        Spooled(messages=1, others=0)
+        SpoolResult(messages=1, others=0)
     """
     url = StreamUrl.parse(url)
     streams = spool_url(url, path).streams
@@ -143,7 +143,7 @@ def spool_stdin(
             messages += stream in streams
             others += stream not in streams
             on_message(message)
-    return Spooled(messages, others)
+    return SpoolResult(messages, others)
 
 
 def _sync_folder(path: Path) -> None:

@@ -18,7 +18,7 @@ from spark_jobs.batches.ingestion import Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.decoding import isolation
 from spark_jobs.decoding.decoders import DecodedColumns
-from spark_jobs.decoding.isolation import MOST_CRASHES
+from spark_jobs.decoding.isolation import MAX_CRASHES
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading import source
 from spark_jobs.verify import verify
@@ -95,7 +95,7 @@ def test_large_batches_are_left_to_executors(
     what, told = in_driver(folder)
     drain(spark, url, replace(what, driver_records=99))
     assert not told.was_driver(), "by the number of its messages"
-    monkeypatch.setattr(source, "MOST_DRIVER_BYTES", 5000)
+    monkeypatch.setattr(source, "MAX_DRIVER_BYTES", 5000)
     write_stream(folder / "orders.ss", 100)
     drain(spark, url, what)
     # The driver has begun with it, and so it has decoded something.
@@ -124,7 +124,7 @@ def test_a_decoder_that_raises_for_all_is_an_error_and_nothing_is_written(spark:
     what, _ = in_driver(folder)
     drain(spark, url, what)
     with create_producer(url) as producer:
-        for _ in range(MOST_CRASHES + 1):
+        for _ in range(MAX_CRASHES + 1):
             producer.send(b"odd", shard=0)
     with pytest.raises(DecoderCrashedError):
         drain(spark, url, what)
@@ -167,7 +167,7 @@ def test_a_decoder_that_crashes_for_every_message_fails_the_run(
     driver_records: int, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of executors it is what it is.
-    monkeypatch.setattr(isolation, "MOST_CRASHES", 3)
+    monkeypatch.setattr(isolation, "MAX_CRASHES", 3)
     url = write_crashing(folder / "orders.ss", MESSAGES)
     what = replace(ingestion(folder / "t", decoder=Broken()), driver_records=driver_records)
     with pytest.raises(DecoderCrashedError):

@@ -114,9 +114,9 @@ def only(decoder, *payloads):
         (logical("string", "of-our-own"), "STRING", "x", "x"),
     ],
 )
-@pytest.mark.parametrize("fewest_rows", [avro.FEWEST_ROWS, 0], ids=["one by one", "as a block"])
+@pytest.mark.parametrize("fewest_rows", [avro.MIN_BLOCK_ROWS, 0], ids=["one by one", "as a block"])
 def test_each_type(kind, ddl, value, expected, fewest_rows, monkeypatch):
-    monkeypatch.setattr(avro, "FEWEST_ROWS", fewest_rows)
+    monkeypatch.setattr(avro, "MIN_BLOCK_ROWS", fewest_rows)
     decoder = Avro(record(kind))
     assert decoder.ddl() == f"`f0` {ddl}"
     assert only(decoder, encoded(record(kind), {"f0": value})) == [expected]

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.decoding.ddl import declared_types, first_twice
+from spark_jobs.decoding.ddl import declared_types, first_duplicate
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.spark_types import declared_columns
 from stream_consumers.errors import SchemaMismatchError
@@ -49,9 +49,9 @@ def test_what_is_no_ddl_is_refused_where_the_decoder_is_made(ddl: str, place: st
 
 
 def test_names_are_compared_as_java_does_and_no_character_becomes_two() -> None:
-    assert first_twice(["user", "u\u017fer"]) == "u\u017fer"
-    assert first_twice(["id", "\u0131d"]) == "\u0131d"
-    assert first_twice(["strasse", "straße", "STRA\u1e9eE"]) == "STRA\u1e9eE"
+    assert first_duplicate(["user", "u\u017fer"]) == "u\u017fer"
+    assert first_duplicate(["id", "\u0131d"]) == "\u0131d"
+    assert first_duplicate(["strasse", "straße", "STRA\u1e9eE"]) == "STRA\u1e9eE"
 
 
 @pytest.mark.parametrize("ddl", [one for one in TAKEN if "INTERVAL" not in one])

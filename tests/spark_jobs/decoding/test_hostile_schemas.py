@@ -178,9 +178,9 @@ OF_ANY = {
     "PROTOBUF: an import from above": ("PROTOBUF", f'syntax = "proto3"; import "../../a.proto"; {PROTO[19:]}'),
     "PROTOBUF: an import with NUL": ("PROTOBUF", 'syntax = "proto3"; import "google/protobuf/a\0.proto";'),
     "PROTOBUF: half a character": ("PROTOBUF", "\ud800"),
-    "PROTOBUF: too long": ("PROTOBUF", f"{PROTO} //{'x' * registries.LONGEST_SCHEMA}"),
+    "PROTOBUF: too long": ("PROTOBUF", f"{PROTO} //{'x' * registries.MAX_SCHEMA_CHARACTERS}"),
     "JSON: nested without end": ("JSON", '{"a":' * 100_000 + "1" + "}" * 100_000),
-    "JSON: too long": ("JSON", json.dumps("x" * registries.LONGEST_SCHEMA)),
+    "JSON: too long": ("JSON", json.dumps("x" * registries.MAX_SCHEMA_CHARACTERS)),
 }
 OF_SUBJECTS = {
     "PROTOBUF: a chain of messages": ("PROTOBUF", messages(300, ["a"])),
@@ -254,10 +254,10 @@ def test_a_schema_that_was_refused_is_not_tried_again(registry, kind, text, monk
 
 
 def test_what_is_made_of_schemas_is_kept_up_to_a_size(monkeypatch):
-    monkeypatch.setattr(schema_limits, "MOST_KEPT", 3 * schema_limits.ENTRY_CHARACTERS + 100)
+    monkeypatch.setattr(schema_limits, "MAX_CACHED_CHARACTERS", 3 * schema_limits.ENTRY_CHARACTERS + 100)
     made = []
 
-    @schema_limits.kept_by_size(len)
+    @schema_limits.cached_by_size(len)
     def spelled(stored):
         made.append(stored.text)
         return stored.text
@@ -391,7 +391,7 @@ def test_references_that_double_at_each_step_are_read_once(registry):
 
 
 def test_references_without_end(registry, monkeypatch):
-    monkeypatch.setattr(registries, "MOST_REFERENCES", 20)
+    monkeypatch.setattr(registries, "MAX_REFERENCES", 20)
     for step in range(40):
         next_one = [reference(f"name-{step}", f"step-{step + 1}")]
         registry.register(f"step-{step}", json.dumps({"$id": str(step)}), "JSON", next_one)
@@ -465,7 +465,7 @@ def endless(seconds=0.0):
 
 def test_an_answer_without_end_is_read_up_to_a_size(registry, monkeypatch):
     number = registry.register("good-value", GOOD["AVRO"][1])
-    monkeypatch.setattr(registries, "LONGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(registries, "MAX_ANSWER_BYTES", 1 << 20)
     registry.parts = endless
     tracemalloc.start()
     try:
@@ -478,7 +478,7 @@ def test_an_answer_without_end_is_read_up_to_a_size(registry, monkeypatch):
 
 def test_an_answer_whose_parts_arrive_for_ever_is_read_for_a_while(registry, monkeypatch):
     number = registry.register("good-value", GOOD["AVRO"][1])
-    monkeypatch.setattr(registries, "LONGEST_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(registries, "MAX_ANSWER_SECONDS", 0.2)
     registry.parts = lambda: endless(0.01)
     with pytest.raises(SchemaRegistryError):
         SchemaRegistry(registry.url, options=QUICK).schema(number)
@@ -529,7 +529,7 @@ def test_unions_within_unions_are_planned_once():
 
 
 def test_schemas_are_kept_up_to_a_size(registry, monkeypatch):
-    monkeypatch.setattr(registries, "MOST_KEPT", 3_500)
+    monkeypatch.setattr(registries, "MAX_CACHED_CHARACTERS", 3_500)
     _, text, payload = GOOD["JSON"]
     numbers = [registry.register("good-value", f"{text}{' ' * more}", "JSON") for more in range(10)]
     decoder = decoder_of(registry, "JSON").resolved()

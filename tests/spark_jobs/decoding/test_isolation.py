@@ -67,7 +67,7 @@ def test_messages_that_crash_the_decoder_are_found_and_the_others_keep_their_ord
 
 
 def test_a_decoder_that_crashes_for_more_than_some_messages_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "MOST_CRASHES", 3)
+    monkeypatch.setattr(isolation, "MAX_CRASHES", 3)
     assert len(decoded([SEGFAULT] * 3)) == 3
     with pytest.raises(DecoderCrashedError):
         decoded([SEGFAULT] * 2, [SEGFAULT] * 2)
@@ -103,7 +103,7 @@ def test_a_decoder_that_cannot_be_loaded_is_an_error_and_no_fault_of_a_message()
 
 
 def test_the_limit_counts_what_is_taken_within_it_and_is_gone_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_process, "MOST_BYTES", 1 << 28)
+    monkeypatch.setattr(isolated_process, "BASE_MEMORY", 1 << 28)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.raises(MemoryError), isolated_process.limited_memory(0):
         np.zeros(1 << 29, np.uint8)
@@ -137,7 +137,7 @@ def test_a_want_of_memory_is_no_fault_of_a_message(payloads: list[bytes]) -> Non
 
 def test_a_library_that_has_no_memory_has_met_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protobuf raises the same error for both."""
-    monkeypatch.setattr(isolated_process, "MOST_BYTES", 1 << 26)
+    monkeypatch.setattr(isolated_process, "BASE_MEMORY", 1 << 26)
     text = (
         "message Item { int64 a = 1; string b = 2; string c = 3; string d = 4; } message Order { repeated Item i = 1; }"
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decoder import Json, Watching, rescued
+from spark_jobs.decoding.json_decoder import FieldFinder, Json, rescued
 from tests.support.profiles import examples
 
 SCHEMA = pa.schema(
@@ -98,14 +98,14 @@ def test_a_field_without_a_column_that_is_there_twice_is_an_error(document: byte
     rescuing = Json("id BIGINT, shop STRUCT<name: STRING>", rescue=True)
     found = rescuing.decode(payloads, schema.append(pa.field("_rescued", pa.string())))
     assert [error is None for error in found.errors.to_pylist()] == [True, False]
-    watching = Watching(Json("id BIGINT, shop STRUCT<name: STRING>"))
-    assert watching.decode(payloads, schema).errors[1].as_py() is not None
+    finder = FieldFinder(Json("id BIGINT, shop STRUCT<name: STRING>"))
+    assert finder.decode(payloads, schema).errors[1].as_py() is not None
 
 
 def test_a_name_that_is_too_long_for_a_column_is_found_by_none() -> None:
     schema = pa.schema([("id", pa.int64())])
     documents = pa.array([b'{"id":1,"%s":1}' % (b"x" * length) for length in (1000, 1001, 1 << 20)], pa.binary())
-    found = Watching(Json("id BIGINT")).decode(documents, schema)
+    found = FieldFinder(Json("id BIGINT")).decode(documents, schema)
     assert found.errors.is_null().to_pylist() == [False, True, True]
     kept = Json("id BIGINT", rescue=True).decode(documents, schema.append(pa.field("_rescued", pa.string())))
     assert kept.columns[1].null_count == 0

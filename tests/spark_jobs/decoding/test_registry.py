@@ -131,7 +131,7 @@ def test_damaged_ids_cost_few_requests_and_no_good_message(registry):
     registry.asked.clear()
     errors = decode(decoder, [*damaged, payload, payload])[1]
     assert [error is None for error in errors] == [False] * 200 + [True] * 2
-    assert len(registry.asked) <= registries.FEW_UNKNOWN + 1
+    assert len(registry.asked) <= registries.FREE_UNKNOWN_IDS + 1
     # A schema that is new is not far above the others.
     (new,) = written(registry, SECOND, {"id": 2, "user": None})
     assert decode(decoder, [damaged[0], new, payload])[0] == [{"id": None}, {"id": 2}, {"id": 1}]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES
+from spark_jobs.decoding.json_inference import MAX_FIELD_NAMES, MAX_LEVELS
 from spark_jobs.reading.spark_types import arrow_schema, struct_type
 from spark_jobs.writing.schema_inference import fitted, infer
 from tests.support.payloads import NUMBERS, TIMES
@@ -63,17 +63,15 @@ def test_names_that_spark_takes_for_others_or_for_its_own_are_no_columns():
 
 
 def test_many_names_are_the_keys_of_a_map():
-    ids = {f"u{number}": {"n": number / 2 if number % 2 else number} for number in range(MOST_NAMES + 1)}
+    ids = {f"u{number}": {"n": number / 2 if number % 2 else number} for number in range(MAX_FIELD_NAMES + 1)}
     assert inferred(json.dumps(ids)).ddl() == "v MAP<string, STRUCT<n: double>>"
     ids.popitem()
     assert inferred(json.dumps(ids)).ddl().startswith("v STRUCT<u0: STRUCT<n: bigint>, u1:")
 
 
 def test_what_is_very_deep_is_text():
-    depth = MOST_LEVELS + 1
-    assert (
-        inferred("[" * depth + "1" + "]" * depth).ddl() == "v " + "ARRAY<" * MOST_LEVELS + "string" + ">" * MOST_LEVELS
-    )
+    depth = MAX_LEVELS + 1
+    assert inferred("[" * depth + "1" + "]" * depth).ddl() == "v " + "ARRAY<" * MAX_LEVELS + "string" + ">" * MAX_LEVELS
 
 
 def test_remarks_name_what_does_not_agree():

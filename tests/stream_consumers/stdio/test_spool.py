@@ -26,7 +26,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.options import FileProducerOptions
-from stream_consumers.stdio.spool import Spooled, default_spool_path, spool_stdin, spool_url
+from stream_consumers.stdio.spool import SpoolResult, default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.settings import ROOT
@@ -78,7 +78,7 @@ def test_each_line_is_a_message_of_the_file(path: Path) -> None:
     data += b"[1969-01-01T00:00:00 | orders] old"
     seen: list[bytes | None] = []
     done = spool_stdin(ORDERS, path, broker=broker_of(data), on_message=lambda message: seen.append(message.payload))
-    assert done == Spooled(messages=5, others=1)
+    assert done == SpoolResult(messages=5, others=1)
     # The sequences are the file's own: two lines with one number are two messages.
     assert [(str(f.shard), f.sequence, f.payload) for f in frames(path)] == [
         ("orders/0", 1, b"a"),
@@ -99,7 +99,7 @@ def test_a_header_that_no_reader_takes_is_text(path: Path) -> None:
         b"[worker-1 | 7] done ",
         b"[42] hello",
     ]
-    assert spool_stdin(ORDERS, path, broker=broker_of(b"\n".join(lines))) == Spooled(messages=4, others=0)
+    assert spool_stdin(ORDERS, path, broker=broker_of(b"\n".join(lines))) == SpoolResult(messages=4, others=0)
     assert [(str(f.shard), f.payload) for f in frames(path)] == [("orders/0", line) for line in lines]
 
 
@@ -168,7 +168,7 @@ def test_lines_are_in_the_file_while_the_pipe_is_open_and_survive_a_kill(path: P
     assert [f.payload for f in frames(path)] == lines
     with spooling(path) as process:
         out, _ = process.communicate(b"again\n", timeout=60)
-        assert out == b"Spooled(messages=1, others=0)\n"
+        assert out == b"SpoolResult(messages=1, others=0)\n"
     assert [f.payload for f in frames(path)] == [*lines, b"again"]
     assert [f.sequence for f in frames(path)] == list(range(1, 302))
 
