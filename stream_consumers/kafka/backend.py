@@ -62,10 +62,10 @@ class KafkaStreams(Backend):
         return KafkaBatchSource(url, client, mode=mode, membership=membership)
 
     def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
-        """Ask whether the brokers answer.
+        """Check that the brokers answer.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as they say.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: they do not answer, or refuse.
         """
         with KafkaBrokers(url, client) as cluster:
             cluster.check()

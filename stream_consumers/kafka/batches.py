@@ -1,7 +1,7 @@
 """Micro-batches from Kafka topics: ranges of offsets, read by ``assign`` and ended by their planned end.
 
-Offsets are not contiguous: compaction and transaction markers leave holes, so that a range is done when its planned end
-is reached, whatever was missing in it, and the planned end is what gets committed.
+Offsets are not contiguous, because compaction and transaction markers leave holes. So a range is complete when its
+planned end is reached, even if offsets are missing in it, and the planned end is committed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Partition = tuple[str, int]
 # How long a read waits after the last message of a range that ends in a marker.
 POLL_SECONDS = 0.05
 STALL_SECONDS = 60.0
-# The client's own default, of each partition.
-MOST_AHEAD = 100_000
+# The client's own default for each partition.
+MAX_FETCHED_AHEAD = 100_000
 SAMPLE_MESSAGES = 256
-# A batch whose size, guessed from a sample, is below this part of the limit is not measured message by message.
-SAFE_PART = 0.5
-# Nor is a batch sampled that stays below the limit if its messages are this many times as large as those of any sample.
-FAR_BELOW = 100
+# A batch is not measured message by message if its size, estimated from a sample, is below this fraction of the limit.
+SAFE_FRACTION = 0.5
+# A batch is not even sampled if it stays below the limit with messages this many times as large as those of any sample.
+UNSAMPLED_FACTOR = 100
 _NOTHING_THERE = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
@@ -65,11 +65,11 @@ class KafkaSplit:
     """Ranges of some partitions, read by one executor.
 
     Args:
-        url: of the cluster.
-        client: configuration of the client, secrets looked up; never shown.
-        ranges: what to read.
-        stall_seconds: give up after this time without any answer.
-        max_bytes: its part of the bytes that the batch may hold; ``None`` where they were counted.
+        url: the cluster.
+        client: the configuration of the client, with its secrets; it is never shown.
+        ranges: the ranges to read.
+        stall_seconds: fail after this number of seconds without an answer.
+        max_bytes: this split's share of the bytes of the batch; ``None`` if the plan has counted them.
     """
 
     url: StreamUrl
@@ -82,7 +82,7 @@ class KafkaSplit:
         """See :meth:`stream_consumers.batches.Split.read`.
 
         Raises:
-            BatchTooLargeError: there are more bytes than were estimated, and more than there may be.
+            BatchTooLargeError: the messages have more bytes than was estimated, and more than ``max_bytes``.
         """
         size = 0
         with (
@@ -94,7 +94,7 @@ class KafkaSplit:
                 size += bytes_of(batch)
                 if self.max_bytes is not None and size > self.max_bytes:
                     raise BatchTooLargeError(
-                        f"a part of a batch of {self.url} holds more bytes than were estimated",
+                        f"a part of a batch of {self.url} has more bytes than was estimated",
                         remedy="Nothing was written; the batch is planned again, and its bytes are counted.",
                         bytes=size,
                         limit=self.max_bytes,
@@ -102,7 +102,7 @@ class KafkaSplit:
                 yield batch
 
     def counts(self) -> Mapping[Shard, int]:
-        """A message at each offset: then nothing is missing, neither compacted away nor a transaction's marker."""
+        """One message for each offset, which is true without compacted messages and transaction markers."""
         return widths(self.ranges)
 
     def identities(self) -> Mapping[str, str]:
@@ -112,17 +112,17 @@ class KafkaSplit:
 
 
 def topic_ids(cluster: KafkaBrokers, streams: Sequence[str]) -> Mapping[str, str]:
-    """The fingerprints of topics, asked anew at each call."""
+    """The fingerprints of topics, requested at each call."""
     return {name: f"kafka:{topic.id}" for name, topic in sorted(cluster.topics(streams).items())}
 
 
 class RangeReader(ClosesOnExit):
-    """Reads ranges of partitions with one client and ends by itself; a context manager and an iterator of blocks.
+    """Reads ranges of partitions with one client, as an iterator of blocks and a context manager.
 
     Raises (while iterating):
-        DataLossError: messages of a range are gone.
-        StreamRemovedError: the topic is gone.
-        BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        DataLossError: messages of a range were deleted.
+        StreamRemovedError: the topic was deleted.
+        BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
     """
 
     def __init__(self, cluster: KafkaBrokers, ranges: Mapping[Shard, Range], stall_seconds: float) -> None:
@@ -132,8 +132,8 @@ class RangeReader(ClosesOnExit):
         self.next: dict[Partition, int] = {
             (s.stream, s.id): ranges[s].start for s in ranges if (s.stream, s.id) in self._ends
         }
-        # What the client fetches ahead of a partition's end is fetched for nothing, and held.
-        ahead = max(1, min(MOST_AHEAD, max(widths(ranges).values(), default=1)))
+        # Messages that the client fetches after a partition's end would be useless, and take memory.
+        ahead = max(1, min(MAX_FETCHED_AHEAD, max(widths(ranges).values(), default=1)))
         self._consumer: Consumer = cluster.consumer(
             enable_partition_eof=True, queued_min_messages=cluster.settings.get("queued.min.messages", ahead)
         )
@@ -158,9 +158,9 @@ class RangeReader(ClosesOnExit):
                 yield block
 
     def _take(self, found: list[KafkaMessage]) -> list[KafkaMessage]:
-        """Those of the messages that are in their ranges; notes where the partitions are now."""
+        """The messages that are in their ranges; records the next offset of each partition."""
         if found and not any(map(KafkaMessage.error, found)):
-            # Offsets grow within a partition, so that the last message of each says all.
+            # Offsets grow within a partition, so the last message of each is enough.
             last: dict[Any, Any] = dict.fromkeys(self._ends, found[-1].offset())
             if len(last) > 1:
                 places = zip(map(KafkaMessage.topic, found), map(KafkaMessage.partition, found))
@@ -171,7 +171,7 @@ class RangeReader(ClosesOnExit):
         return [message for message in found if self._advance(message)]
 
     def _advance(self, message: KafkaMessage) -> bool:
-        """Note where the partition is now; whether the message is in its range."""
+        """Record the next offset of the partition; returns whether the message is in its range."""
         error = message.error()
         place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
         end = self._ends[place] if place in self.next else -1
@@ -181,7 +181,7 @@ class RangeReader(ClosesOnExit):
         return self._reach(message, error, place, offset)
 
     def _reach(self, message: KafkaMessage, error: KafkaError | None, place: Partition, offset: int) -> bool:
-        """What is no message within the range, or its last one."""
+        """Handle an error, an end, or the last message of a range; returns whether it is a message of the range."""
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             raise self._failed(error, message)
         if place not in self.next:
@@ -203,7 +203,7 @@ class RangeReader(ClosesOnExit):
         place = f"{message.topic()}/{message.partition()} of {self._cluster.url}"
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             return DataLossError(
-                f"messages of {place} are gone that should be read: {self._cluster.said(error)}",
+                f"messages of {place} were deleted before they were read: {self._cluster.said(error)}",
                 remedy="Retention removed them, or the topic was recreated; run again to see what is there.",
                 planned=", ".join(f"{s} from {offset}" for s, offset in sorted(self._places().items())),
             )
@@ -217,7 +217,7 @@ class RangeReader(ClosesOnExit):
     def _stalled(self) -> Exception:
         places = ", ".join(f"{shard} at {offset}" for shard, offset in sorted(self._places().items()))
         return BrokerUnavailableError(
-            f"nothing came from {self._cluster.url} for {self._stall_seconds:g} s; waiting for {places}",
+            f"no message arrived from {self._cluster.url} for {self._stall_seconds:g} s; waiting for {places}",
             remedy="Check the brokers; nothing was lost, run again.",
         )
 
@@ -225,7 +225,7 @@ class RangeReader(ClosesOnExit):
 def _cut(
     ranges: Mapping[Shard, Range], reached: Mapping[Partition, int], refused: list[KafkaMessage]
 ) -> Mapping[Shard, Range]:
-    """The part of ``ranges`` that was read, less the messages that are too much."""
+    """The part of ``ranges`` that was read, without the messages beyond the limit."""
     ends = {shard: reached.get((shard.stream, shard.id), part.end) for shard, part in ranges.items()}
     for message in reversed(refused):
         ends[shard_of(message)] = message.offset() or 0
@@ -237,7 +237,7 @@ class FirstMessages(ClosesOnExit):
     """Reads single messages of partitions; the client stays connected from one call to the next.
 
     Args:
-        cluster: where.
+        cluster: the cluster of the partitions.
     """
 
     def __init__(self, cluster: KafkaBrokers) -> None:
@@ -251,10 +251,10 @@ class FirstMessages(ClosesOnExit):
         self._consumer.close()
 
     def at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
-        """The first message of each shard at or after an offset; shards are left out that have none there now.
+        """The first message of each shard at or after an offset; shards without such a message are left out.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         found: dict[Shard, KafkaMessage] = {}
         waiting = set(offsets)
@@ -285,12 +285,12 @@ class KafkaBatchSource(BatchSource):
 
     Args:
         url: ``kafka://host:9092/orders``.
-        client: any configuration of librdkafka; ``isolation.level`` decides how far a batch may read.
-        mode: ``real_time`` has no group at the broker.
-        membership: commits as this member of the group, instead of from outside of it.
+        client: any configuration of librdkafka; ``isolation.level`` limits how far a batch may read.
+        mode: with ``real_time``, the broker has no group.
+        membership: the member of the group to commit as; by default positions are set from outside of the group.
 
     Raises:
-        InvalidOptionError: a setting that this project decides.
+        InvalidOptionError: ``client`` has a setting that users may not change.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class KafkaBatchSource(BatchSource):
         self._membership = membership
         self.cluster = KafkaBrokers(url, client)
         self._extents: dict[Shard, Extent] = {}
-        # What a message weighed in the samples, on average, in the heaviest of them.
+        # The largest average size of a message in the samples so far.
         self._message_bytes: float | None = None
         self._single: FirstMessages | None = None
         self._planned_from: Mapping[Shard, int] = {}
@@ -318,14 +318,14 @@ class KafkaBatchSource(BatchSource):
         self.cluster.answer_seconds, self.cluster.is_hasty = seconds, True
 
     def identities(self) -> Mapping[str, str]:
-        """The topic ids; asked anew at each call."""
+        """The topic ids, requested at each call."""
         return topic_ids(self.cluster, self._streams)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; the end is that of the isolation level."""
         shards = self._shards()
         starts = self.cluster.starts(shards)
-        # In this order: what arrives in between must not look blocked.
+        # The order matters: messages that arrive in between must not count as blocked.
         highs = self.cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
         ends = self.cluster.ends(shards)
         self._extents = {
@@ -334,7 +334,7 @@ class KafkaBatchSource(BatchSource):
         return self._extents
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; partitions that are new are left out."""
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; new partitions are left out."""
         return self.cluster.ends(extents) != {shard: extent.end for shard, extent in extents.items()}
 
     def _shards(self) -> list[Shard]:
@@ -350,11 +350,11 @@ class KafkaBatchSource(BatchSource):
         }
 
     def first(self, shard: Shard, extent: Extent) -> int:
-        """Offset 0: a partition that is new has had nothing before it, so that what is gone by now is a loss."""
+        """Offset 0: a new partition started empty, so messages that were deleted since are lost."""
         return 0
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """What lies before the first offset that the brokers still have."""
+        """The part of each range before the first offset that the brokers still have."""
         known = {shard: gap for shard, gap in gaps.items() if shard in self._extents}
         before = {shard: gap.clamp(Range(0, self._extents[shard].start)) for shard, gap in known.items()}
         return {shard: part for shard, part in before.items() if part.start < part.end}
@@ -366,8 +366,8 @@ class KafkaBatchSource(BatchSource):
         ends = {shard: part.end for shard, part in left.items()}
         last: dict[Shard, KafkaMessage] = {}
         distance = 1
-        # Markers and messages of aborted transactions may stand at the end. The search goes twice as far back each
-        # time until it finds a message, then bisects what comes after it.
+        # The range may end in markers and messages of aborted transactions. The search goes back twice as far each time
+        # until it finds a message, then bisects the offsets after it.
         while left := {shard: part for shard, part in left.items() if part.start < part.end}:
             probes = {
                 shard: (part.start + part.end) // 2 if shard in last else max(part.start, ends[shard] - distance)
@@ -386,15 +386,15 @@ class KafkaBatchSource(BatchSource):
         return {shard: last_message(message) for shard, message in last.items()}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
-        """Also if it is gone from a topic that removes messages only at its beginning, and begins before it.
+        """Also true if the message is missing in a topic that deletes messages only at its start, and starts before it.
 
-        The beginning is asked for again, after the message was looked for.
+        The start is requested again, after the look-up of the message.
         """
         if super().is_replaced(shard, read, held):
             return True
         start, end, _ = self._extents[shard]
         is_there = held is not None and held.sequence == read.sequence
-        # After the end it may be in a transaction that is still open.
+        # A message after the end may be in a transaction that is still open.
         if is_there or not start <= read.sequence < end or self.cluster.is_compacted(shard.stream):
             return False
         return self.cluster.starts([shard])[shard] <= read.sequence
@@ -419,11 +419,11 @@ class KafkaBatchSource(BatchSource):
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`.
 
-        Each shard gets a fair share of ``max_records`` offsets; a gap's part below the first offset is covered, not
-        read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted. A
-        batch that is far below it by what earlier plans have sampled is not sampled again. Splits of a batch whose
-        bytes were guessed count them while they are read, and raise
-        :class:`stream_consumers.errors.BatchTooLargeError`; a plan from the same places again counts them first.
+        Each shard gets a fair share of ``max_records`` offsets; the part of a range before the shard's first offset is
+        covered, not read. Bytes are estimated from a sample of each shard, and counted if the estimate comes near
+        ``max_bytes``. A batch is not sampled if it is far below the limit by the samples of earlier plans. Splits of a
+        batch with estimated bytes count them while they are read, and raise
+        :class:`stream_consumers.errors.BatchTooLargeError`; the next plan from the same positions counts them first.
         """
         covered = readable_gaps(gaps, self._extents)
         if not covered:
@@ -444,22 +444,22 @@ class KafkaBatchSource(BatchSource):
         return BatchPlan(dict(sorted(planned.items())), splits, records, lost=self.lost(planned))
 
     def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> tuple[Mapping[Shard, Range], bool]:
-        """The part of the ranges that holds at most this number of bytes, and whether they were counted."""
+        """The part of the ranges with at most this number of bytes, and whether the bytes were counted."""
         records = sum(widths(ranges).values())
         places = {shard: part.start for shard, part in ranges.items()}
-        # The last plan from these places was not written: it may have been guessed too small.
+        # The last plan from these positions was not written: its estimate may have been too small.
         is_again, self._planned_from = places == self._planned_from, places
         if not is_again:
-            if self._message_bytes is not None and records * self._message_bytes * FAR_BELOW <= max_bytes:
+            if self._message_bytes is not None and records * self._message_bytes * UNSAMPLED_FACTOR <= max_bytes:
                 return ranges, False
-            guess = self._guess_bytes(ranges)
-            self._message_bytes = max(self._message_bytes or 1.0, guess / max(1, records))
-            if guess <= SAFE_PART * max_bytes:
+            estimate = self._estimate_bytes(ranges)
+            self._message_bytes = max(self._message_bytes or 1.0, estimate / max(1, records))
+            if estimate <= SAFE_FRACTION * max_bytes:
                 return ranges, False
         return self._measured(ranges, max_bytes), True
 
-    def _guess_bytes(self, ranges: Mapping[Shard, Range]) -> float:
-        """The bytes of the ranges, from the first and the last messages of each, whichever are larger."""
+    def _estimate_bytes(self, ranges: Mapping[Shard, Range]) -> float:
+        """The estimated bytes of the ranges, from the first or the last messages of each, whichever are larger."""
         heads = {shard: part.clamp(Range(0, part.start + SAMPLE_MESSAGES)) for shard, part in ranges.items()}
         tails = {shard: part.clamp(Range(part.end - SAMPLE_MESSAGES, part.end)) for shard, part in ranges.items()}
         return max(self._scaled(ranges, heads), self._scaled(ranges, tails) if tails != heads else 0.0)
@@ -475,7 +475,7 @@ class KafkaBatchSource(BatchSource):
         )
 
     def _measured(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
-        """The part of ``ranges`` that holds at most this number of bytes, and one message at least."""
+        """The part of ``ranges`` with at most this number of bytes, but at least one message."""
         size = count = 0
         with RangeReader(self.cluster, ranges, STALL_SECONDS) as reader:
             for block in reader:
@@ -506,19 +506,19 @@ class KafkaBatchSource(BatchSource):
         return [KafkaSplit(self.url, self.cluster.client, split, max_bytes=each) for split in filled]
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """What the group has committed at the brokers; ``None`` in ``real_time`` mode."""
+        """The positions that the group has committed at the brokers; ``None`` in ``real_time`` mode."""
         if self._mode is ConsumerMode.REAL_TIME:
             return None
         return self.cluster.committed(group, self._shards())
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
-        """Set the group's positions, and what is stored beside them.
+        """Set the group's positions with their metadata.
 
         Raises:
-            GroupActiveError: the group has live members that are not ours; the message names them.
+            GroupActiveError: the group has live members of other programs; the message names them.
         """
         if self._membership is not None:
-            # A refusal is no error: the member that has the shard now commits what the ledger says.
+            # A refusal is not an error: the member that has the shard now commits the ledger's position.
             self._membership.commit(positions, metadata=metadata)
         elif self._mode is not ConsumerMode.REAL_TIME:
             self.cluster.commit(group, positions, metadata=metadata)

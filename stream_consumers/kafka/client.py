@@ -28,16 +28,16 @@ from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 9092
 TOKEN_PROVIDER = "oauth_token_provider"  # noqa: S105 - the name of an option
-# What this project decides, and why a user may not.
+# The settings that users may not change, each with the reason.
 RESERVED = {
-    "bootstrap.servers": "the URL says which servers",
-    "group.id": "the group is an option of its own",
-    "enable.partition.eof": "a range ends there, whatever is missing in it",
+    "bootstrap.servers": "the URL names the servers",
+    "group.id": "the group is a separate option",
+    "enable.partition.eof": "the end of a partition ends a range, even if offsets are missing",
     "oauth_cb": f"a function does not reach executors; name it, like {TOKEN_PROVIDER}='module:function'",
 }
 FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error"}
 _WHY_FIXED = {
-    "enable.auto.commit": "it would commit what is not in the table yet",
+    "enable.auto.commit": "it would commit messages that are not in the table yet",
     "auto.offset.reset": "it would silently skip or repeat messages; use start or reset",
 }
 _CONSUMER_ONLY = {
@@ -60,8 +60,8 @@ _CONSUMER_ONLY = {
     "queued.min.messages",
     "session.timeout.ms",
 }
-# Ten years; milliseconds instead of seconds are beyond it.
-LONGEST_LIFE_SECONDS = 10 * 365 * 86400.0
+# Ten years; an expiry in milliseconds instead of seconds exceeds it.
+MAX_TOKEN_LIFE_SECONDS = 10 * 365 * 86400.0
 _DENIED = {
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -78,7 +78,7 @@ _SILENT = {
     KafkaError._RESOLVE,
     KafkaError.REQUEST_TIMED_OUT,
 }
-# Right after a topic was made, or while a leader moves.
+# Errors that occur just after a topic was created, or while a leader or coordinator moves.
 _PASSING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -90,7 +90,7 @@ _PASSING = {
     KafkaError.NOT_COORDINATOR,
 }
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-# The answers to a commit of a member that has lost what it commits.
+# The answers to a commit of a member that has lost its shards.
 _LOST = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -108,10 +108,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_client_options(client: ClientConfig) -> None:
-    """Refuse settings that this project decides; nothing is looked up.
+    """Refuse settings that users may not change; deferred values are not looked up.
 
     Raises:
-        InvalidOptionError: naming the setting and the reason.
+        InvalidOptionError: the error names the setting and the reason.
     """
     for name, reason in RESERVED.items():
         if name in client:
@@ -126,10 +126,10 @@ def check_client_options(client: ClientConfig) -> None:
 
 
 def check_producer_options(client: ClientConfig) -> None:
-    """Refuse settings that only a consumer knows: a producer would silently ignore them.
+    """Refuse settings that only consumers have, because a producer would silently ignore them.
 
     Raises:
-        InvalidOptionError: naming the settings.
+        InvalidOptionError: the error names the settings.
 
     Example:
         >>> check_producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
@@ -146,7 +146,7 @@ consumers have. Leave it out here.
 
 
 def producer_options(client: ClientConfig | None) -> ClientConfig:
-    """A configuration for consumers and producers, without what only consumers know.
+    """A configuration for consumers and producers, without the settings that only consumers have.
 
     Example:
         >>> producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
@@ -156,15 +156,15 @@ def producer_options(client: ClientConfig | None) -> ClientConfig:
 
 
 def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Scalar]:
-    """The settings of every client of this cluster, secrets looked up.
+    """The settings of every client of this cluster, with its secrets.
 
     Args:
-        url: its nodes are the bootstrap servers, port 9092 by default.
+        url: the URL whose nodes are the bootstrap servers, port 9092 by default.
         client: any configuration of librdkafka, like ``security.protocol`` or ``isolation.level``.
 
     Raises:
-        InvalidUrlError: credentials in the URL.
-        InvalidOptionError: a setting that this project decides, or a variable that is not set.
+        InvalidUrlError: the URL has credentials.
+        InvalidOptionError: users may not change a setting, or a variable is not set.
 
     Example:
         >>> client_settings(StreamUrl.parse("kafka://a,b:1/orders"), None)["bootstrap.servers"]
@@ -174,7 +174,7 @@ def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Sc
     check_client_options(client or {})
     given = resolve(client or {})
     servers = ",".join(_with_port(node) for node in url.nodes if node != ".") or f"localhost:{DEFAULT_PORT}"
-    # What the client has to say reaches the reader in our errors; its own log lines come on top only if asked for.
+    # Our errors contain the client's messages; its own log lines are shown only if the user raises the level.
     return {"log_level": 2, **given, **FIXED, "bootstrap.servers": servers}
 
 
@@ -205,7 +205,7 @@ def _is_consumer_only(name: str) -> bool:
 
 @contextmanager
 def options_explained(settings: Mapping[str, Scalar]) -> Iterator[None]:
-    """What the client says of its options when it is made, without their values."""
+    """Turn an error of the client about its options into an InvalidOptionError without their values."""
     try:
         yield
     except KafkaException as error:
@@ -216,10 +216,10 @@ def options_explained(settings: Mapping[str, Scalar]) -> Iterator[None]:
 
 
 def check_token_provider(name: object) -> None:
-    """Refuse what does not name a function; nothing is imported.
+    """Refuse a value that does not name a function, without importing it.
 
     Raises:
-        InvalidOptionError: it is not written as ``module:function``.
+        InvalidOptionError: the value is not written as ``module:function``.
 
     Example:
         >>> check_token_provider("aws_tokens:token")
@@ -227,7 +227,8 @@ def check_token_provider(name: object) -> None:
     module, colon, function = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise InvalidOptionError(
-            f"{TOKEN_PROVIDER}={name!r} names no function", remedy="Write module:function, like aws_tokens:token."
+            f"{TOKEN_PROVIDER}={name!r} is no function name",
+            remedy="Write module:function, like aws_tokens:token.",
         )
 
 
@@ -235,16 +236,16 @@ class TokenProvider:
     """Calls the function that an option names; it is the ``oauth_cb`` of one client of librdkafka.
 
     The function is called without arguments. It returns a token, and when the token expires, in seconds since 1970;
-    optionally also the principal, and a mapping of SASL extensions. It is called once when the client is made, so
-    that what is wrong with it is an error at once, and then before a token expires. No error repeats what it returned,
-    or the text of what it raised, because that may contain the token.
+    optionally also the principal, and a mapping of SASL extensions. It is called when the client is created, so that a
+    mistake is reported at once, and then before each token expires. No error repeats its result or the text of its
+    error, because they may contain the token.
 
     Args:
         name: ``module:function``.
 
     Raises:
-        InvalidOptionError: it cannot be imported, or is no function.
-        TokenProviderError: it raised, or returned something else than a token that is still valid.
+        InvalidOptionError: the function cannot be imported, or the name is not that of a function.
+        TokenProviderError: the function raised an error, or did not return a valid token.
     """
 
     def __init__(self, name: str) -> None:
@@ -255,7 +256,7 @@ class TokenProvider:
         self.error: TokenProviderError | None = None
 
     def __call__(self, config: str) -> tuple[Any, ...]:
-        """Called by the client, in a thread of its own.
+        """Return a token; the client calls this in a background thread.
 
         Args:
             config: the client option ``sasl.oauthbearer.config``, which is not used.
@@ -264,7 +265,7 @@ class TokenProvider:
         try:
             found = found or self._call()
         except TokenProviderError as error:
-            # The client reports only that something was raised.
+            # The client reports only that an error was raised.
             self.error = error
             raise
         self.error = None
@@ -293,7 +294,7 @@ def with_tokens(settings: Mapping[str, Scalar]) -> dict[str, Any]:
     """The settings of one client of librdkafka: the option that names a token provider becomes its ``oauth_cb``.
 
     Raises:
-        InvalidOptionError, TokenProviderError: as :class:`TokenProvider` says.
+        InvalidOptionError, TokenProviderError: see :class:`TokenProvider`.
 
     Example:
         >>> with_tokens({"security.protocol": "SASL_SSL"})
@@ -323,7 +324,7 @@ def _imported(name: str) -> Callable[[], Any]:
 
 
 def _what_is_wrong(found: object) -> str:
-    """What the function returned instead of a token; types only, since any of the values may be the token."""
+    """What the function returned instead of a token, by type only, because any value may be the token."""
     if not isinstance(found, (tuple, list)) or not 2 <= len(found) <= 4:
         return f"a {type(found).__name__}, not a token and its expiry"
     defaults: tuple[Any, ...] = ("", {})
@@ -333,7 +334,7 @@ def _what_is_wrong(found: object) -> str:
     if not isinstance(expiry, (int, float)):
         return f"a {type(expiry).__name__} as expiry"
     left = expiry - time.time()
-    if not 0 < left < LONGEST_LIFE_SECONDS:
+    if not 0 < left < MAX_TOKEN_LIFE_SECONDS:
         return f"a token that expires {left:.0f} s from now"
     is_plain = isinstance(principal, str) and _is_text_to_text(extensions)
     return "" if is_plain else f"a {type(principal).__name__} as principal, a {type(extensions).__name__} as extensions"
@@ -344,15 +345,15 @@ def _is_text_to_text(value: object) -> bool:
 
 
 def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> StreamAssetsError:
-    """Maps an error of the client to a :class:`StreamAssetsError`.
+    """Map an error of the client to a :class:`StreamAssetsError`.
 
-    It is to be raised ``from None``: the client repeats what the broker says, and Dagster keeps causes.
+    Raise the result ``from None``: the client repeats the broker's text, and Dagster stores causes.
 
     Args:
-        error: as the client reported it.
-        what: what failed, naming the servers.
+        error: the error that the client reported.
+        what: the action that failed, with the servers.
         said: the text of the error, without values of options.
-        reason: what the client said of its connection, which is more exact than "timed out".
+        reason: the client's error about its connection, which is more exact than "timed out".
     """
     said = f"{what}: {reason or said}"
     code = error.code()
@@ -371,34 +372,34 @@ def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> Str
 
 
 def is_lost(error: KafkaError) -> bool:
-    """Whether a commit was refused because the member has lost what it commits."""
+    """Whether a commit was refused because the member has lost its shards."""
     return error.code() in _LOST
 
 
 class ClientLog:
-    """Logs the lines of a client, which repeat what a broker says, without its options; give it as ``logger``.
+    """Logs the lines of a client, which may repeat a broker's text, without its options; pass it as ``logger``.
 
     Args:
-        settings: of the client, with the secrets looked up.
+        settings: the settings of the client, with its secrets.
     """
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         self._settings = settings
 
     def log(self, level: int, form: str, *values: object) -> None:
-        """Called by the client."""
+        """Log a line; the client calls this."""
         if _log.isEnabledFor(level):
             _log.log(level, "%s", redact_options(form % values, self._settings))
 
 
 class ConnectionReasons:
-    """Remembers what a client says about its connections, without its options; give it as ``error_cb``.
+    """Keeps the errors of a client about its connections, without its options; pass it as ``error_cb``.
 
     Args:
-        settings: of the client, with the secrets looked up.
+        settings: the settings of the client, with its secrets.
 
     Attributes:
-        tokens: what makes tokens for the client, if anything does: the client says only that it has failed.
+        tokens: the token provider of the client, if any, because the client reports only that it has failed.
     """
 
     def __init__(self, settings: Mapping[str, object]) -> None:
@@ -408,7 +409,7 @@ class ConnectionReasons:
         self.tokens: TokenProvider | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Called by the client."""
+        """Record an error; the client calls this."""
         said = redact_options(error.str(), self._settings)
         _log.debug("kafka client: %s", said)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
@@ -418,7 +419,7 @@ class ConnectionReasons:
 
     @property
     def down_seconds(self) -> float:
-        """How long ago the client said for the first time that no broker can be reached; 0 if it did not."""
+        """The seconds since the client first reported that no broker can be reached; 0 if it did not."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def __str__(self) -> str:
@@ -428,15 +429,15 @@ class ConnectionReasons:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether it is gone as soon as a leader or coordinator was found, or the client says that asking again helps."""
+    """Whether a retry may succeed: a leader or coordinator is being found, or the client calls the error retriable."""
     return error.code() in _PASSING or error.retriable()
 
 
 def raise_refused(places: Iterable[TopicPartition]) -> None:
-    """Raise what a request was refused with for single partitions: the client reports it as an answer.
+    """Raise the error of a partition, which the client returns as part of an answer.
 
     Raises:
-        KafkaException: the first error; one that does not mean that another member has the partition comes first.
+        KafkaException: the first error; errors that mean that another member has the partition come last.
     """
     refused = sorted((place.error for place in places if place.error is not None), key=is_lost)
     if refused:
@@ -444,17 +445,16 @@ def raise_refused(places: Iterable[TopicPartition]) -> None:
 
 
 def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
-    """The answer; it is asked for again while a leader or coordinator is being found.
+    """Send a request, and retry it while a leader or coordinator is being found.
 
-    Every request that a coordinator answers goes through here: a coordinator may move, or still be loading, at any
-    moment.
+    Every request to a coordinator goes through here, because it may move, or still be loading, at any moment.
 
     Args:
-        ask: gets the seconds that are left, and raises ``KafkaException`` where there is no answer.
-        seconds: how long that may take.
+        ask: sends the request; it gets the remaining seconds, and raises ``KafkaException`` without an answer.
+        seconds: how long to retry.
 
     Raises:
-        KafkaException: what was raised last.
+        KafkaException: the last error.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -467,5 +467,5 @@ def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
 
 
 def is_about_connection(error: KafkaError) -> bool:
-    """Whether the client's words about its connections explain more than the error does."""
+    """Whether the client's errors about its connections explain more than this error."""
     return error.code() in _SILENT

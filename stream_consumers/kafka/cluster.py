@@ -58,18 +58,18 @@ K = TypeVar("K")
 T = TypeVar("T")
 REQUEST_SECONDS = 10.0
 POLL_SECONDS = 0.05
-# A host name may have several addresses, and no broker may listen at the first one.
+# It is not shorter, because a host name may have several addresses, the first of them without a broker.
 HASTY_SECONDS = 1.0
-# The client's type hints do not export them.
+# The client's type hints lack these names.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
-# After its queue was full the client would not fetch for a second: reading is six times as fast with this.
+# By default the client pauses for a second after its queue was full: reading is six times as fast with this.
 _CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is now; its id is the fingerprint that detects a recreated one."""
+    """A topic; its id is the fingerprint that detects a recreated one."""
 
     name: str
     id: str
@@ -77,12 +77,12 @@ class Topic:
 
     @property
     def shards(self) -> list[Shard]:
-        """Its partitions."""
+        """The partitions of the topic."""
         return [Shard(self.name, number) for number in range(self.partitions)]
 
 
 class KafkaBrokers(ClosesOnExit):
-    """Sends requests to the brokers of a URL; no messages are read here. Close it when done; it is a context manager.
+    """Sends requests to the brokers of a URL, but reads no messages; a context manager.
 
     Args:
         url: ``kafka://host:9092/orders``.
@@ -90,11 +90,11 @@ class KafkaBrokers(ClosesOnExit):
 
     Attributes:
         answer_seconds: how long to wait for the answer to a request.
-        is_hasty: give a request up as soon as no broker could be reached for a second. A broker that is restarted is
-            away for longer, so that this is for callers that ask again later.
+        is_hasty: whether a request fails as soon as no broker could be reached for a second. A restarting broker is away
+            for longer, so this is for callers that retry later.
 
     Raises:
-        InvalidOptionError: a setting that this project decides.
+        InvalidOptionError: users may not change a setting.
     """
 
     def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None) -> None:
@@ -107,7 +107,7 @@ class KafkaBrokers(ClosesOnExit):
         self.isolation = isolation(self.settings)
         self._reasons = ConnectionReasons(self.settings)
         self._log = ClientLog(self.settings)
-        # Clients that ask for the positions of a group without being a member of it.
+        # The clients that request the positions of a group without being a member of it.
         self._position_clients: dict[str, Consumer] = {}
 
     @cached_property
@@ -116,7 +116,7 @@ class KafkaBrokers(ClosesOnExit):
             return AdminClient(self._own_settings(), logger=self._log)
 
     def _own_settings(self) -> dict[str, Any]:
-        """The settings without those that only consumers know, for an admin client or a producer."""
+        """The settings for an admin client or a producer, without those that only consumers have."""
         return self._for_client(producer_options(self.settings))
 
     def _for_client(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,19 +126,19 @@ class KafkaBrokers(ClosesOnExit):
         return {**made, "error_cb": self._reasons}
 
     def consumer(self, *, group: str | None = None, **own: Scalar) -> Consumer:
-        """A consumer of this cluster; keyword ``a_b`` is the setting ``a.b``."""
+        """Create a client that consumes from this cluster; keyword ``a_b`` is the setting ``a.b``."""
         settings: dict[str, Scalar] = {name.replace("_", "."): value for name, value in own.items()}
-        # The client wants a group even where it has none; without a subscription or a commit no broker sees it.
+        # The client requires a group id; without a subscription or a commit no broker sees it.
         settings["group.id"] = group or "stream-assets-no-group"
         with options_explained(self.settings):
             return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=self._log)
 
     def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
-        """A producer of this cluster.
+        """Create a client that produces to this cluster.
 
         Args:
             defaults: settings that the configuration of this cluster may change.
-            fixed: settings that it may not.
+            fixed: settings that it may not change.
 
         Raises:
             InvalidOptionError: the client refuses its settings.
@@ -155,20 +155,20 @@ class KafkaBrokers(ClosesOnExit):
         self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=self.answer_seconds)}, "the cluster")
 
     def topics(self, streams: Sequence[str], *, seconds: float | None = None) -> Mapping[str, Topic]:
-        """The topics of these names.
+        """The topics with these names.
 
         Args:
             streams: the names.
-            seconds: how long to wait for the answer; as long as for any other by default.
+            seconds: how long to wait for the answer; ``answer_seconds`` by default.
 
         Raises:
-            StreamNotFoundError: one of them is not there.
+            StreamNotFoundError: one of the topics does not exist.
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
         return {name: _topic(topic) for name, topic in self._described(streams, seconds).items()}
 
     def create_topic(self, stream: str, shards: int) -> Topic:
-        """The topic of this name, created with ``shards`` partitions unless another client has created it meanwhile.
+        """Create a topic with ``shards`` partitions, unless another client has created it meanwhile, and return it.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
@@ -184,13 +184,13 @@ class KafkaBrokers(ClosesOnExit):
             try:
                 return self.topics([stream])[stream]
             except StreamNotFoundError:
-                # Brokers hear of a new topic one after the other.
+                # The brokers learn of a new topic one after the other.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(POLL_SECONDS)
 
     def all_topics(self) -> Mapping[str, Topic]:
-        """All topics that this client may see, but those that the brokers keep for themselves.
+        """All topics that this client may see, except the internal ones of the brokers.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
@@ -202,7 +202,7 @@ class KafkaBrokers(ClosesOnExit):
             try:
                 found = self._described(list(listed))
             except StreamNotFoundError:
-                # It was deleted in between.
+                # A topic was deleted in between.
                 if is_last:
                     raise
                 continue
@@ -216,7 +216,7 @@ class KafkaBrokers(ClosesOnExit):
         )
 
     def is_compacted(self, stream: str) -> bool:
-        """Whether the brokers may remove messages between others; also true where they do not let us know."""
+        """Whether the brokers may remove messages between others; also true if their answer is refused."""
         topic = _RESOURCE(_RESOURCE.Type.TOPIC, stream)
         with suppress(AccessDeniedError, BrokerError):
             found = self._ask(
@@ -236,7 +236,7 @@ class KafkaBrokers(ClosesOnExit):
 
     def at(self, shards: Iterable[Shard], timestamp_ms: int) -> Mapping[Shard, int]:
         """The first offset with a timestamp at or after this one, of each shard; -1 where there is none."""
-        # To the broker, negative ones are names of other places.
+        # For the broker, negative timestamps name special offsets.
         return self.offsets(shards, _SPECS.for_timestamp(max(0, timestamp_ms)))
 
     def offsets(self, shards: Iterable[Shard], spec: Any, level: IsolationLevel | None = None) -> Mapping[Shard, int]:
@@ -252,11 +252,11 @@ class KafkaBrokers(ClosesOnExit):
         return {Shard(place.topic, place.partition): int(answer.offset) for place, answer in found.items()}
 
     def committed(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, int]:
-        """What the group has committed of these shards; those without are left out (0 is not nothing)."""
+        """The committed positions of the group; shards without one are left out (0 is a position)."""
         return {shard: int(place.offset) for shard, place in self._places(group, shards).items()}
 
     def committed_metadata(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, str]:
-        """The metadata of what the group has committed; those without are left out."""
+        """The metadata of the group's committed positions; shards without metadata are left out."""
         return {shard: place.metadata for shard, place in self._places(group, shards).items() if place.metadata}
 
     def _places(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, TopicPartition]:
@@ -266,10 +266,10 @@ class KafkaBrokers(ClosesOnExit):
         return {Shard(place.topic, place.partition): place for place in found}
 
     def _committed(self, group: str, asked: list[TopicPartition]) -> list[TopicPartition]:
-        """The committed positions, asked for by a consumer that is no member.
+        """The committed positions, requested by a consumer that is not a member.
 
-        An admin client could be asked, too, but librdkafka ends the process with a null pointer when the coordinator
-        of the group moves or is still loading (librdkafka issue 5040).
+        An admin client is not used, because librdkafka then crashes the process with a null pointer when the
+        coordinator of the group moves or is still loading (librdkafka issue 5040).
         """
         consumer = self._position_client(group)
 
@@ -283,7 +283,7 @@ class KafkaBrokers(ClosesOnExit):
         except KafkaException as error:
             # The client reports what it knows of its connections only when it is polled.
             consumer.poll(0)
-            # A consumer waits in silence for a coordinator; an admin client gets the reason.
+            # A consumer waits for a coordinator without an error; an admin client gets the reason.
             self._described_group(group)
             raise self._explain(error.args[0], f"positions of group {group!r}") from None
 
@@ -292,7 +292,7 @@ class KafkaBrokers(ClosesOnExit):
             own = {
                 "group.id": group,
                 "enable.auto.commit": False,
-                # What is committed counts, whether or not a transaction is about to commit more.
+                # The committed position counts, even if a transaction is about to commit another one.
                 "isolation.level": "read_uncommitted",
             }
             with options_explained(self.settings):
@@ -303,7 +303,7 @@ class KafkaBrokers(ClosesOnExit):
         """Set the positions of a group that has no members, with ``metadata`` stored beside them.
 
         Raises:
-            GroupActiveError: it has some; the message names them.
+            GroupActiveError: the group has members; the message names them.
         """
         if not positions:
             return
@@ -319,8 +319,8 @@ class KafkaBrokers(ClosesOnExit):
                 raise
             raise GroupActiveError(
                 f"the positions of group {group!r} cannot be set: it has live members, {'; '.join(members)}",
-                remedy="Stop them, or ingest with a group of its own. What is in the table stays there once, and the "
-                "next run sets the positions.",
+                remedy="Stop them, or ingest with another group. The rows stay in the table once, and the next run sets "
+                "the positions.",
                 error=error.facts["code"],
             ) from error
 
@@ -330,8 +330,8 @@ class KafkaBrokers(ClosesOnExit):
         """Set the positions of a group as the member that has these shards.
 
         Returns:
-            ``None`` if they are set; else why the group refused them: another member has the shards by now, or this
-            one has left.
+            ``None`` if they are set; else the reason for the refusal: another member has the shards by now, or this
+            member has left.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
@@ -353,7 +353,7 @@ class KafkaBrokers(ClosesOnExit):
         return None
 
     def members(self, group: str) -> list[str]:
-        """The live members of a group, for people: client id, host, what they read."""
+        """Descriptions of the live members of a group: client id, host and assigned partitions."""
         try:
             described = self._described_group(group)
         except StreamAssetsError:
@@ -372,7 +372,7 @@ class KafkaBrokers(ClosesOnExit):
     def _ask(
         self, request: Callable[[], Mapping[K, Future[T]]], what: str, seconds: float | None = None
     ) -> Mapping[K, T]:
-        """The answers to a request; it is repeated while a leader or coordinator is being found."""
+        """The answers to a request, which is retried while a leader or coordinator is being found."""
         name: object = ""
 
         def ask(left: float) -> Mapping[K, T]:
@@ -422,19 +422,19 @@ class KafkaBrokers(ClosesOnExit):
         return explained
 
     def _forget_clients(self) -> None:
-        """Make new clients at the next request.
+        """Close the clients, so that the next request creates new ones.
 
-        One that was connected to a broker which was restarted waits in vain for the coordinator of a group, for good,
-        and its reasons are those of the outage.
+        A client that was connected to a restarted broker waits forever for the coordinator of a group, and still
+        reports the errors of the outage.
         """
         self.close()
         self._reasons = ConnectionReasons(self.settings)
 
     def close(self) -> None:
-        """Release the clients, which are made anew where they are needed once more.
+        """Release the clients; a later request creates new ones.
 
-        An error keeps the cluster in a reference cycle. If Python collected it in a thread of another client,
-        librdkafka would end the process.
+        An error keeps the cluster in a reference cycle. If Python collected that in a thread of another client,
+        librdkafka would crash the process.
         """
         self.__dict__.pop("_admin", None)
         self._position_clients.clear()
@@ -444,16 +444,16 @@ class KafkaBrokers(ClosesOnExit):
         return explain(error, what=what, said=self.said(error), reason=self.reason(error))
 
     def said(self, error: KafkaError) -> str:
-        """The text of an error, which may repeat what a broker says, without values of options."""
+        """The text of an error, which may repeat a broker's text, without values of options."""
         return redact_options(error.str(), self.settings)
 
     def reason(self, error: KafkaError) -> str:
-        """What is known of the connection, if that is what the error is about."""
+        """The last error about the connection, if the given error is about it; else empty."""
         return str(self._reasons) if is_about_connection(error) else ""
 
 
 def places_of(positions: Mapping[Shard, int], metadata: str = "") -> list[TopicPartition]:
-    """Positions as the client takes them, in order."""
+    """Positions in the client's form, in order."""
     return [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
 
 

@@ -44,9 +44,9 @@ from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
-# How long a member of a group waits for the brokers when it looks whether its topics are still there.
+# How long a member of a group waits for the brokers when it checks that its topics still exist.
 LOOK_SECONDS = 1.0
-# How long a broker holds a fetch for which it has nothing: a replay ends so much later.
+# How long a broker holds a fetch without messages; a replay ends later by this time.
 FETCH_WAIT_MS = 50
 CONSUMER_MODES = Modes(
     of="consumers of Kafka", available=tuple(ConsumerMode), host_groups={ConsumerMode.RESUMABLE: "r"}
@@ -56,24 +56,25 @@ CONSUMER_MODES = Modes(
 class KafkaConsumer(LockedConsumer):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
-    Nothing is committed unless :meth:`commit` is called. Its group keeps a position in each shard, so that a member is
-    the :class:`stream_consumers.consumer.PositionCommitter` of a tracked consumer that reads it.
+    Only :meth:`commit` commits positions. The group keeps a position in each shard, so that a member is also the
+    :class:`stream_consumers.consumer.PositionCommitter` of a tracked consumer that wraps it.
 
     Args:
-        url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
-        mode: ``real_time``: all partitions, no group. ``resumable``: all partitions, from where the group is.
-            ``load_balanced``: those that the group assigns to this member; they come and go.
+        url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, including later ones.
+        mode: ``real_time`` reads all partitions, without a group. ``resumable`` reads all partitions, from the group's
+            positions. ``load_balanced`` reads the partitions that the group currently assigns to this member.
         group: the consumer group; for ``resumable`` by default the host's id and ``r`` (SeaStreamer's rule).
         reset: where to start without a position; resolved to offsets at once.
-        live: wait at the end; without it the stream ends there.
+        live: wait for more messages at the end; otherwise the stream ends there.
         client: any configuration of librdkafka.
         on_dead_letter: called for messages that cannot be used (a header whose name is not UTF-8).
 
     Raises:
-        InvalidOptionError: a group where there is none, or none where one is needed.
-        StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
-        StreamRemovedError: from :meth:`next`: a topic was deleted, or deleted and made again, within some seconds; then
-            at each call until the consumer is moved.
+        InvalidOptionError: the group does not fit the mode.
+        StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: the topic is missing, or the broker does not
+            answer or refuses.
+        StreamRemovedError: from :meth:`next`, within some seconds after a topic was deleted or recreated; then at each
+            call until the consumer is moved.
 
     Example::
 
@@ -103,33 +104,33 @@ class KafkaConsumer(LockedConsumer):
         has_group = mode is not ConsumerMode.REAL_TIME
         self._streams = url.required_streams() if has_group else url.subscribed_streams()
         super().__init__(self._streams, on_dead_letter)
-        # A group has positions, from which there is something to read.
+        # A group may have positions before the end, so that even LATEST without live may read messages.
         reset = choose_reset(reset, live=live or has_group)
         self._group = CONSUMER_MODES.group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
         self._cluster = KafkaBrokers(url, client)
-        # Held while a member commits, so that no shard is given away meanwhile; never while a message is waited for.
+        # Held while a member commits, so that no shard is revoked meanwhile; never held during a wait for a message.
         self._committing = threading.RLock()
         self._observer: ShardObserver | None = None
-        # The ids of the topics when they were first seen; a topic that is gone is reported until the consumer is moved.
+        # The ids of the topics at first sight; a deleted topic is reported until the consumer is moved.
         self._topic_ids: dict[str, str] = {}
         self._removed: StreamRemovedError | None = None
         self._is_released = False
         self._known = self._all_shards()
         self._assigned: frozenset[Shard] = frozenset()
-        # What the group has given while the brokers did not say where it begins: taken, and not read yet.
-        self._unplaced: frozenset[Shard] = frozenset()
-        # Where the end was when it was reached.
+        # Assigned shards that are not read yet, because the brokers did not return their start.
+        self._without_start: frozenset[Shard] = frozenset()
+        # The ends of the shards that were read to their ends.
         self._reached: dict[Shard, int] = {}
         self._newly_reached: dict[Shard, int] = {}
-        # The positions behind what was acknowledged since the last commit.
-        self._done: dict[Shard, int] = {}
-        self._done_lock = threading.Lock()
-        # Where reading was begun; the client reports how far it came from there.
-        self._begun: dict[Shard, int] = {}
+        # The positions after the messages that were acknowledged since the last commit.
+        self._acknowledged: dict[Shard, int] = {}
+        self._acknowledged_lock = threading.Lock()
+        # The offsets where reading began; the client reports later positions.
+        self._started_at: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
-        self._look_again = time.monotonic() + METADATA_SECONDS
+        self._next_check = time.monotonic() + METADATA_SECONDS
         self._consumer: Consumer = self._cluster.consumer(
             group=self._group, enable_partition_eof=True, fetch_wait_max_ms=FETCH_WAIT_MS
         )
@@ -153,7 +154,7 @@ class KafkaConsumer(LockedConsumer):
         return self._assigned
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
-        """See :meth:`stream_consumers.consumer.MeasurableConsumer.ends`; the cluster is asked, not the client."""
+        """See :meth:`stream_consumers.consumer.MeasurableConsumer.ends`; requests the ends from the cluster."""
         self._check_open()
         shards = self._assigned
         readable = self._cluster.ends(shards)
@@ -205,13 +206,13 @@ class KafkaConsumer(LockedConsumer):
         super().unassign(shard)
 
     def ack(self, message: Message) -> None:
-        """Say that a message is done, and with it those before it in its shard; the next :meth:`commit` sends it.
+        """Mark a message and all before it in its shard as finished; the next :meth:`commit` sends that.
 
-        A message of a shard that the group has given to another member meanwhile is left to that one.
+        A message is ignored if the group has assigned its shard to another member meanwhile.
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
-            NotSubscribedError: it is of another stream.
+            NotSubscribedError: the message is of another stream.
         """
         self._check_open()
         self._check_group()
@@ -220,35 +221,35 @@ class KafkaConsumer(LockedConsumer):
             raise NotSubscribedError(
                 f"{shard} is not read by this consumer", remedy=f"Read are: {', '.join(self._streams)}."
             )
-        with self._done_lock:
+        with self._acknowledged_lock:
             if shard in self._assigned:
-                self._done[shard] = max(self._done.get(shard, 0), message.sequence + 1)
+                self._acknowledged[shard] = max(self._acknowledged.get(shard, 0), message.sequence + 1)
 
     def commit(self, positions: Positions | None = None) -> int:
-        """Set the group's positions in these shards; returns how many they are.
+        """Set the group's positions in these shards; returns their number.
 
         Args:
-            positions: the next sequence to read, per shard (one behind the last message that is done); by default
-                behind what was acknowledged since the last commit.
+            positions: the position of each shard, one after its last finished message; by default those after the
+                messages that were acknowledged since the last commit.
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
-            GroupActiveError: another member has the shards, or the group has members that are not this one.
+            GroupActiveError: another member has the shards, or the group has other members.
         """
-        # While it closes, an observer commits what it gives back.
+        # During close, an observer commits the shards that it releases.
         if self._is_released:
             self._check_open()
         group = self._check_group()
         if positions is not None:
             check_positions(positions)
-        with self._done_lock:
-            chosen = dict(self._done) if positions is None else positions
+        with self._acknowledged_lock:
+            chosen = dict(self._acknowledged) if positions is None else positions
         if chosen:
             self._commit(group, chosen)
-        with self._done_lock:
+        with self._acknowledged_lock:
             for shard, position in chosen.items():
-                if self._done.get(shard, position + 1) <= position:
-                    del self._done[shard]
+                if self._acknowledged.get(shard, position + 1) <= position:
+                    del self._acknowledged[shard]
         return len(chosen)
 
     def _check_group(self) -> str:
@@ -262,12 +263,12 @@ class KafkaConsumer(LockedConsumer):
             return
         with self._committing:
             lost = frozenset(positions) - self._assigned
-            # The broker would take it, over what the new owner has committed.
+            # The broker would accept an older position, and overwrite the new owner's.
             refusal = None if lost else self._cluster.commit_as_member(self._consumer, group, positions)
         if lost or refusal is not None:
             raise GroupActiveError(
                 f"group {group!r} has given {min(lost or positions)} to another member",
-                remedy="Its new owner reads it again from what is committed.",
+                remedy="Its new owner reads it again from the committed position.",
                 **({} if refusal is None else {"error": refusal.name()}),
             )
 
@@ -280,9 +281,9 @@ class KafkaConsumer(LockedConsumer):
                 observer.on_assigned(self._assigned)
 
     def committed(self) -> Positions:
-        """What the group has committed; shards without a position are left out.
+        """The group's committed positions; shards without a position are left out.
 
-        In mode ``load_balanced`` it is asked for the shards of this member only.
+        In mode ``load_balanced`` these are the positions of this member's shards only.
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
@@ -294,11 +295,11 @@ class KafkaConsumer(LockedConsumer):
         return self._cluster.committed(group, self._assigned if is_member else self._known)
 
     def group_metadata(self) -> Any:
-        """The identity of this member, for a transaction that takes the group's positions along."""
+        """The identity of this member, for a transaction that includes the group's positions."""
         return self._consumer.consumer_group_metadata()
 
     def reached_ends(self) -> Positions:
-        """The end of each shard that was read to its end since the last call: behind markers, which are no messages."""
+        """The end of each shard that was read to its end since the last call, after any transaction markers."""
         reached, self._newly_reached = self._newly_reached, {}
         return reached
 
@@ -307,21 +308,21 @@ class KafkaConsumer(LockedConsumer):
         with self._lock.moving():
             self._check_open()
             places = resolve_positions(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
-            # The first message may be gone already; to the client, negative offsets are names of other places.
+            # The first message may be deleted already, and for the client negative offsets have special meanings.
             first = self._cluster.starts([shard for shard, position in positions.items() if position < 0])
             others = {shard: self._position(shard) for shard in self._assigned - frozenset(places)}
             self._unreached -= frozenset(places)
             self._go_to({**others, **places, **first})
 
     def pause(self, shards: Iterable[Shard]) -> None:
-        """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""
+        """Fetch no messages of these shards until :meth:`resume`; a seek or a change of owner also ends the pause."""
         check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
             self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def resume(self, shards: Iterable[Shard]) -> None:
-        """Go on with these shards; nothing was lost meanwhile."""
+        """Fetch messages of these shards again; none were lost meanwhile."""
         check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
@@ -344,22 +345,22 @@ class KafkaConsumer(LockedConsumer):
         return item
 
     def _fetch(self, seconds: float) -> Message | DeadLetter | None:
-        """The next item that is wanted; ``None`` if there was none in time."""
+        """The next message or dead letter to return; ``None`` if none arrived in time."""
         if self._removed is not None:
             raise self._removed
-        self._look(seconds)
-        if self._unplaced:
-            self._begin(self._first(self._unplaced))
+        self._check_topics(seconds)
+        if self._without_start:
+            self._begin(self._first(self._without_start))
         while (found := self._consumer.poll(seconds)) is not None:
             item = self._item(found)
             if item is not None:
                 return item
-            # The end of a partition is no reason to say that there is nothing in the others.
+            # At the end of a partition, others may still have messages.
             seconds = 0.0
         return None
 
     def _item(self, found: KafkaMessage) -> Message | DeadLetter | None:
-        """What the client gave, if it is wanted."""
+        """Convert a message of the client; ``None`` if it is skipped, or is an event."""
         shard, error = shard_of(found), found.error()
         if error is not None:
             self._handle_error(error, shard, found.offset() or 0)
@@ -379,7 +380,7 @@ class KafkaConsumer(LockedConsumer):
             self._all_shards()
             raise DataLossError(
                 f"{shard} of {self._url} does not hold the messages at the position",
-                remedy="Rewind to the beginning or the end to go on.",
+                remedy="Rewind to the beginning or the end to continue.",
                 reason=self._cluster.said(error),
                 earliest=self._cluster.starts([shard])[shard],
                 end=self._cluster.ends([shard])[shard],
@@ -388,7 +389,7 @@ class KafkaConsumer(LockedConsumer):
             raise self._cluster.explain(error, f"reading {shard} of {self._url}")
 
     def _all_shards(self, seconds: float | None = None) -> frozenset[Shard]:
-        """The shards of all topics; an error if one of the topics is gone, or another one by now."""
+        """The shards of all topics; raises an error if a topic was deleted or recreated."""
         is_for_all = WILDCARD in self._streams
         try:
             topics = self._cluster.all_topics() if is_for_all else self._cluster.topics(self._streams, seconds=seconds)
@@ -404,45 +405,45 @@ class KafkaConsumer(LockedConsumer):
     def _note_removed(self, what: str, **facts: object) -> StreamRemovedError:
         self._removed = StreamRemovedError(
             f"a topic of {self._url} {what} while it was read",
-            remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read what "
-            "there is now.",
+            remedy="Unread messages are lost. Rewind to the beginning, or create a new consumer, to read the current "
+            "topic.",
             **facts,
         )
         return self._removed
 
-    def _look(self, seconds: float) -> None:
-        """Look for topics that are gone, and for partitions that were added to one."""
-        if not self._live or time.monotonic() < self._look_again:
+    def _check_topics(self, seconds: float) -> None:
+        """Check for deleted topics and for new partitions."""
+        if not self._live or time.monotonic() < self._next_check:
             return
         if self._mode is ConsumerMode.LOAD_BALANCED:
-            # The group protocol finds new partitions by itself, and waits for brokers without a word.
+            # The group protocol finds new partitions by itself, and waits for brokers without an error.
             if seconds:
-                self._look_again = time.monotonic() + METADATA_SECONDS
+                self._next_check = time.monotonic() + METADATA_SECONDS
                 with suppress(BrokerUnavailableError, BrokerError):
                     self._all_shards(LOOK_SECONDS)
             return
-        self._look_again = time.monotonic() + METADATA_SECONDS
+        self._next_check = time.monotonic() + METADATA_SECONDS
         found = self._all_shards()
         new = found - self._known if self._assignment.is_all_read else frozenset()
         if new:
             self._known |= new
             self._assigned |= new
-            self._begun |= self._cluster.starts(new)
-            self._consumer.incremental_assign(places_of({shard: self._begun[shard] for shard in new}))
+            self._started_at |= self._cluster.starts(new)
+            self._consumer.incremental_assign(places_of({shard: self._started_at[shard] for shard in new}))
 
     def _is_at_its_end(self) -> bool:
-        """Whether every shard was read to its end; a member that the group has assigned nothing yet is at none."""
+        """Whether every shard was read to its end; false for a member before its first assignment."""
         is_assigned = bool(self._assigned) or self._mode is not ConsumerMode.LOAD_BALANCED
         return is_assigned and self._assigned <= self._reached.keys()
 
     def _selected(self) -> list[Shard]:
-        """The shards that the next seek or rewind is about."""
+        """The shards that the next seek or rewind moves."""
         if self._mode is ConsumerMode.LOAD_BALANCED:
             return sorted(self._assigned)
         return self._assignment.of(self._known)
 
     def _first(self, shards: frozenset[Shard]) -> Positions:
-        """Where reading begins: at the group's position, else as ``reset`` says."""
+        """Where reading begins: at the group's position, else at the start or the end, by ``reset``."""
         is_earliest = self._reset is AutoStreamReset.EARLIEST
         places = self._cluster.starts(shards) if is_earliest else self._cluster.ends(shards)
         return {**places, **(self._cluster.committed(self._group, shards) if self._group else {})}
@@ -450,25 +451,25 @@ class KafkaConsumer(LockedConsumer):
     def _move(self, found: Positions, shards: list[Shard], is_reached: Callable[[Message], bool], place: str) -> None:
         if not found:
             raise no_message_error(place)
-        # A shard that has no such message yet goes on with the first one that comes.
+        # A shard without such a message continues with the first one that arrives.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
         self._assignment.begin()
         self._go_to({**found, **self._cluster.ends(waiting)})
 
     def _go_to(self, positions: Positions) -> None:
-        """Read from here; what was fetched before is dropped by the client."""
+        """Read from these positions; the client drops fetched messages."""
         self._reached, self._newly_reached = {}, {}
-        self._begun |= positions
+        self._started_at |= positions
         if self._removed is not None:
             # The topics as they are now are accepted.
             self._topic_ids, self._removed = {}, None
-        self._take_on(positions, had=frozenset(positions))
+        self._assign_in_client(positions, had=frozenset(positions))
         self._assigned = frozenset(positions)
 
     def _position(self, shard: Shard) -> int:
         (place,) = self._consumer.position([TopicPartition(shard.stream, shard.id)])
-        return int(place.offset) if place.offset >= 0 else self._begun[shard]
+        return int(place.offset) if place.offset >= 0 else self._started_at[shard]
 
     def _is_incremental(self) -> bool:
         """Whether the group assigns and revokes single shards (cooperative), so that the client must do the same."""
@@ -482,51 +483,53 @@ class KafkaConsumer(LockedConsumer):
         try:
             first = self._first(shards)
         except BaseException:
-            # Left alone, the client would take the shards and read nothing of them, nor would another member.
-            self._take_on(dict.fromkeys(shards, 0), had=frozenset())
+            # Otherwise the client would keep the shards without reading them, and no other member would get them.
+            self._assign_in_client(dict.fromkeys(shards, 0), had=frozenset())
             consumer.pause(partitions)
-            self._unplaced |= shards
+            self._without_start |= shards
             raise
         self._begin(first)
 
     def _begin(self, first: Positions) -> None:
-        """Read shards that the group has given."""
+        """Start to read shards that the group has assigned."""
         shards = frozenset(first)
-        self._begun |= first
-        self._take_on(first, had=self._unplaced)
-        self._unplaced -= shards
+        self._started_at |= first
+        self._assign_in_client(first, had=self._without_start)
+        self._without_start -= shards
         with self._committing:
             self._assigned |= shards
         self._forget_ends(shards)
         if self._observer is not None:
             self._observer.on_assigned(shards)
 
-    def _take_on(self, positions: Positions, *, had: frozenset[Shard]) -> None:
-        """Have the client read these from here, all that it reads or, if it takes single shards, these as well."""
+    def _assign_in_client(self, positions: Positions, *, had: frozenset[Shard]) -> None:
+        """Assign these positions in the client: in addition if it assigns shards singly, else in place of all others."""
         places = places_of(positions)
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))
             self._consumer.incremental_assign(places)
         else:
             self._consumer.assign(places)
-        # To the client, a pause is the application's, and outlasts all this.
+        # The client keeps a pause across assignments.
         self._consumer.resume(places)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)
-        # No commit comes between what the observer commits and the end of the ownership: it would be an older one.
+        # No other commit may run between the observer's commit and the release: it would set an older position.
         with self._committing:
             try:
                 if self._observer is not None:
                     self._observer.on_revoked(shards)
             finally:
                 self._assigned -= shards
-                self._unplaced -= shards
+                self._without_start -= shards
                 self._unreached -= shards
                 self._forget_ends(shards)
-                with self._done_lock:
-                    # What was acknowledged and not committed is read again by the new owner.
-                    self._done = {shard: position for shard, position in self._done.items() if shard not in shards}
+                with self._acknowledged_lock:
+                    # The new owner reads acknowledged messages again whose positions were not committed.
+                    self._acknowledged = {
+                        shard: position for shard, position in self._acknowledged.items() if shard not in shards
+                    }
 
     def _forget_ends(self, shards: frozenset[Shard]) -> None:
         for shard in shards:

@@ -1,7 +1,7 @@
-"""Membership of a Kafka consumer group without reading: the shards are assigned here, and read by executors.
+"""Membership of a Kafka consumer group without reading: the group assigns shards here, and executors read them.
 
-The group protocol wants a consumer that polls. It does so in a thread of its own, with every partition paused, so that
-the member stays alive however long a batch takes to write.
+The group protocol requires a consumer that polls. A background thread polls with every partition paused, so that the
+member stays alive even if a batch takes long to write.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from stream_consumers.urls import StreamUrl
 POLL_SECONDS = 0.02
 COMMIT_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
-# The leader of a group shares out a new partition when it sees it; by itself it would look every five minutes.
+# The leader of a group assigns a new partition when it detects it; by default it checks every five minutes.
 METADATA_MS = 5000
 _REFRESH = "topic.metadata.refresh.interval.ms"
 _log = logging.getLogger(__name__)
-# What concerns reading, which a member does not do.
+# Errors of reading, which a member does not do.
 _READ_ERRORS = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
 
-# What to commit, the metadata beside it, and where the answer goes.
+# The positions to commit, their metadata, and the future of the answer.
 _Request = tuple[Mapping[Shard, int], str, "Future[KafkaError | None]"]
 
 
@@ -46,8 +46,8 @@ class KafkaMembership(Membership):
         client: any configuration of librdkafka, ``partition.assignment.strategy`` and ``session.timeout.ms`` included.
 
     Raises:
-        StreamNotFoundError: a topic is not there.
-        BrokerUnavailableError, AccessDeniedError: as the broker says.
+        StreamNotFoundError: a topic does not exist.
+        BrokerUnavailableError, AccessDeniedError: the broker does not answer, or refuses.
     """
 
     def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
@@ -99,10 +99,10 @@ class KafkaMembership(Membership):
         except FutureTimeoutError as error:
             raise BrokerUnavailableError(
                 f"group {self._group!r} did not answer a commit within {COMMIT_SECONDS:g} s",
-                remedy="Check the brokers. What is in the table stays there once, and the next run sets the positions.",
+                remedy="Check the brokers. The rows stay in the table once, and the next run sets the positions.",
             ) from error
         if refusal is not None:
-            _log.info("group %s refused a commit (%s): another member goes on", self._group, refusal.name())
+            _log.info("group %s refused a commit (%s): another member continues", self._group, refusal.name())
         return refusal is None
 
     def close(self) -> None:
@@ -111,8 +111,8 @@ class KafkaMembership(Membership):
             self._closing.set()
             self._thread.join(LEAVE_SECONDS)
             if self._thread.is_alive():
-                # It waits for a broker that does not answer; the group misses this member by its session timeout.
-                _log.warning("group %s: the broker does not answer; left without saying so", self._group)
+                # The thread waits for a broker that does not answer; the group drops this member at its session timeout.
+                _log.warning("group %s: the broker does not answer; left without notice", self._group)
                 return
             self._answer_requests()
             self._consumer.close()
@@ -134,7 +134,7 @@ class KafkaMembership(Membership):
                 self._fail(problem)
 
     def _answer_requests(self) -> None:
-        """Commit what other threads asked for: the client's own thread must, or it waits for itself."""
+        """Commit for other threads, because only the client's own thread can commit without waiting for itself."""
         while True:
             try:
                 positions, metadata, answer = self._requests.get_nowait()
@@ -155,7 +155,7 @@ class KafkaMembership(Membership):
         time.sleep(POLL_SECONDS)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # The client assigns them when this returns; they are paused right after.
+        # The client assigns the partitions when this returns; they are paused right after.
         self._to_pause += partitions
         with self._changed:
             self._assignments += 1

@@ -127,7 +127,7 @@ def test_a_small_batch_is_not_sampled_again_and_a_large_one_is(broker: Broker, m
             return found.ranges[shard]
 
         source.extents()
-        wide = 400 * 100 * batches.FAR_BELOW
+        wide = 400 * 100 * batches.UNSAMPLED_FACTOR
         assert plan(0, 10, wide) == Range(0, 10)
         assert sampled == [Range(0, 10)]
         assert plan(10, 400, wide) == Range(10, 400)
