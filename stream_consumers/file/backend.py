@@ -55,16 +55,17 @@ class FileStreams(Backend):
         return FileBatchSource(url)
 
     def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> FileProducerOptions:
-        """Make the file if that is asked for: without options it must be there.
+        """Create the file if the options ask for that; without options it must exist.
 
         Raises:
-            StreamNotFoundError, StreamExistsError, FormatError: as the file is, and as the options ask.
+            StreamNotFoundError, StreamExistsError, FormatError: the file is missing, exists against the options, or is
+                not a stream file.
         """
         wanted = options if isinstance(options, FileProducerOptions) else None
         wanted = wanted or FileProducerOptions(creation=FileCreation.NEVER)
         is_new = wanted.creation is FileCreation.ALWAYS_NEW or not Path(url.path).exists()
         if is_new and wanted.creation is not FileCreation.NEVER:
-            # No message: the stream does not matter.
+            # No message is written, so any stream will do.
             FileProducer(replace(url, streams=(INTERNAL_KEY,)), replace(wanted, end_with_eos=False)).close()
         FrameScanner(Path(url.path)).close()
         return replace(wanted, creation=FileCreation.NEVER)

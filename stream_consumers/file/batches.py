@@ -33,14 +33,14 @@ from stream_consumers.file import segments
 from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.file.segments import (
-    NOTHING,
+    EMPTY_RANGE,
     START,
+    BatchPart,
     Block,
     Checkpoint,
-    Part,
     PlannedBatch,
     Segment,
-    Walk,
+    SegmentScan,
     items_of,
 )
 from stream_consumers.file.stream_file import OpenStreamFile
@@ -50,16 +50,16 @@ from stream_consumers.urls import StreamUrl
 
 QUIET_SECONDS = 2.0
 TAIL_BYTES = 4096
-"""How many bytes before the end of a batch its hint keeps a checksum of."""
+"""The number of bytes before the end of a batch whose checksum is in its hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """Bytes ``[start, stop)`` of a file, both between two frames.
+    """Bytes ``[start, stop)`` of a file, where both offsets are between two frames.
 
-    Damage whose place in a shard is unknown counts once, together with the next message behind it, whatever the batches
-    are. Whether bytes are damaged may depend on bytes behind ``stop``, so that a split may read up to ``frozen_size``,
-    as the walk that planned it did.
+    Damage without a known shard and sequence counts once, together with the next message after it, in any division into
+    batches. Whether bytes are damaged may depend on bytes after ``stop``, so a split may read up to ``frozen_size``, as
+    the scan that planned it did.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class FileSplit:
     messages: Mapping[Shard, int] | None
 
     def counts(self) -> Mapping[Shard, int] | None:
-        """What the walk that planned it has found; ``None`` if there is damage among it."""
+        """The number of messages of each shard that the planning scan found; ``None`` if it found damage."""
         return self.messages
 
     def identities(self) -> Mapping[str, str]:
@@ -105,13 +105,13 @@ class FileSplit:
 
     def _is_planned(self, run: Run) -> bool:
         """Whether all messages of the run are to be read."""
-        parts = ((self.ranges.get(shard, NOTHING), bounds) for shard, bounds in run.bounds.items())
+        parts = ((self.ranges.get(shard, EMPTY_RANGE), bounds) for shard, bounds in run.bounds.items())
         return run.stream in self.streams and all(first in part and last in part for part, (first, last) in parts)
 
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
     ) -> Iterator[MessageRow]:
-        """The rows of items; ``damages`` keeps damage that counts with a message that is still to come."""
+        """The rows of items; ``damages`` keeps damage that counts with the next message."""
         for item in items:
             if item.shard is not None and item.shard.stream not in self.streams:
                 continue
@@ -120,19 +120,19 @@ class FileSplit:
                 continue
             found = damages.copy()
             damages.clear()
-            if item.sequence not in self.ranges.get(item.shard, NOTHING):
+            if item.sequence not in self.ranges.get(item.shard, EMPTY_RANGE):
                 continue
             for damage in found:
                 yield self._dead_letter(scanner, damage, item.shard)
             if isinstance(item, Frame):
-                place = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
-                yield (*place, None, item.payload, None, None, None)
+                origin = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
+                yield (*origin, None, item.payload, None, None, None)
             else:
                 yield self._dead_letter(scanner, item, item.shard)
 
     @staticmethod
     def _dead_letter(scanner: FrameScanner, damage: Damage, shard: Shard) -> MessageRow:
-        letter = DeadLetter(
+        found = DeadLetter(
             damage.shard or shard,
             damage.sequence,
             damage.timestamp_ms,
@@ -140,15 +140,15 @@ class FileSplit:
             f"{damage.reason} (offset {damage.offset} of {scanner.path.name})",
             damage.offset,
         )
-        return dead_letter_row(letter)
+        return dead_letter_row(found)
 
 
 class FileBatchSource(BatchSource):
     """A ``.ss`` file as a batch source.
 
-    Every byte behind the ledger's position is walked once to find the messages, in bounded memory, and a plan walks
-    again only where a batch begins or ends, or damage was found. A batch is a contiguous part of the file, so that
-    executors read each byte once, whatever the number of shards.
+    Every byte after the ledger's position is scanned once to find the messages, in bounded memory, and a plan scans
+    again only where a batch begins or ends, or where damage was found. A batch is a contiguous part of the file, so
+    executors read each byte once, for any number of shards.
 
     Args:
         url: ``file://path/to/orders.ss/orders``.
@@ -165,7 +165,7 @@ class FileBatchSource(BatchSource):
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
         self._segments: list[Segment] = []
-        self._place = START
+        self._last_end = START
         self._extents: dict[Shard, Extent] = {}
         self._lost: dict[Shard, Range] = {}
         with OpenStreamFile(self._path) as file:
@@ -180,22 +180,22 @@ class FileBatchSource(BatchSource):
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
         with OpenStreamFile(self._path) as file:
-            # It may have been replaced since.
+            # The file may have been replaced since.
             self._header, self._frozen_size = file.header, file.size
         first, is_unknown = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         span = (self._frozen_size - first.offset) // segments.MAX_SEGMENTS
-        walk = Walk(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
-        self._segments, self._place = [], START
+        scan = SegmentScan(first, self._streams, frames=segments.CHECKPOINT_FRAMES, span=span)
+        self._segments, self._last_end = [], START
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
-            for segment in walk.segments(scanner.blocks(is_checked=False)):
+            for segment in scan.segments(scanner.blocks(is_checked=False)):
                 self._segments.append(segment)
                 if time.monotonic() > deadline:
                     self.is_exact = False
                     break
             else:
-                self._tail = self._describe_tail(walk.open_damage, scanner)
+                self._tail = self._describe_tail(scan.open_damage, scanner)
         starts: dict[Shard, int] = {}
         for segment in self._segments:
             for shard, (sequence, _) in segment.bounds.items():
@@ -213,14 +213,14 @@ class FileBatchSource(BatchSource):
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`.
 
-        A file drops nothing by itself. Where it is not the one that the hint remembers, the message before the position
-        has to be there, or the one at the position.
+        A file never drops messages by itself. If it is not the file of the hint, it must have the message before the
+        position, or the one at the position.
         """
         found = {shard: self._lost[shard].clamp(gap) for shard, gap in gaps.items() if shard in self._lost}
         return {shard: part for shard, part in found.items() if part.start < part.end}
 
     def _removed(self, resume: Resume) -> dict[Shard, Range]:
-        """What is gone behind the positions of a file that was written anew, or that no batch was read of."""
+        """The ranges after the positions that the file lacks, if it was rewritten or no batch was read from it."""
         positions = {shard: position for shard, position in resume.positions.items() if shard in self._extents}
         if (resume.hint or {}).get("created_at_ms") != self._header.created_at_ms:
             following: Mapping[Shard, int] = {shard: self._extents[shard].start for shard in positions}
@@ -233,7 +233,7 @@ class FileBatchSource(BatchSource):
         }
 
     def _first_from(self, places: Mapping[Shard, int]) -> Mapping[Shard, int]:
-        """The first sequence of each shard from a place on; the end where there is none."""
+        """The first sequence of each shard at or after the given one; the end if there is none."""
         found: dict[Shard, int] = {}
         with self._scanner(START) as scanner:
             for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
@@ -245,7 +245,7 @@ class FileBatchSource(BatchSource):
         return {shard: found.get(shard, self._extents[shard].end) for shard in places}
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """See :meth:`stream_consumers.batches.BatchSource.has_grown`: whether the file has another size by now."""
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; true if the size of the file has changed."""
         try:
             return self._path.stat().st_size != self._frozen_size
         except FileNotFoundError:
@@ -257,7 +257,7 @@ class FileBatchSource(BatchSource):
         if not open_gaps:
             return None
         with OpenStreamFile(self._path) as file:
-            # Its writer may not have done so. After a power cut other messages could get the sequences of the batch.
+            # Its writer may not have synced it. After a power cut, other messages could get the sequences of the batch.
             file.force()
         return self._plan_within(open_gaps, limits, parallelism)
 
@@ -265,45 +265,47 @@ class FileBatchSource(BatchSource):
         batch = PlannedBatch(gaps, limits)
         for segment in self._segments_from(gaps):
             if not batch.take(segment):
-                batch.is_full = not all(map(batch.take, self._walked(segment.begin, segment.end.offset)))
+                batch.is_full = not all(map(batch.take, self._scan_segments(segment.begin, segment.end.offset)))
             if batch.is_over:
                 break
         ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        place = self._place = batch.parts[-1].end
+        last = self._last_end = batch.parts[-1].end
         hint = {
             "created_at_ms": self._header.created_at_ms,
-            "offset": place.offset,
-            "tail": self._tail_checksum(place.offset),
-            "positions": {str(shard): end for shard, end in sorted(place.positions.items())},
+            "offset": last.offset,
+            "tail": self._tail_checksum(last.offset),
+            "positions": {str(shard): end for shard, end in sorted(last.positions.items())},
         }
         splits = [self._split(parts, ranges) for parts in _shares(batch, parallelism)]
         return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
 
     def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
-        """What the last :meth:`extents` found from the last place on that is before all gaps, or all of the file."""
+        """The segments of the last :meth:`extents` from the last one before all gaps on, else of the whole file."""
         numbers = reversed(range(len(self._segments)))
         first = next((number for number in numbers if self._segments[number].begin.is_before(gaps)), None)
         if first is None:
-            yield from self._walked(START, self._end, frames=segments.CHECKPOINT_FRAMES)
+            yield from self._scan_segments(START, self._end, frames=segments.CHECKPOINT_FRAMES)
             return
         segment = self._segments[first]
-        if segment.begin.offset < self._place.offset < segment.end.offset and self._place.is_before(gaps):
-            # The plan before this one ended within it.
-            yield from self._walked(self._place, segment.end.offset)
+        if segment.begin.offset < self._last_end.offset < segment.end.offset and self._last_end.is_before(gaps):
+            # The previous plan ended within this segment.
+            yield from self._scan_segments(self._last_end, segment.end.offset)
         else:
             yield segment
         yield from self._segments[first + 1 :]
 
-    def _walked(self, begin: Checkpoint, stop: int, *, frames: int = 1) -> Iterator[Segment]:
-        """What lies between two places, in segments of a message each by default."""
+    def _scan_segments(self, begin: Checkpoint, stop: int, *, frames: int = 1) -> Iterator[Segment]:
+        """Scan between two checkpoints, in segments of one message each by default."""
         with self._scanner(begin) as scanner:
-            yield from Walk(begin, self._streams, frames=frames).segments(_until(stop, scanner, in_runs=frames > 1))
+            yield from SegmentScan(begin, self._streams, frames=frames).segments(
+                _until(stop, scanner, in_runs=frames > 1)
+            )
 
     def _scanner(self, begin: Checkpoint) -> FrameScanner:
         return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
 
-    def _split(self, parts: Sequence[Part], ranges: Mapping[Shard, Range]) -> FileSplit:
+    def _split(self, parts: Sequence[BatchPart], ranges: Mapping[Shard, Range]) -> FileSplit:
         begin, end = parts[0].begin, parts[-1].end
         has_damage = any(part.has_damage for part in parts)
         return FileSplit(
@@ -319,7 +321,7 @@ class FileBatchSource(BatchSource):
         )
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.at`; walks the file until every shard has got there."""
+        """See :meth:`stream_consumers.batches.BatchSource.at`; scans until every shard has reached the time."""
         found: dict[Shard, int] = {}
         with FrameScanner(self._path, stop=self._frozen_size) as scanner:
             for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
@@ -335,8 +337,8 @@ class FileBatchSource(BatchSource):
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`.
 
-        A shard is left out if its range ends where the last :meth:`extents` began: the checksum in the hint has shown
-        that the file is the same up to there.
+        A shard is left out if its range ends where the last :meth:`extents` began: the checksum in the hint has proved
+        that the file is unchanged up to there.
         """
         left = {shard: part for shard, part in ranges.items() if shard in self._extents}
         found: dict[Shard, LastMessage] = {}
@@ -350,7 +352,7 @@ class FileBatchSource(BatchSource):
         last: dict[Shard, Frame | Damage] = {}
         with self._scanner(segment.begin) as scanner:
             for item in chain.from_iterable(map(items_of, _until(segment.end.offset, scanner, is_checked=True))):
-                if item.shard is not None and item.sequence in ranges.get(item.shard, NOTHING):
+                if item.shard is not None and item.sequence in ranges.get(item.shard, EMPTY_RANGE):
                     last[item.shard] = item
             return {shard: _last_message(item, scanner) for shard, item in last.items()}
 
@@ -364,34 +366,34 @@ class FileBatchSource(BatchSource):
 
     def _describe_tail(self, damage: Damage | None, scanner: FrameScanner) -> str | None:
         if damage is not None:
-            where = f"bytes {damage.offset} to {damage.end} of {self._path}, behind its last message,"
-            return f"{where} cannot be read: {damage.reason}. They are dead letters of the next message that comes"
-        if scanner.incomplete_bytes and scanner.tail_holds_messages():
+            where = f"bytes {damage.offset} to {damage.end} of {self._path}, after its last message,"
+            return f"{where} cannot be read: {damage.reason}. They become dead letters with the next message"
+        if scanner.incomplete_bytes and scanner.has_messages_in_tail():
             return (
-                f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it says where messages "
-                f"begin again: the last {scanner.size - scanner.offset} bytes hold messages that cannot be read. "
+                f"{self._path} is damaged at offset {scanner.offset}, and no beacon after it marks where messages "
+                f"begin again: the last {scanner.size - scanner.offset} bytes contain messages that cannot be read. "
                 "They become readable or dead letters when the file grows past its next beacon"
             )
         if scanner.incomplete_bytes:
             return (
-                f"{self._path} ends in the middle of a message: {scanner.incomplete_bytes} bytes before its end are "
-                "not whole. "
+                f"{self._path} ends in the middle of a message: its last {scanner.incomplete_bytes} bytes are "
+                "incomplete. "
                 "If a producer still writes, run again; if it died, open the file with a producer once "
-                "(stream-assets produce URL --count 0), which cuts the tail off and keeps it beside the file"
+                "(stream-assets produce URL --count 0), which moves the incomplete bytes into a file beside it"
             )
         return None
 
     def _first_checkpoint(self, resume: Resume | None) -> tuple[Checkpoint, bool]:
-        """The place in the hint, if positions and file are still those of its batch.
+        """The checkpoint in the hint, if the positions and the file are still those of its batch, else the start.
 
-        They are not after a RESTORE or a rewind, nor where the file was written anew.
+        They differ after a RESTORE or a rewind, or if the file was rewritten.
 
         Returns:
-            The place, and whether the file may be another one than the one that was read.
+            The checkpoint, and whether the file may be another one than the file that was read.
         """
         hint = resume.hint if resume else None
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
-            # There is no hint, or it belongs to another file that the group writes into the same table.
+            # The hint is missing, or belongs to another file that the group ingests into the same table.
             return START, True
         offset, listed = hint.get("offset"), hint.get("positions")
         if not isinstance(offset, int) or not isinstance(listed, Mapping):
@@ -399,7 +401,7 @@ class FileBatchSource(BatchSource):
         try:
             positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
         except (ValueError, TypeError, OverflowError, InvalidUrlError):
-            # A release of another age wrote it in another form.
+            # Another version wrote the hint in another form.
             return START, False
         own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
         if not own or any(resume.positions.get(shard, -1) < end for shard, end in own.items()):
@@ -409,7 +411,7 @@ class FileBatchSource(BatchSource):
         return Checkpoint(offset, positions), False
 
     def _tail_checksum(self, offset: int) -> int:
-        """The CRC-32 of the bytes before ``offset``, by which a file that was cut and regrown is recognised."""
+        """The CRC-32 of the bytes before ``offset``, which reveals that a file was cut and has grown again."""
         start = max(0, offset - TAIL_BYTES)
         with OpenStreamFile(self._path) as file:
             return zlib.crc32(file.read(start, offset - start))
@@ -423,7 +425,7 @@ def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
     return {shard: end - 1 for shard, end in checkpoint.positions.items()}
 
 
-def _shares(batch: PlannedBatch, parallelism: int) -> Iterator[Sequence[Part]]:
+def _shares(batch: PlannedBatch, parallelism: int) -> Iterator[Sequence[BatchPart]]:
     """The parts of a batch, in at most ``parallelism`` groups of about as many messages each."""
     share, taken, first = math.ceil(batch.records / parallelism), 0, 0
     for number, part in enumerate(batch.parts):

@@ -26,7 +26,7 @@ from stream_consumers.options import AutoStreamReset, choose_reset
 from stream_consumers.urls import StreamUrl
 
 IsBefore = Callable[[Marker | Frame], bool]
-"""Whether a message, or the last one that a beacon knows of, is before the target."""
+"""Whether a message, or the last message that a beacon names, is before the target."""
 SHORTEST_WAIT_SECONDS = 0.001
 MAX_WAIT_SECONDS = 1.024
 
@@ -34,15 +34,15 @@ MAX_WAIT_SECONDS = 1.024
 class FileConsumer(Consumer):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
 
-    Where the file is removed, replaced by another one or written anew, a live consumer reads what is left of it and
-    raises :class:`stream_consumers.errors.StreamRemovedError`: nothing more would ever come.
+    If the file is removed, replaced or rewritten, a live consumer reads the rest of the open file, then raises
+    :class:`stream_consumers.errors.StreamRemovedError`, because no more messages can arrive.
 
     Args:
-        url: ``file://path/to/orders.ss/orders``; it may name several stream keys, or ``*`` for all that the file has or
-            gets.
+        url: ``file://path/to/orders.ss/orders``; it may name several stream keys, or ``*`` for all current and future
+            streams of the file.
         reset: where to start.
-        live: wait for more at the end of the file; without it the end of the file ends the stream.
-        on_dead_letter: called with each damaged frame; by default it is logged. Reading continues behind it.
+        live: wait for more messages at the end of the file; otherwise the end of the file ends the stream.
+        on_dead_letter: called with each damaged frame; by default it is logged. Reading continues after the frame.
 
     Raises:
         InvalidOptionError: ``latest`` without ``live`` would read nothing.
@@ -77,7 +77,7 @@ class FileConsumer(Consumer):
         self._passed: set[Shard] = set()
         self._scanner = FrameScanner(self._path)
         self._items: Iterator[Frame | Damage] = iter(())
-        self._ended = self._is_behind_eos = False
+        self._ended = self._is_after_eos = False
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
@@ -92,12 +92,12 @@ class FileConsumer(Consumer):
                 try:
                     self._scanner.check_in_place()
                 except StreamRemovedError:
-                    # What was written before that is read first.
+                    # Messages that were written before the removal are read first.
                     message = self._next_available()
                     if message is None and not self._ended:
                         raise
         if message is None and seconds:
-            # A growing file sends no notification: it is polled less and less often while it does not grow.
+            # A growing file sends no notification: it is polled at growing intervals while it does not grow.
             self._closed.wait(min(seconds, self._wait_seconds))
             self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
         elif message is not None:
@@ -116,7 +116,7 @@ class FileConsumer(Consumer):
         to = rewind_target(to)
         with self._lock:
             self._check_open()
-            # Beacons are looked up by path, messages read from the file that is open: they must be of one file.
+            # Beacons are read by path and messages from the open file: both must be the same file.
             self._scanner.check_in_place()
             if to is Edge.BEGINNING:
                 self._go_to(HEADER_SIZE)
@@ -149,7 +149,7 @@ class FileConsumer(Consumer):
             return None
         while True:
             item = next(self._items, None)
-            if item is None and self._is_behind_eos and not self._scanner.incomplete_bytes:
+            if item is None and self._is_after_eos and not self._scanner.incomplete_bytes:
                 self._ended = True
                 return None
             if item is None:
@@ -157,7 +157,7 @@ class FileConsumer(Consumer):
                 item = next(self._items, None)
             if item is None:
                 return None
-            self._is_behind_eos = isinstance(item, Frame) and item.is_control and item.payload == EOS_PAYLOAD
+            self._is_after_eos = isinstance(item, Frame) and item.is_control and item.payload == EOS_PAYLOAD
             if isinstance(item, Damage):
                 self._report(item)
             elif item.is_control:
@@ -216,7 +216,7 @@ class FileConsumer(Consumer):
         self._scanner.seek(offset)
         self._assignment.begin()
         self._items = iter(())
-        self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
+        self._skip, self._passed, self._ended, self._is_after_eos = skip, set(), False, False
 
     def _go_to_end(self) -> None:
         with FrameScanner(self._path) as scanner:

@@ -78,7 +78,7 @@ class Header:
         Raises:
             InvalidOptionError: if the name is too long for the header, or the interval or the time does not fit it.
         """
-        # A name of the file system need not be text.
+        # A file name need not be valid text.
         name = self.file_name.encode(errors="replace")
         if len(name) > MAX_FILE_NAME_BYTES:
             raise InvalidOptionError(
@@ -99,7 +99,7 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes, *, path: str | PathLike[str]) -> Header:
-        """Read the header back; the padding is not looked at.
+        """Decode a header; the padding is ignored.
 
         Raises:
             FormatError: not a stream file, or cut within the header.
@@ -281,14 +281,14 @@ class FrameWriter:
     def write(
         self, shard: Shard, sequence: int, timestamp_ms: int, payload: bytes, *, limit: int | None = None
     ) -> None:
-        """Add one message, or nothing of it.
+        """Add one whole message, or none of it after an error.
 
         Args:
-            shard: of the message.
-            sequence: of the message.
-            timestamp_ms: of the message.
-            payload: of the message.
-            limit: the most bytes that the file may have.
+            shard: the shard of the message.
+            sequence: the sequence of the message.
+            timestamp_ms: the time of the message.
+            payload: the payload of the message.
+            limit: the largest size of the file in bytes.
 
         Raises:
             InvalidOptionError: if a field does not fit the format.
@@ -297,7 +297,7 @@ class FrameWriter:
         frame, checksum = encode_frame(shard, sequence, timestamp_ms, payload)
         pending, tail = len(self._pending), self.shards.get(shard)
         before = (self.offset, self._next_beacon, self._picked)
-        # Beacons within the message name it already.
+        # Beacons within the message already include it.
         self.shards[shard] = (tail or NEW_SHARD).after(sequence, timestamp_ms, checksum)
         left = memoryview(frame)
         while self.offset + len(left) >= self._next_beacon:

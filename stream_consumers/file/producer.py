@@ -23,8 +23,8 @@ from stream_consumers.urls import StreamUrl
 COALESCE_BYTES = 1024 * 1024
 _PRIVATE = 0o600
 _OF_OTHERS = 0o077
-_QUEUED = "Make room, or correct what is wrong, then flush again: the messages stay queued, in order."
-_DROPPED = "The producer has ended: look at how far the file goes, and send the rest again with another one."
+_QUEUED = "Free disk space, or correct the cause, then flush again: the messages stay queued, in order."
+_DROPPED = "The producer has ended: check the last message of the file, and send the rest with another producer."
 _log = logging.getLogger(__name__)
 
 
@@ -32,22 +32,22 @@ class FileProducer(Producer):
     """A producer of a ``.ss`` file; see :class:`stream_consumers.producer.Producer`.
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
-    message, and cuts off an unfinished last message, whose bytes are kept beside the file. A file has one producer at a
-    time: it is locked. While the file cannot be written (a full disk), what was sent stays queued, in order.
+    message, and cuts off an unfinished last message, whose bytes are kept beside the file. A lock allows one producer
+    of a file at a time. While the file cannot be written (a full disk), sent messages stay queued, in order.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
         options: see :class:`stream_consumers.options.FileProducerOptions`.
-        is_private: let no other user use the file: it is created with mode 0600, and gets it where others have rights.
+        is_private: deny other users access: the file is created with mode 0600, or changed to it.
 
     Raises:
         StreamNotFoundError, StreamExistsError: the file does not exist, or exists, against ``options.creation``.
         UntrustedFileError: the file is to be private, and is a symbolic link, belongs to another user, or is on a file
-            system that cannot keep it from them.
-        ProducerBusyError: another producer has it open.
+            system that cannot deny others access.
+        ProducerBusyError: another producer has the file open.
         FormatError: the file is not a stream file.
-        SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
-        BrokerError: from ``flush``, ``close``, and ``send`` of a megabyte later: the file cannot be written.
+        SizeLimitError: from ``send``, if the file would exceed its limit; no part of the message is written.
+        BrokerError: from ``flush``, ``close``, or a ``send`` up to a megabyte later: the file cannot be written.
 
     Example:
         >>> with FileProducer("file://orders.ss/orders") as producer:
@@ -83,13 +83,13 @@ class FileProducer(Producer):
             self._writer.write(shard, sequence, timestamp_ms, payload, limit=self._options.file_size_limit)
             self._waiting.append(shard)
             if self._writer.pending_bytes >= COALESCE_BYTES:
-                # What fails now is raised by the next send or flush: this message was taken.
+                # The next send or flush raises this error, because this message was queued.
                 with suppress(BrokerError):
                     self._write()
         return Receipt(shard, sequence, timestamp_ms)
 
     def _flush(self) -> None:
-        """Write everything that was sent, so that readers see it.
+        """Write all sent messages, so that readers see them.
 
         Raises:
             BrokerError: the file cannot be written; the messages stay queued.
@@ -125,7 +125,7 @@ class FileProducer(Producer):
         return open_file(self._path, flags | more_flags, mode)
 
     def _open_private(self) -> int:
-        """Open the file itself; one that is created has the mode 0600 from the beginning."""
+        """Open the file without following a symbolic link; a new file has the mode 0600 from the beginning."""
         try:
             return self._open(os.O_NOFOLLOW, _PRIVATE)
         except OSError as error:
@@ -140,12 +140,12 @@ class FileProducer(Producer):
         found = os.fstat(self._file)
         if found.st_uid != os.geteuid():
             raise UntrustedFileError(
-                f"{self._path} belongs to the user {found.st_uid}, who could read what is written into it",
+                f"{self._path} belongs to the user {found.st_uid}, who could read its messages",
                 remedy=f"Use a file elsewhere, or give this one to the user {os.geteuid()} with chown, where its file "
                 "system can do so.",
             )
         if found.st_mode & _OF_OTHERS:
-            # What the file system did is what counts: one without modes refuses this, or does nothing.
+            # A file system without modes refuses this or ignores it, so the result is checked.
             with suppress(OSError):
                 os.fchmod(self._file, _PRIVATE)
             mode = stat.S_IMODE(os.fstat(self._file).st_mode)
@@ -173,7 +173,7 @@ class FileProducer(Producer):
         return Header(self._path.name, now_milliseconds(), self._options.beacon_interval)
 
     def _continue(self) -> FrameWriter:
-        """Find the end of what is there, by walking the whole file once."""
+        """Scan the whole file once to find its end and the last messages of its shards."""
         shards: dict[Shard, ShardTail] = {}
         end_of_stream: int | None = None
         with FrameScanner(self._path) as scanner:
@@ -189,10 +189,10 @@ class FileProducer(Producer):
                     shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
             end, tail = scanner.offset, scanner.incomplete_bytes
             interval = scanner.header.beacon_interval
-            if tail and scanner.tail_holds_messages():
+            if tail and scanner.has_messages_in_tail():
                 raise FormatError(
-                    f"{self._path} is damaged before its end, and whole messages stand behind the damage",
-                    remedy="Nothing was changed: cutting it would lose them. Use a new file, or restore this one.",
+                    f"{self._path} is damaged before its end, and whole messages follow the damage",
+                    remedy="The file was not changed, to keep them. Use a new file, or restore this one.",
                     offset=end,
                     bytes_behind=scanner.size - end,
                 )
@@ -203,13 +203,13 @@ class FileProducer(Producer):
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 
     def _keep_aside(self, end: int) -> None:
-        """Save the bytes of an unfinished message before they are cut off, for those who can read this file."""
+        """Save the bytes of an unfinished message, with the permissions of this file, before they are cut off."""
         source = os.fstat(self._file)
         size = source.st_size
         beside = self._path.with_name(f"{self._path.name}.tail-{end}")
         while True:
             try:
-                # This follows no symbolic link, and a link without a target counts as a file, too.
+                # O_EXCL does not follow a symbolic link, and fails also for a link without a target.
                 saved = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(source.st_mode) & 0o666)
                 break
             except FileExistsError:
@@ -232,7 +232,7 @@ class FileProducer(Producer):
             try:
                 _write_all(self._file, self._writer.pending, offset)
             except OSError as error:
-                # What was written of it is written again, in its place.
+                # The next call writes all bytes again, at the same offset.
                 failed = BrokerError(f"{self._path} cannot be written: {error}", remedy=_QUEUED)
                 raise undelivered(failed, self._waiting, remedy=_QUEUED) from error
             self._writer.take()

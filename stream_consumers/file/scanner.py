@@ -1,12 +1,12 @@
-"""Walks the frames of a ``.ss`` file: the reading half of the format, in bounded memory.
+"""Scans the frames of a ``.ss`` file, in bounded memory.
 
-A walk finds messages one by one (:class:`Frame`) or as columns (:class:`Run`), and :class:`Damage`. What a frame is
-depends on the bytes alone, never on where the walk began, so that two readers agree:
+A scan finds messages one by one (:class:`Frame`) or as columns (:class:`Run`), and :class:`Damage`. Frames depend only
+on the bytes, never on where the scan began, so that two readers agree:
 
 * A frame with an intact end (its last byte is ``0D`` and the beacons within it agree with its length) but a wrong
-  checksum is damaged by itself; the walk continues after it.
-* Anything else that cannot be a frame loses the framing; the walk continues at the next beacon, which says where
-  the next frame begins. The bytes between are reported as one damaged region.
+  checksum is damaged alone; the scan continues after it.
+* Other bytes that cannot be a frame lose the framing; the scan continues at the next beacon, which marks where the next
+  frame begins. The bytes between are reported as one damaged region.
 * A frame whose sequence does not grow within its shard is reported as damaged, too.
 * A frame with a payload longer than :data:`MAX_PAYLOAD_BYTES` loses the framing: it is not kept in memory.
 """
@@ -88,16 +88,16 @@ class Run:
     """Messages of one stream that follow each other in the file, as columns; ``offset`` and ``end`` are file offsets.
 
     Args:
-        offset: where the first one begins.
-        end: where the last one ends.
-        stream: their stream key.
+        offset: where the first message begins.
+        end: where the last message ends.
+        stream: the stream key of the messages.
         bounds: the first and the last sequence of each shard.
-        counts: the messages of each shard.
-        numbers: the shard of each message.
-        sequences: the sequence of each; they grow within a shard.
-        timestamps_ms: the time of each.
-        sizes: the bytes of each payload.
-        payloads: the payloads; none where checksums were not asked for.
+        counts: the number of messages of each shard.
+        numbers: the shard id of each message.
+        sequences: the sequence of each message; they grow within a shard.
+        timestamps_ms: the time of each message.
+        sizes: the size of each payload in bytes.
+        payloads: the payloads; empty if checksums were not compared.
     """
 
     offset: int
@@ -112,7 +112,7 @@ class Run:
     payloads: Sequence[bytes]
 
     def frames(self) -> Iterator[Frame]:
-        """The messages one by one; without a payload where it was not asked for."""
+        """The messages one by one; with empty payloads if the run has none."""
         shards = {shard.id: shard for shard in self.counts}
         around = 1 + len(self.stream) + FRAME_FIELDS.size + TRAILER_SIZE
         offset = self.offset
@@ -126,19 +126,19 @@ class Run:
 def read_run(
     data: bytes, start: int, limit: int, *, stream: str, last: Mapping[Shard, int], most: int, is_checked: bool
 ) -> Run | None:
-    """The messages of one stream from ``start`` on that are as they should be, at a fraction of the cost of one by one.
+    """Read the intact messages of one stream from ``start`` on, at a fraction of the cost of reading them one by one.
 
     Args:
         data: frames without beacons.
-        start: where the first one begins.
-        limit: none reaches beyond it.
-        stream: their stream key.
+        start: where the first message begins.
+        limit: the end of the last possible message.
+        stream: the stream key of the messages.
         last: the last sequence of each shard before them.
-        most: messages, at most.
-        is_checked: compare checksums, and keep payloads.
+        most: the most messages to read.
+        is_checked: whether to compare checksums, and keep payloads.
 
     Returns:
-        The run, with places in ``data`` for file offsets; ``None`` if not even the first one is as it should be.
+        The run, with offsets in ``data`` as file offsets; ``None`` if the first message is not intact.
     """
     key = bytes((len(stream),)) + stream.encode()
     head = _head(len(key))
@@ -166,7 +166,7 @@ def read_run(
 def _chain(
     data: bytes, start: int, limit: int, key: bytes, *, head_bytes: int, most: int, is_checked: bool
 ) -> tuple[list[int], list[bytes]]:
-    """Where messages of a stream begin, as long as each one begins and ends as it should; and the payloads."""
+    """The offsets of messages of a stream up to the first with a wrong begin or end, and their payloads."""
     unpack, size_at, last_head = _SIZE.unpack_from, head_bytes - _SIZE.size, limit - head_bytes
     places: list[int] = []
     payloads: list[bytes] = []
@@ -185,7 +185,7 @@ def _chain(
 
 
 class _ByShard:
-    """The sequences of messages, those of each shard together."""
+    """The sequences of messages, grouped by shard."""
 
     def __init__(self, stream: str, numbers: Integers, sequences: Integers) -> None:
         self._order = np.argsort(numbers, kind="stable")
@@ -195,7 +195,7 @@ class _ByShard:
         self._shards = [Shard(stream, number) for number in grouped[self._firsts].tolist()]
 
     def grown(self, last: Mapping[Shard, int]) -> int:
-        """How many messages there are before one whose sequence is not greater than the one before it."""
+        """The number of messages before the first whose sequence does not grow within its shard."""
         before = np.roll(self._sequences, 1)
         before[self._firsts] = [last.get(shard, -1) for shard in self._shards]
         others = self._order[self._sequences <= before]
@@ -216,18 +216,18 @@ class _ByShard:
 
 @lru_cache(maxsize=64)
 def _head(key_bytes: int) -> np.dtype[np.void]:
-    """What comes before a payload: a stream key of ``key_bytes`` with its length, and the fields."""
+    """The layout before a payload: a stream key of ``key_bytes`` with its length, and the fields."""
     fields = [("number", ">u8"), ("sequence", ">u8"), ("timestamp_ms", ">u8"), ("size", ">u4")]
     return np.dtype([("key", f"V{key_bytes}"), *fields])
 
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
-# A frame has a key and fields around its payload.
-LARGEST_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
-# Columns of fewer bytes take longer than their messages one by one.
-SMALLEST_RUN_BYTES = 4096
-SMALLEST_PORTION, LARGEST_PORTION, LONGEST_PAUSE = 16, 4096, 256
+# A frame has a key and fields besides its payload.
+MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
+# A shorter run takes longer as columns than one by one.
+MIN_RUN_BYTES = 4096
+MIN_RUN_MESSAGES, MAX_RUN_MESSAGES, MAX_SINGLES = 16, 4096, 256
 
 
 class _Splice(NamedTuple):
@@ -245,11 +245,11 @@ class FrameScanner(ClosesOnExit):
         path: the file.
         start: the file offset of a frame or of a beacon between two frames; the first frame by default.
         previous: the last sequence of each shard before ``start``, to detect sequences that do not grow.
-        stop: never read at or behind this offset; the end of the file by default.
+        stop: never read at or after this offset; the end of the file by default.
 
     Raises:
-        StreamNotFoundError: no such file.
-        FormatError: not a stream file.
+        StreamNotFoundError: the file does not exist.
+        FormatError: the file is not a stream file.
 
     Example:
         >>> with FrameScanner("orders.ss") as scanner:
@@ -271,7 +271,7 @@ class FrameScanner(ClosesOnExit):
         self._interval = self.header.beacon_interval
         self._stop = stop
         self._window = window
-        self._portion, self._pause, self._singles = SMALLEST_PORTION, 1, 0
+        self._portion, self._pause, self._singles = MIN_RUN_MESSAGES, 1, 0
         self._shards: dict[bytes, dict[int, Shard]] = {}
         self._last: dict[Shard, int] = dict(previous or {})
         self._reset(start)
@@ -281,15 +281,15 @@ class FrameScanner(ClosesOnExit):
         self._file.close()
 
     def seek(self, start: int, previous: Mapping[Shard, int] | None = None) -> None:
-        """Continue at another place; the arguments are those of the constructor."""
+        """Continue at another offset; the arguments are those of the constructor."""
         self._last = dict(previous or {})
         self._reset(start)
 
     def skip_spliced(self, index: int) -> bool:
-        """Continue at the first frame that begins behind the beacon with this number, from 1 on.
+        """Continue at the first frame that begins after the beacon with this number, from 1 on.
 
         Returns:
-            False if that place is not written yet.
+            Whether that offset has been written.
         """
         self._last = {}
         self._reset(index * self._interval)
@@ -300,7 +300,7 @@ class FrameScanner(ClosesOnExit):
 
     @property
     def offset(self) -> int:
-        """The file offset behind the last item."""
+        """The file offset after the last item."""
         return self._position + self._shift
 
     @property
@@ -311,36 +311,36 @@ class FrameScanner(ClosesOnExit):
 
     @property
     def incomplete_bytes(self) -> int:
-        """Bytes behind the last item that are not a whole frame (yet)."""
+        """The number of bytes after the last item that are not a whole frame (yet)."""
         return max(0, self.size - self.offset)
 
-    def tail_holds_messages(self) -> bool:
-        """Whether whole messages stand behind the last item: then it is damaged there, not just unfinished."""
+    def has_messages_in_tail(self) -> bool:
+        """Whether whole messages follow the last item, so that the file is damaged there, not just unfinished."""
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         return any(
             read_run(tail, at, len(tail), stream=key.decode(), last={}, most=1, is_checked=True)
             for key in self._shards
-            for at in _places(tail, bytes((len(key),)) + key)
+            for at in _find_all(tail, bytes((len(key),)) + key)
         )
 
     def check_in_place(self) -> None:
-        """Check that whatever is written from now on will be seen here.
+        """Check that the open file is still the one at its path, so that new messages will be read.
 
         Raises:
-            StreamRemovedError: the file was removed, or replaced by another one of its name.
+            StreamRemovedError: the file was removed, or replaced by another one.
         """
         if not self._file.is_in_place:
             raise self._file.removed("was removed or replaced by another file", read=self.offset)
 
     def read_bytes(self, item: Frame | Damage) -> bytes:
-        """The bytes of an item as they are in the file, beacons included; of a long damage only the first ones."""
-        return self._file.read(item.offset, min(item.end - item.offset, LARGEST_FRAME_BYTES))
+        """The bytes of an item in the file, with its beacons; of long damage only the first ones."""
+        return self._file.read(item.offset, min(item.end - item.offset, MAX_FRAME_BYTES))
 
     def __iter__(self) -> Iterator[Frame | Damage]:
-        """All items up to the end of what is written now; iterate again when the file has grown.
+        """All items up to the current end of the file; iterate again when the file has grown.
 
         Raises:
-            StreamRemovedError: if the file became shorter than what was read already, or was written anew.
+            StreamRemovedError: the file became shorter than the bytes that were read, or was rewritten.
         """
         for item in self.blocks(in_runs=False):
             assert not isinstance(item, Run)
@@ -349,16 +349,16 @@ class FrameScanner(ClosesOnExit):
     def blocks(
         self, *, stop: int | None = None, in_runs: bool = True, is_checked: bool = True
     ) -> Iterator[Run | Frame | Damage]:
-        """The same items, but messages that follow each other in runs, at a fraction of the cost of one by one.
+        """The same items, but with successive messages in runs, at a fraction of the cost of one by one.
 
         Args:
-            stop: the end of an item; no run goes beyond it.
-            in_runs: without it, messages come one by one.
-            is_checked: compare checksums of runs, and yield their payloads. Without, a message whose checksum is wrong
-                is in a run like any other: what it is called does not move it, nor anything behind it.
+            stop: the end of an item; no run exceeds it.
+            in_runs: whether to yield runs; otherwise messages are yielded one by one.
+            is_checked: whether to compare checksums of runs, and yield their payloads. Otherwise a message with a wrong
+                checksum is in a run like any other, which moves neither it nor later items.
 
         Raises:
-            StreamRemovedError: as for the items one by one.
+            StreamRemovedError: see :meth:`__iter__`.
         """
         self._restart_incomplete()
         while True:
@@ -384,18 +384,18 @@ class FrameScanner(ClosesOnExit):
         self._shift = offset
         self._read_to = offset
         self._splices: deque[_Splice] = deque()
-        # Why the framing is lost, until a beacon is found behind which it is known again; and how many bytes behind the
-        # position were let go of meanwhile.
+        # Why the framing is lost, until a beacon restores it; and the number of bytes after the position that were
+        # dropped meanwhile.
         self._lost, self._skipped = "", 0
 
     def _advance(self, position: int) -> None:
-        """Move to a buffer position, stepping over the beacons before it."""
+        """Move to a buffer position, past the beacons before it."""
         self._position = position
         while self._splices and self._splices[0].at < position:
             self._shift += self._splices.popleft().size
 
     def _fill(self, *, keep: bool = False) -> bool:
-        """Read one more window, taking the beacons out; False if there is nothing whole to read."""
+        """Read one more window without its beacons; returns whether any bytes could be read."""
         self._copy = None
         if self._position and not keep:
             del self._buffer[: self._position]
@@ -424,7 +424,7 @@ class FrameScanner(ClosesOnExit):
         try:
             found = decode_beacon(window, at)
         except BeaconError:
-            # Its length is unknown, so that nothing up to the next beacon can be trusted.
+            # The length of the beacon is unknown, so no bytes up to the next beacon can be trusted.
             if offset + self._interval > self.size:
                 return 0
             self._splices.append(_Splice(index, self._interval, None))
@@ -436,7 +436,7 @@ class FrameScanner(ClosesOnExit):
         return size
 
     def _next(self) -> Frame | Damage | None:
-        """The next item; ``None`` if it is not whole yet."""
+        """The next item; ``None`` if it is not complete yet."""
         if self._lost:
             return self._lose_framing(self._lost)
         splices = self._splices
@@ -448,7 +448,7 @@ class FrameScanner(ClosesOnExit):
         return self._lose_framing(found) if isinstance(found, str) else found
 
     def _read_run(self, stop: int | None, is_checked: bool) -> Run | None:
-        """Messages up to the next beacon, or the first item that is anything else; ``None`` if there are none."""
+        """Messages up to the next beacon or the first item that is not an intact message; ``None`` without any."""
         start = self._position
         limit = self._splices[0].at if self._splices else len(self._buffer)
         limit = limit if stop is None else min(limit, stop - self._shift)
@@ -457,18 +457,18 @@ class FrameScanner(ClosesOnExit):
             return None
         body = start + 1 + (self._buffer[start] if start < limit else 0)
         payload_at = body + FRAME_FIELDS.size
-        if start + SMALLEST_RUN_BYTES > limit or payload_at > limit:
+        if start + MIN_RUN_BYTES > limit or payload_at > limit:
             return None
-        # Whatever is larger than what was read is not copied each time that more is read.
+        # A message that is larger than the buffer is not copied at each fill.
         if payload_at + FRAME_FIELDS.unpack_from(self._buffer, body)[-1] + TRAILER_SIZE > limit:
             return None
         shard = self._shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
         if shard is None or shard.stream == INTERNAL_KEY:
             return None
         if self._copy is None:
-            # Slices of bytes are payloads; those of the buffer would be copied once more.
+            # Slices of bytes can be payloads; slices of the buffer would be copied once more.
             self._copy = bytes(self._buffer)
-        wanted = min(self._portion, LARGEST_PORTION)
+        wanted = min(self._portion, MAX_RUN_MESSAGES)
         run = read_run(
             self._copy, start, limit, stream=shard.stream, last=self._last, most=wanted, is_checked=is_checked
         )
@@ -480,17 +480,17 @@ class FrameScanner(ClosesOnExit):
         return replace(run, offset=run.offset + self._shift, end=run.end + self._shift)
 
     def _adapt(self, wanted: int, found: int) -> None:
-        """Ask for more as long as all of it is one run; where runs are short, go one by one for a while."""
+        """Read longer runs while they are full; after a short run, read messages one by one for a while."""
         if found == wanted:
-            self._portion = min(4 * wanted, LARGEST_PORTION)
-        elif found < SMALLEST_PORTION:
-            self._portion = SMALLEST_PORTION
-            self._singles, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        if found >= SMALLEST_PORTION:
+            self._portion = min(4 * wanted, MAX_RUN_MESSAGES)
+        elif found < MIN_RUN_MESSAGES:
+            self._portion = MIN_RUN_MESSAGES
+            self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)
+        if found >= MIN_RUN_MESSAGES:
             self._pause = 1
 
     def _read_frame(self) -> Frame | Damage | str | None:
-        """The frame at the position; ``None`` if it is not whole yet, a reason if it cannot be one."""
+        """The frame at the position; ``None`` if it is not complete yet, or a reason if it cannot be a frame."""
         buffer, position, splices = self._buffer, self._position, self._splices
         body = position + 1 + (buffer[position] if position < len(buffer) else 0)
         payload_at = body + FRAME_FIELDS.size
@@ -517,10 +517,10 @@ class FrameScanner(ClosesOnExit):
         else:
             self._position = end
         frame = Frame(offset, end + self._shift, shard, sequence, timestamp_ms, payload)
-        return self._judge(frame, stored, computed)
+        return self._check_content(frame, stored, computed)
 
-    def _judge(self, frame: Frame, stored: int, computed: int) -> Frame | Damage:
-        """A whole frame is a message, unless its content is damaged or its sequence does not grow."""
+    def _check_content(self, frame: Frame, stored: int, computed: int) -> Frame | Damage:
+        """Return a whole frame, or damage if its content is damaged or its sequence does not grow."""
         offset, end, shard, sequence, timestamp_ms, _ = frame
         if frame.is_control:
             return frame
@@ -551,7 +551,7 @@ class FrameScanner(ClosesOnExit):
         return shard
 
     def _lose_framing(self, reason: str) -> Damage | None:
-        """Report everything up to the next frame that a beacon vouches for; ``None`` while there is none."""
+        """Report the bytes up to the next frame that the beacons confirm; ``None`` if they confirm none yet."""
         offset, self._lost = self.offset, reason
         if not self._resync():
             return None
@@ -559,17 +559,17 @@ class FrameScanner(ClosesOnExit):
         return Damage(offset, self.offset, f"unreadable from here on: {reason}")
 
     def _resync(self) -> bool:
-        """Move to the first frame behind the next beacon that the beacons agree on; False while there is none."""
+        """Move to the first frame after a beacon that the beacons agree on; returns whether one was found."""
         at = 0
         while True:
             while at >= len(self._splices):
-                self._let_go()
+                self._drop_buffer()
                 at = 0
                 if not self._fill(keep=True):
                     return False
             splice = self._splices[at]
             at += 1
-            if splice.remaining is None or splice.remaining > LARGEST_FRAME_BYTES:
+            if splice.remaining is None or splice.remaining > MAX_FRAME_BYTES:
                 continue
             behind = splice.at + splice.remaining
             while len(self._buffer) <= behind and self._agrees_from(at, behind):
@@ -583,15 +583,15 @@ class FrameScanner(ClosesOnExit):
                 self._advance(behind)
                 return True
 
-    def _let_go(self) -> None:
-        """Forget the bytes behind the position, in which no beacon says where a frame begins."""
+    def _drop_buffer(self) -> None:
+        """Drop the bytes after the position, in which no beacon marks where a frame begins."""
         self._skipped += len(self._buffer) - self._position + sum(splice.size for splice in self._splices)
         del self._buffer[self._position :]
         self._splices.clear()
         self._copy = None
 
     def _agrees_from(self, first: int, end: int) -> bool:
-        """Whether each beacon before buffer position ``end``, but the ``first`` ones, says how far it is to there."""
+        """Whether each beacon before buffer position ``end``, without the ``first`` ones, states the distance to it."""
         for splice in islice(self._splices, first, None):
             if splice.at >= end:
                 break
@@ -600,7 +600,7 @@ class FrameScanner(ClosesOnExit):
         return True
 
 
-def _places(data: bytes, needle: bytes) -> Iterator[int]:
+def _find_all(data: bytes, needle: bytes) -> Iterator[int]:
     at = data.find(needle)
     while at >= 0:
         yield at

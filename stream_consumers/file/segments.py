@@ -1,4 +1,4 @@
-"""Segments of a ``.ss`` file: what a walk finds in them, and how many of them become one batch."""
+"""Segments of a ``.ss`` file: what a scan finds in them, and which of them become one batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stream_consumers.options import Limits
 CHECKPOINT_FRAMES = 4096
 MAX_SEGMENTS = 1024
 SHARDS_OF_ALL = 100
-"""Each segment keeps a position of every shard, so that there are fewer segments where there are more shards."""
-NOTHING = Range(0, 0)
+"""Each segment keeps a position of every shard, so a file with more shards has fewer segments."""
+EMPTY_RANGE = Range(0, 0)
 
 Block = Run | Frame | Damage
 Bounds = Mapping[Shard, tuple[int, int]]
@@ -24,13 +24,13 @@ Bounds = Mapping[Shard, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place between two frames: every message before ``offset`` has a sequence below ``positions``."""
+    """An offset between two frames: every message before it has a sequence below ``positions``."""
 
     offset: int
     positions: Mapping[Shard, int]
 
     def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
-        """Whether no message of ``gaps`` lies before this place."""
+        """Whether no message of ``gaps`` is before this checkpoint."""
         return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
 
 
@@ -39,15 +39,15 @@ START = Checkpoint(HEADER_SIZE, {})
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What a walk has found of the wanted streams between two checkpoints, so that a plan need not walk there again.
+    """The messages of the wanted streams between two checkpoints, so that a plan need not scan again.
 
     Args:
-        begin: where it begins.
-        end: where it ends.
+        begin: the checkpoint at its begin.
+        end: the checkpoint at its end.
         bounds: the first and the last sequence of each shard.
-        counts: the sequences of each shard, those of damaged messages included.
+        counts: the number of sequences of each shard, including damaged messages.
         payload_bytes: the bytes of their payloads.
-        has_damage: there is damage among them.
+        has_damage: whether the segment contains damage.
     """
 
     begin: Checkpoint
@@ -58,17 +58,17 @@ class Segment:
     has_damage: bool
 
 
-class Walk:
-    """Steps over the items of a file, from one place at which a walk may be resumed to the next.
+class SegmentScan:
+    """Divides the items of a file into segments, between checkpoints at which a scan may resume.
 
-    Such a place is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor
-    between damage whose place in a shard is unknown and the message that it is counted with.
+    A checkpoint is after a message, never after the end-of-stream message (an appending producer cuts it off), nor
+    between damage without a known shard and sequence and the message that it counts with.
 
     Args:
-        begin: where it begins.
+        begin: the first checkpoint.
         streams: the wanted streams.
-        frames: the messages of a segment, at least.
-        span: the bytes of a segment, at least, where there are few shards.
+        frames: the least number of messages in a segment.
+        span: the least size of a segment in bytes, for few shards.
 
     Attributes:
         open_damage: damage that no message has followed yet.
@@ -80,13 +80,13 @@ class Walk:
         self._offset = begin.offset
         self._positions = dict(begin.positions)
         self._ahead: dict[Shard, int] = {}
-        # Control messages have no places.
+        # Control messages have no sequences.
         self._streams = streams - {INTERNAL_KEY}
         self._frames, self._span = frames, span
         self._start_segment()
 
     def segments(self, blocks: Iterable[Block]) -> Iterator[Segment]:
-        """Step over ``blocks``; what is behind the last place at which a walk may be resumed is left out."""
+        """Divide ``blocks`` into segments; items after the last checkpoint are left out."""
         for block in blocks:
             if isinstance(block, Run) and self.open_damage is None:
                 self._step_run(block)
@@ -94,19 +94,19 @@ class Walk:
                 for item in items_of(block):
                     self._step(item)
             span = self._span * (1 + len(self._positions) // SHARDS_OF_ALL)
-            is_long = self._seen >= self._frames and self._offset - self._begin.offset >= max(1, span)
+            is_long = self._messages >= self._frames and self._offset - self._begin.offset >= max(1, span)
             if is_long and self.open_damage is None:
-                yield self._cut()
+                yield self._end_segment()
         if self._offset > self._begin.offset:
-            yield self._cut()
+            yield self._end_segment()
 
     def _start_segment(self) -> None:
         self._bounds: dict[Shard, tuple[int, int]] = {}
         self._counts: dict[Shard, int] = {}
-        self._seen = self._payload_bytes = 0
+        self._messages = self._payload_bytes = 0
         self._has_damage = False
 
-    def _cut(self) -> Segment:
+    def _end_segment(self) -> Segment:
         begin, self._begin = self._begin, Checkpoint(self._offset, dict(self._positions))
         found = Segment(begin, self._begin, self._bounds, self._counts, self._payload_bytes, self._has_damage)
         self._start_segment()
@@ -115,7 +115,7 @@ class Walk:
     def _step_run(self, run: Run) -> None:
         self._positions.update((shard, last + 1) for shard, (_, last) in run.bounds.items())
         self._offset = run.end
-        self._seen += len(run.sizes)
+        self._messages += len(run.sizes)
         if run.stream in self._streams:
             self._count(run.bounds, run.counts, int(run.sizes.sum()))
 
@@ -124,7 +124,7 @@ class Walk:
         if isinstance(item, Frame) and item.is_control:
             return
         is_wanted = shard is None or shard.stream in self._streams
-        self._seen += 1
+        self._messages += 1
         self._has_damage |= isinstance(item, Damage)
         if shard is not None and sequence is not None:
             self._ahead[shard] = sequence + 1
@@ -145,8 +145,8 @@ class Walk:
 
 
 @dataclass(slots=True)
-class Part:
-    """A part of a batch that can be read alone; ``counts`` and ``records`` are of the messages of the batch."""
+class BatchPart:
+    """A part of a batch that can be read alone; ``counts`` and ``records`` count only messages of the batch."""
 
     begin: Checkpoint
     end: Checkpoint
@@ -156,27 +156,27 @@ class Part:
 
 
 class PlannedBatch:
-    """What becomes one batch of the segments that it takes: messages in ``gaps``, within limits."""
+    """Collects segments into one batch: the messages in ``gaps``, within limits."""
 
     def __init__(self, gaps: Mapping[Shard, Range], limits: Limits) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[BatchPart] = []
         self.ends: dict[Shard, int] = {}
         self.records = 0
         self.is_full = False
         self._bytes = 0
-        self._behind: set[Shard] = set()
+        self._complete: set[Shard] = set()
         self._gaps, self._limits = gaps, limits
 
     @property
     def is_over(self) -> bool:
-        """Whether it is full, or nothing of the gaps lies behind."""
-        return self.is_full or len(self._behind) == len(self._gaps)
+        """Whether the batch is full, or complete for all gaps."""
+        return self.is_full or len(self._complete) == len(self._gaps)
 
     def take(self, segment: Segment) -> bool:
-        """Take what belongs to the batch; ``False`` if a gap begins or ends within the segment, or it is too much."""
+        """Add a segment to the batch; ``False`` if a gap begins or ends within it, or it exceeds the limits."""
         inside: dict[Shard, int] = {}
         for shard, (first, last) in segment.bounds.items():
-            gap = self._gaps.get(shard, NOTHING)
+            gap = self._gaps.get(shard, EMPTY_RANGE)
             if first in gap and last in gap:
                 inside[shard] = segment.counts[shard]
             elif first < gap.end and last >= gap.start:
@@ -195,13 +195,13 @@ class PlannedBatch:
             if shard in inside:
                 self.ends[shard] = last + 1
             if shard in self._gaps and last + 1 >= self._gaps[shard].end:
-                self._behind.add(shard)
+                self._complete.add(shard)
         self._extend(segment, inside)
         return True
 
     def _extend(self, segment: Segment, inside: Mapping[Shard, int]) -> None:
         if not self.parts or self.parts[-1].records >= CHECKPOINT_FRAMES:
-            self.parts.append(Part(segment.begin, segment.end))
+            self.parts.append(BatchPart(segment.begin, segment.end))
         part = self.parts[-1]
         part.end = segment.end
         part.has_damage |= segment.has_damage
@@ -210,7 +210,7 @@ class PlannedBatch:
 
 
 def items_of(block: Block) -> Iterable[Frame | Damage]:
-    """A block, item by item."""
+    """The items of a block."""
     return block.frames() if isinstance(block, Run) else (block,)
 
 

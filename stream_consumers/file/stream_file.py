@@ -1,4 +1,4 @@
-"""A ``.ss`` file that is open for reading: its header, its size, its bytes, its beacons."""
+"""Reads an open ``.ss`` file: its header, its size, its bytes, its beacons."""
 
 from __future__ import annotations
 
@@ -58,40 +58,40 @@ class OpenStreamFile(ClosesOnExit):
         return os.pread(self._open_descriptor(), size, offset)
 
     def force(self) -> None:
-        """Force everything in the file to the disk, so that a power cut takes nothing of it back.
+        """Sync the file to the disk, so that a power cut cannot revert it.
 
         Raises:
-            BrokerError: the disk did not take it.
+            BrokerError: the sync failed.
         """
         try:
             os.fsync(self._open_descriptor())
         except OSError as error:
-            # A file system that can be read only, or that knows no such call, has nothing to force.
+            # A file system that is read-only, or does not support the call, has nothing to sync.
             if error.errno not in (errno.EROFS, errno.EINVAL, errno.ENOTSUP):
                 raise BrokerError(
-                    f"{self.path} is not safely on the disk: {error}", remedy="Look for errors of the disk."
+                    f"{self.path} cannot be synced to the disk: {error}", remedy="Check the disk for errors."
                 ) from error
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its path still leads to it: it was neither removed nor replaced by another file."""
+        """Whether the path still names this file: it was neither removed nor replaced by another file."""
         try:
             there = os.stat(self._place)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            # This cannot be determined now; the open file can be read all the same.
+            # This cannot be determined now, but the open file can still be read.
             return True
         return os.path.samestat(there, os.fstat(self._open_descriptor()))
 
     def check_kept(self, read_to: int) -> None:
-        """Check that what was read is still in the file: it was neither cut nor written anew.
+        """Check that the bytes that were read are still in the file.
 
         Args:
-            read_to: the offset behind what was read.
+            read_to: the offset after the bytes that were read.
 
         Raises:
-            StreamRemovedError: it was.
+            StreamRemovedError: the file was cut or rewritten.
         """
         size = self.size
         if size < read_to:
@@ -100,10 +100,10 @@ class OpenStreamFile(ClosesOnExit):
             raise self.removed("was written anew", read=read_to, size=size)
 
     def removed(self, what: str, **facts: object) -> StreamRemovedError:
-        """What a reader raises that can get no further in this file."""
+        """The error of a reader that cannot continue in this file."""
         return StreamRemovedError(
             f"{self.path} {what} while it was read",
-            remedy="Start again; if the file was replaced, give the new one another name.",
+            remedy="Restart the reader; if the file was replaced, give the new one another name.",
             **facts,
         )
 
@@ -114,7 +114,7 @@ class OpenStreamFile(ClosesOnExit):
             os.close(descriptor)
 
     def __del__(self) -> None:
-        # A consumer may be dropped without being closed.
+        # A consumer may be garbage-collected without being closed.
         self.close()
 
     def _open_descriptor(self) -> int:
@@ -127,8 +127,8 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open a stream file, as :func:`os.open` does.
 
     Raises:
-        StreamNotFoundError: there is no such file, it is a directory, a pipe or a device, or its permissions forbid it.
-        StreamExistsError: it must be new, and is there.
+        StreamNotFoundError: the file does not exist, is a directory, a pipe or a device, or its permissions forbid it.
+        StreamExistsError: the file must be new, but exists.
     """
     try:
         if not flags & os.O_EXCL:
@@ -145,7 +145,8 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
         if flags & os.O_CREAT:
             raise StreamNotFoundError(f"{path.parent} does not exist", remedy="Create it first.") from error
         raise StreamNotFoundError(
-            f"there is no file {path}", remedy="Check the path, or create it: stream-assets produce file://…/KEY."
+            f"the file {path} does not exist",
+            remedy="Check the path, or create it: stream-assets produce file://…/KEY.",
         ) from error
     except PermissionError as error:
         use = "read" if flags == os.O_RDONLY else "written"
@@ -168,7 +169,7 @@ def _check_regular(path: Path) -> None:
 
 
 def survey(count: int, is_before: Callable[[int], bool | None]) -> tuple[int, int | None]:
-    """Binary search over beacons 1..count, some of which do not say on which side of the target they are.
+    """Binary search over beacons 1..count, some of which do not reveal on which side of the target they are.
 
     Returns:
         The last beacon that is before the target (0: the header), and the first that is not (``None``: there is none).
@@ -225,7 +226,7 @@ class BeaconSearch(OpenStreamFile):
         return found
 
     def markers(self, index: int) -> tuple[Marker, ...]:
-        """What the beacon with this number, from 1 on, says; nothing if it is damaged or not whole yet."""
+        """The markers of the beacon with this number, from 1 on; none if it is damaged or incomplete."""
         for window in _BEACON_WINDOWS:
             try:
                 found = decode_beacon(self.read(index * self.header.beacon_interval, window))

@@ -90,8 +90,8 @@ class KafkaBrokers(ClosesOnExit):
 
     Attributes:
         answer_seconds: how long to wait for the answer to a request.
-        is_hasty: whether a request fails as soon as no broker could be reached for a second. A restarting broker is away
-            for longer, so this is for callers that retry later.
+        is_hasty: whether a request fails as soon as no broker could be reached for a second. A restarting broker is
+            away for longer, so this is for callers that retry later.
 
     Raises:
         InvalidOptionError: users may not change a setting.
@@ -319,8 +319,8 @@ class KafkaBrokers(ClosesOnExit):
                 raise
             raise GroupActiveError(
                 f"the positions of group {group!r} cannot be set: it has live members, {'; '.join(members)}",
-                remedy="Stop them, or ingest with another group. The rows stay in the table once, and the next run sets "
-                "the positions.",
+                remedy="Stop them, or ingest with another group. The rows stay in the table once, and the next run "
+                "sets the positions.",
                 error=error.facts["code"],
             ) from error
 

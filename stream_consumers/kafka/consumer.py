@@ -503,7 +503,7 @@ class KafkaConsumer(LockedConsumer):
             self._observer.on_assigned(shards)
 
     def _assign_in_client(self, positions: Positions, *, had: frozenset[Shard]) -> None:
-        """Assign these positions in the client: in addition if it assigns shards singly, else in place of all others."""
+        """Assign these positions in the client: incrementally if the group does so, else in place of all others."""
         places = places_of(positions)
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))

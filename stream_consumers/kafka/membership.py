@@ -111,7 +111,7 @@ class KafkaMembership(Membership):
             self._closing.set()
             self._thread.join(LEAVE_SECONDS)
             if self._thread.is_alive():
-                # The thread waits for a broker that does not answer; the group drops this member at its session timeout.
+                # The thread waits for a broker; the group drops this member at its session timeout.
                 _log.warning("group %s: the broker does not answer; left without notice", self._group)
                 return
             self._answer_requests()

@@ -14,11 +14,11 @@ from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, headers_array,
 from stream_consumers.messages import DeadLetter, Message, Shard
 
 _NOT_UTF8 = "a header's name is not UTF-8"
-# The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: asking such a message for its
-# headers once more would end the process.
+# The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: a second call for the headers of
+# such a message would crash the process.
 _UNREADABLE = (UnicodeDecodeError, SystemError)
-# Not message.headers(): where the interpreter has specialised that call it does not look for the error that the client
-# leaves behind, and raises it at some later line. This call is always checked.
+# message.headers() is not called directly: the interpreter may specialize that call, which then misses the error that
+# the client sets and raises it at a later line. This call is always checked.
 _ask_headers = methodcaller("headers")
 HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 
@@ -29,7 +29,7 @@ def shard_of(message: KafkaMessage) -> Shard:
 
 
 def read_message(found: KafkaMessage) -> Message | DeadLetter:
-    """The message; a dead letter if its headers cannot be read (the client knows names that are UTF-8 only)."""
+    """The message; a dead letter if its headers cannot be read (the client supports only names in UTF-8)."""
     shard, offset, timestamp = shard_of(found), found.offset() or 0, found.timestamp()[1]
     try:
         return Message(shard, offset, timestamp, found.value(), found.key(), _pairs(_ask_headers(found)))
@@ -38,13 +38,13 @@ def read_message(found: KafkaMessage) -> Message | DeadLetter:
 
 
 def last_message(message: KafkaMessage) -> LastMessage:
-    """What identifies a message as the last one of a range."""
+    """The facts that identify a message as the last one of a range."""
     checksum, epoch = message_checksum(_bytes(message.key()), _bytes(message.value())), message.leader_epoch()
     return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
 
 
 def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
-    """Messages of these shards as a record batch; each is asked only for what may differ between them."""
+    """Messages of these shards as a record batch; reads only the fields that may differ between messages."""
     count = len(messages)
     streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
     headers, errors = _headers_columns(messages)
@@ -63,7 +63,7 @@ def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.
 
 
 def message_bytes(message: KafkaMessage) -> int:
-    """The bytes of the payload, the key and the headers, those aside that cannot be read; asks for the headers once."""
+    """The bytes of the payload, the key and the readable headers; reads the headers once."""
     size = len(message) + len(message.key() or b"")
     try:
         headers = _pairs(_ask_headers(message))
@@ -80,10 +80,10 @@ def bytes_of(batch: pa.RecordBatch) -> int:
 
 
 def _headers_columns(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """The headers of messages as a column, and as another one why they cannot be read where they cannot."""
+    """The headers of messages as a column, and a column of the reasons why some cannot be read."""
     found: list[Any] = []
     unreadable: list[int] = []
-    # Each message is asked once, also behind one that cannot be read: the list keeps what was found before it.
+    # The headers of each message are read once, also after an error: the list keeps the results before it.
     asked = map(_ask_headers, messages)
     while len(found) < len(messages):
         try:
@@ -113,5 +113,5 @@ def _pairs(found: Any) -> HeaderPairs:
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
-    """As it is: only the type hints of the client know text."""
+    """The bytes themselves; only the type hints of the client allow text."""
     return value.encode() if isinstance(value, str) else value

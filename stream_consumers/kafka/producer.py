@@ -1,4 +1,4 @@
-"""A producer for Kafka topics: sends in the background, and loses no failure."""
+"""A producer for Kafka topics: sends in the background, and reports every failure."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from stream_consumers.urls import StreamUrl
 FLUSH_SECONDS = 30.0
 POLL_SECONDS = 0.1
 DROP_SECONDS = 5.0
-# How often a send notes what was delivered: doing so every time would cost as much as sending.
-NOTE_SECONDS = 0.01
+# How often a send polls for delivery reports: polling each time would cost as much as sending.
+DELIVERY_POLL_SECONDS = 0.01
 _DEFAULTS: dict[str, Scalar] = {"enable.idempotence": True}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _REFUSED = {KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
 MessageHeaders = Sequence[tuple[str, "bytes | None"]]
-_UNDELIVERED = "Send what has no receipt with a sequence again."
-_ENDED = "The producer has ended: send what has no receipt with a sequence again, with another one."
+_UNDELIVERED = "Send the messages again whose receipts have no sequence."
+_ENDED = "The producer has ended: send the messages again whose receipts have no sequence, with another producer."
 
 
 def produce(
@@ -53,18 +53,18 @@ def produce(
     """Put a message into the client's queue.
 
     Args:
-        client: whose queue.
-        shard: where to.
+        client: the client.
+        shard: the target.
         timestamp_ms: unix milliseconds, at least 1.
         payload: the bytes; ``None`` is a tombstone.
-        key: kept with the message.
+        key: the key of the message.
         headers: (name, value) pairs, kept in this order.
-        wait_for_room: called while the queue is full, with the ``time.monotonic`` since when; raises when that takes
-            too long.
+        wait_for_room: called while the queue is full, with the ``time.monotonic`` at which it became full; raises an
+            error after its timeout.
         on_delivery: called when the message was delivered or failed.
 
     Raises:
-        InvalidOptionError: a timestamp that the client would take for "now"; a payload, key or header of a wrong type.
+        InvalidOptionError: the client would read the timestamp as "now", or a payload, key or header has a wrong type.
         KafkaException: the client refuses the message.
     """
     if timestamp_ms < 1:
@@ -95,21 +95,21 @@ def produce(
 class KafkaProducer(Producer):
     """A producer of Kafka topics; see :class:`stream_consumers.producer.Producer`.
 
-    A message is on its way when :meth:`send` returns. What could not be delivered is raised by the next send, by
-    :meth:`flush` or by :meth:`close`, whichever comes first, and by the ``sequence`` of its own receipt. Retries of the
-    client neither repeat nor reorder messages (``enable.idempotence``); it gives up after ``message.timeout.ms``, five
-    minutes by default, and until then a message stays queued.
+    A message is queued when :meth:`send` returns. If it cannot be delivered, the next call of send, :meth:`flush` or
+    :meth:`close` raises the error, and so does the ``sequence`` of its own receipt. Retries of the client neither
+    repeat nor reorder messages (``enable.idempotence``); a message stays queued until the client drops it after
+    ``message.timeout.ms``, five minutes by default.
 
     Args:
         url: ``kafka://host:9092/orders``; ``send`` uses its first stream by default.
         client: any configuration of librdkafka, like ``linger.ms`` or ``compression.type``.
-        shards: create a topic that is missing, with this number of partitions; one that is there stays as it is.
+        shards: create a missing topic with this number of partitions; an existing topic stays as it is.
         flush_seconds: how long to wait for a broker that does not answer.
 
     Raises:
         StreamNotFoundError: a topic is missing, and ``shards`` was not given.
-        InvalidOptionError: a setting that the client refuses, or that this project decides.
-        BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        InvalidOptionError: the client refuses a setting, or users may not change it.
+        BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
 
     Example::
 
@@ -167,10 +167,10 @@ class KafkaProducer(Producer):
             headers: (name, value) pairs, kept in this order.
 
         Raises:
-            StreamNotFoundError: the topic is missing, and there was no ``shards`` to create it with.
+            StreamNotFoundError: the topic is missing, and ``shards`` was not given.
             OutOfBoundsError: the topic has no such partition.
-            SizeLimitError: the message is larger than the client or the broker takes.
-            BrokerUnavailableError: the queue is full, and the broker takes nothing.
+            SizeLimitError: the message is larger than the client or the broker allows.
+            BrokerUnavailableError: the queue is full, and the broker accepts no messages.
             StreamAssetsError: an earlier message was not delivered; this one was not sent.
         """
         with self._lock:
@@ -181,13 +181,13 @@ class KafkaProducer(Producer):
             return self._send(target, moment, payload, key, headers)
 
     def _flush(self) -> None:
-        """Wait until the brokers have everything that was sent.
+        """Wait until the brokers have all sent messages.
 
         Raises:
-            BrokerUnavailableError: nothing was delivered for ``flush_seconds``; the message says how many are left.
-                They stay in the queue: flush again.
-            StreamAssetsError: the client has given messages up; the message says how many to which shard. They are not
-                queued any more: those behind them may have arrived, so that they cannot be sent in their place.
+            BrokerUnavailableError: no message was delivered for ``flush_seconds``; the error has the number of messages
+                left. They stay in the queue: flush again.
+            StreamAssetsError: the client has dropped messages; the error has their number for each shard. They are not
+                queued any more: later messages may have arrived, so that the order would be lost.
         """
         since = time.monotonic()
         while left := self._client.flush(POLL_SECONDS):
@@ -203,24 +203,24 @@ class KafkaProducer(Producer):
                 raise undelivered(error, self._dropped, remedy=_ENDED) from error
             raise
         finally:
-            # The client's own close would wait for ever for a broker that is away.
+            # The client's own close would wait forever for a broker that is away.
             self._client.purge()
             self._client.close()
             self._cluster.close()
 
     def _drop(self) -> None:
-        """Empty the queue; the receipt of each message that is dropped raises then."""
+        """Empty the queue; the receipt of each dropped message then raises an error."""
         self._client.purge()
         until = time.monotonic() + DROP_SECONDS
         while len(self._client) and time.monotonic() < until:
             self.poll()
 
     def poll(self) -> None:
-        """Note what was delivered in the meantime; waits a little if there is nothing."""
+        """Record the messages that were delivered meanwhile; waits a moment if there are none."""
         self._client.poll(POLL_SECONDS)
 
-    def note(self, error: KafkaError | None, shard: Shard) -> None:
-        """A message was delivered, or failed."""
+    def record(self, error: KafkaError | None, shard: Shard) -> None:
+        """Record that a message was delivered, or failed."""
         self._delivered_at = time.monotonic()
         if error is not None and error.code() in _PURGED:
             self._dropped.append(shard)
@@ -228,26 +228,26 @@ class KafkaProducer(Producer):
             self._failed.append((error, shard))
 
     def check_progress(self, since: float, left: int, remedy: str) -> None:
-        """Give up if nothing was delivered for too long.
+        """Raise an error if no message was delivered for ``flush_seconds``.
 
         Raises:
-            BrokerUnavailableError: saying how many messages are left.
+            BrokerUnavailableError: the error has the number of messages left.
         """
         if time.monotonic() - max(since, self._delivered_at) > self._patience:
             raise BrokerUnavailableError(
-                f"nothing was delivered to {self._url} for {self._patience:g} s: "
+                f"no message was delivered to {self._url} for {self._patience:g} s: "
                 f"{self._cluster.reason(KafkaError(KafkaError._TIMED_OUT)) or 'no answer'}",
                 remedy=remedy,
                 undelivered=left,
             )
 
     def explain(self, error: KafkaError, what: str, **facts: object) -> StreamAssetsError:
-        """Maps why a message was not delivered to a :class:`StreamAssetsError`."""
+        """Map the error of a message that was not delivered to a :class:`StreamAssetsError`."""
         what = f"{what} of {self._url}"
         if error.code() in _TOO_LARGE:
             return SizeLimitError(
                 f"{what} is too large: {self._cluster.said(error)}",
-                remedy="Send less at once, or raise message.max.bytes here and at the topic.",
+                remedy="Send smaller messages, or raise message.max.bytes here and at the topic.",
                 **facts,
             )
         if error.code() in _REFUSED:
@@ -266,7 +266,7 @@ class KafkaProducer(Producer):
     def _note_deliveries(self) -> None:
         now = time.monotonic()
         if now >= self._note_at:
-            self._note_at = now + NOTE_SECONDS
+            self._note_at = now + DELIVERY_POLL_SECONDS
             self._client.poll(0)
         self._raise_failures()
 
@@ -306,7 +306,7 @@ class KafkaProducer(Producer):
         self.check_progress(since, len(self._client), "Check the brokers; this message was not sent.")
 
     def _check_shard(self, shard: Shard) -> None:
-        """Refuse a shard that the topic has not; asks again, since partitions may have been added."""
+        """Refuse a shard that the topic does not have, after another look-up, because partitions may be new."""
         count = self._look_up(shard.stream)
         if shard not in self._shards:
             raise OutOfBoundsError(
@@ -316,7 +316,7 @@ class KafkaProducer(Producer):
             )
 
     def _look_up(self, stream: str) -> int:
-        """Learn the partitions of a topic, which is created if that was asked for; returns their number."""
+        """Look up the partitions of a topic, and create it if ``shards`` was given; returns their number."""
         try:
             topic = self._cluster.topics([stream])[stream]
         except StreamNotFoundError as error:
@@ -330,7 +330,7 @@ class KafkaProducer(Producer):
 
 
 class DeliveryReport:
-    """What becomes of one message; the client calls it when that is known."""
+    """The delivery report of one message; the client calls it when the message was delivered or failed."""
 
     __slots__ = ("_error", "_offset", "_producer", "shard")
 
@@ -341,17 +341,17 @@ class DeliveryReport:
         self._error: KafkaError | None = None
 
     def __call__(self, error: KafkaError | None, message: KafkaMessage) -> None:
-        """The message was delivered, or failed."""
+        """Record that the message was delivered, or failed."""
         if error is None:
             self._offset = message.offset()
         self._error = error
-        self._producer.note(error, self.shard)
+        self._producer.record(error, self.shard)
 
     def sequence(self) -> int:
-        """Where the message ended up; waits for it.
+        """The offset of the message; waits for its delivery.
 
         Raises:
-            StreamAssetsError: it was not delivered.
+            StreamAssetsError: the message was not delivered.
         """
         since = time.monotonic()
         while self._offset is None and self._error is None:

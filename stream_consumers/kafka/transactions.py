@@ -1,4 +1,4 @@
-"""Kafka transactions: messages that are sent, and positions of the messages they came from, count together or not."""
+"""Kafka transactions: commit sent messages atomically with the positions of the messages that they came from."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _FENCED = {
 
 
 class KafkaTransactions(ClosesOnExit):
-    """Sends messages in transactions; a :class:`stream_consumers.consumer.PositionCommitter`, too.
+    """Sends messages in transactions; also a :class:`stream_consumers.consumer.PositionCommitter`.
 
-    As the committer of a tracked consumer, every commit ends a transaction and begins the next one: what was sent since
-    the last one counts together with the positions. Send what comes of a message before its ``ack``, and commit between
-    messages: what was sent for one that is not finished would count, and be sent again after a crash.
+    As the committer of a tracked consumer, every commit ends a transaction and begins the next one: the messages that
+    were sent since the last commit count together with the positions. Send the results of a message before its ``ack``,
+    and commit between messages: results of an unfinished message would count, and be sent again after a crash.
 
     Args:
         url: the topics to send to, ``kafka://host:9092/results``.
-        transactional_id: of this producer; the next producer with the same id fences this one out.
-        consumer: whose positions are taken along, with a group.
+        transactional_id: the id of this producer; the next producer with the same id fences this one out.
+        consumer: the member of a group whose positions are committed.
         client: any configuration of librdkafka for the producer.
         timeout_seconds: how long to wait for an answer of the broker.
 
     Raises:
         ProducerFencedError: another producer uses this id now.
-        BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
 
     Example::
 
@@ -79,7 +79,7 @@ class KafkaTransactions(ClosesOnExit):
     ) -> None:
         url = StreamUrl.parse(url)
         if not transactional_id:
-            raise InvalidOptionError("transactional_id must not be empty", remedy="Give each instance one of its own.")
+            raise InvalidOptionError("transactional_id must not be empty", remedy="Give each instance its own id.")
         check_producer_options(client or {})
         self._id, self._consumer, self._timeout = transactional_id, consumer, timeout_seconds
         self._stream = url.required_streams()[0]
@@ -99,11 +99,11 @@ class KafkaTransactions(ClosesOnExit):
         return self._is_open
 
     def begin(self) -> None:
-        """Begin a transaction; nothing happens in one that is open.
+        """Begin a transaction unless one is open.
 
         Raises:
             ProducerEndedError: after :meth:`close`.
-            TransactionAbortedError: a transaction was given up, and the consumer is still ahead of what is committed.
+            TransactionAbortedError: a transaction was aborted, and the consumer is still after the committed positions.
             ProducerFencedError: another producer uses this id now.
         """
         with self._lock:
@@ -132,7 +132,7 @@ class KafkaTransactions(ClosesOnExit):
         Raises:
             InvalidOptionError: no transaction was begun.
             ProducerFencedError: another producer uses this id now.
-            BrokerUnavailableError: the queue is full, and the broker takes nothing.
+            BrokerUnavailableError: the queue is full, and the broker accepts no messages.
         """
         with self._lock:
             self._check_open()
@@ -155,8 +155,8 @@ class KafkaTransactions(ClosesOnExit):
     def _wait_for_room(self, since: float) -> None:
         if time.monotonic() - since >= self._timeout:
             raise BrokerUnavailableError(
-                f"the queue of producer {self._id!r} is full, and the broker takes nothing",
-                remedy="Check the broker; abort the transaction, and go on from what is committed.",
+                f"the queue of producer {self._id!r} is full, and the broker accepts no messages",
+                remedy="Check the broker; abort the transaction, and continue from the committed positions.",
             )
         self._producer.poll(RETRY_SECONDS)
 
@@ -168,7 +168,7 @@ class KafkaTransactions(ClosesOnExit):
 
         Raises:
             InvalidOptionError: no transaction was begun.
-            TransactionAbortedError: neither counts; go on from what is committed.
+            TransactionAbortedError: neither counts; continue from the committed positions.
             ProducerFencedError: another producer uses this id now; neither counts.
             BrokerUnavailableError: it is unknown whether they count; call it again.
         """
@@ -184,9 +184,9 @@ class KafkaTransactions(ClosesOnExit):
             self._is_open = False
 
     def abort(self) -> None:
-        """Give the transaction up: its messages do not count. Nothing happens where none is open.
+        """Abort the transaction if one is open: its messages do not count.
 
-        The messages that it came from must be read again: ``seek_to_committed`` of the tracked consumer.
+        The messages that they came from must be read again: call ``seek_to_committed`` of the tracked consumer.
 
         Raises:
             ProducerFencedError: another producer uses this id now.
@@ -196,7 +196,7 @@ class KafkaTransactions(ClosesOnExit):
             if self._is_open:
                 self._ask("aborting", self._producer.abort_transaction)
                 self._is_open = False
-                self._aborted = self._new_aborted("it was asked to")
+                self._aborted = self._new_aborted("abort was called")
 
     def commit(self, positions: Positions, *, start_new_transaction: bool = True) -> None:
         """Commit the transaction with these positions, and begin the next one.
@@ -215,16 +215,16 @@ class KafkaTransactions(ClosesOnExit):
                 self.begin()
 
     def committed(self) -> Positions:
-        """The positions that are committed; the caller continues from there."""
+        """The committed positions, from which the caller must continue."""
         positions = self._consumer.committed()
         self._aborted = None
         return positions
 
     def close(self) -> None:
-        """End; a transaction that is open is given up.
+        """Abort an open transaction, and close the producer.
 
         Raises:
-            StreamAssetsError: that failed; the broker gives it up after its own timeout.
+            StreamAssetsError: the abort failed; the broker aborts the transaction after its own timeout.
         """
         with self._lock:
             if self._is_ended:
@@ -234,7 +234,7 @@ class KafkaTransactions(ClosesOnExit):
             finally:
                 self._is_ended = True
                 self._cluster.close()
-                # A client that was fenced out says so once more, whatever it is asked to.
+                # A client that was fenced out raises that error for each call.
                 with suppress(KafkaException):
                     self._producer.purge()
                     self._producer.close()
@@ -251,14 +251,14 @@ class KafkaTransactions(ClosesOnExit):
             raise InvalidOptionError(f"producer {self._id!r} has no open transaction", remedy="Call begin first.")
 
     def _ask(self, what: str, request: Callable[[float], Any]) -> None:
-        """Repeat a request that may be repeated until the coordinator has answered it."""
+        """Send a request that may be repeated, and retry it until the coordinator answers."""
         try:
             until_found(request, seconds=self._timeout)
         except KafkaException as error:
             raise self._failed(error.args[0], what) from None
 
     def _failed(self, error: KafkaError, what: str) -> StreamAssetsError:
-        """What to raise for an error; where the transaction is lost, it is aborted at once."""
+        """The error to raise; if the transaction is lost, it is aborted at once."""
         if not error.txn_requires_abort():
             return self._explain(error, what)
         try:
@@ -271,7 +271,7 @@ class KafkaTransactions(ClosesOnExit):
 
     def _new_aborted(self, reason: str) -> TransactionAbortedError:
         return TransactionAbortedError(
-            f"a transaction of {self._id!r} was given up: {reason}",
+            f"a transaction of {self._id!r} was aborted: {reason}",
             remedy="Call seek_to_committed, then begin: the messages that it came from are read again.",
         )
 
@@ -280,7 +280,7 @@ class KafkaTransactions(ClosesOnExit):
             self._is_open = False
             return ProducerFencedError(
                 f"another producer uses the transactional id {self._id!r}",
-                remedy="Give each instance an id of its own, or stop this one: the other has taken over.",
+                remedy="Give each instance its own id, or stop this one: the other has taken over.",
                 error=error.name(),
             )
         return self._cluster.explain(error, f"{what} transaction {self._id!r}")

@@ -54,12 +54,12 @@ Row = tuple[str, int, int | None, int | None]
 def _many_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "CHECKPOINT_FRAMES", 3)
     monkeypatch.setattr(segments, "MAX_SEGMENTS", 100)
-    monkeypatch.setattr(file_scanner, "LARGEST_PORTION", 3)
+    monkeypatch.setattr(file_scanner, "MAX_RUN_MESSAGES", 3)
 
 
 @pytest.fixture(autouse=True, params=[1, 4096], ids=["runs", "one by one"])
 def _runs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr(file_scanner, "SMALLEST_RUN_BYTES", request.param)
+    monkeypatch.setattr(file_scanner, "MIN_RUN_BYTES", request.param)
 
 
 def url_of(path: Path, *streams: str) -> StreamUrl:

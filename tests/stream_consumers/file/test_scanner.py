@@ -41,7 +41,7 @@ SHARDS = (ORDERS, Shard("orders", 1), Shard("clicks", 7))
 
 @pytest.fixture(autouse=True)
 def _runs_of_a_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_scanner, "SMALLEST_RUN_BYTES", 1)
+    monkeypatch.setattr(file_scanner, "MIN_RUN_BYTES", 1)
 
 
 def test_offsets_are_those_of_the_bytes(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_message_that_is_too_long_is_damage(tmp_path: Path, monkeypatch: pytes
     path = write_file(tmp_path / "orders.ss", messages)
     whole = items(path)
     monkeypatch.setattr(file_scanner, "MAX_PAYLOAD_BYTES", 10_000)
-    monkeypatch.setattr(file_scanner, "LARGEST_FRAME_BYTES", 11_024)
+    monkeypatch.setattr(file_scanner, "MAX_FRAME_BYTES", 11_024)
     found = items(path, window=window)
     (damage,) = damages(found)
     assert (damage.offset, damage.end, damage.sequence) == (whole[40].offset, whole[40].end, None)
@@ -438,7 +438,7 @@ def test_runs_are_the_items_one_by_one(
     expected = [item for item in whole if stop is None or item.end <= stop]
     for is_checked in (True, False):
         with FrameScanner(scratch) as scanner, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_scanner, "LARGEST_PORTION", most)
+            patch.setattr(file_scanner, "MAX_RUN_MESSAGES", most)
             found: list[Frame | Damage] = []
             for block in scanner.blocks(stop=stop, is_checked=is_checked):
                 if isinstance(block, Run):
