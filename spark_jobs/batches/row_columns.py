@@ -21,7 +21,7 @@ from spark_jobs.batches.ingestion import Ingestion, Transform
 from spark_jobs.decoding.ddl import first_duplicate
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
-from spark_jobs.decoding.json_inference import FieldStatistics
+from spark_jobs.decoding.json_inference import FieldStats
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.reading.rejection import Rejections, Treatment, keep_bad_rows, treating
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
@@ -230,7 +230,7 @@ class RowColumns:
             _log.warning("no columns can be made of fields of %s, which are left out: %s", self._url, _few(names))
         return True
 
-    def _with_new_fields(self, before: FieldFinder, seen: FieldStatistics) -> FieldFinder:
+    def _with_new_fields(self, before: FieldFinder, seen: FieldStats) -> FieldFinder:
         snapshot = self._ledger.log.snapshot()
         made_by_transform = set(self.no_rows().columns) - set(self.source.columns.names)
         grow = partial(

@@ -17,7 +17,7 @@ MAX_LEVELS = 20
 """Deeper objects and arrays are kept as JSON, because Spark Connect accepts types of about 30 levels."""
 MAX_FIELD_NAMES = 200
 """An object with more different names becomes a MAP, because so many names are ids and not columns."""
-MAPPED_NAME_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]")
+NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 """Characters in names that Delta accepts only with ``delta.columnMapping.mode=name``."""
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
@@ -34,7 +34,7 @@ def is_name(name: str) -> bool:
     return bool(name) and len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable()
 
 
-class FieldStatistics:
+class FieldStats:
     """The kinds of values that a field had, and recursively those of its parts.
 
     Attributes:
@@ -49,9 +49,9 @@ class FieldStatistics:
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self.fields: dict[str, FieldStatistics] = {}
-        self.values: FieldStatistics | None = None
-        self.items: FieldStatistics | None = None
+        self.fields: dict[str, FieldStats] = {}
+        self.values: FieldStats | None = None
+        self.items: FieldStats | None = None
         self.digits = 0
         self.is_wide = False
         # The types of the declared fields.
@@ -81,12 +81,12 @@ class FieldStatistics:
             left += parts
         return count
 
-    def _parts(self) -> list[FieldStatistics]:
+    def _parts(self) -> list[FieldStats]:
         return [*self.fields.values(), *(part for part in (self.values, self.items) if part is not None)]
 
-    def only(self, name: str) -> FieldStatistics:
+    def only(self, name: str) -> FieldStats:
         """A copy with only one of its fields."""
-        seen = FieldStatistics()
+        seen = FieldStats()
         seen.fields = {name: self.fields[name]}
         return seen
 
@@ -97,12 +97,12 @@ class FieldStatistics:
             value: the value of the field.
             declared: its declared type, if any; the names of a declared STRUCT never make it a map.
         """
-        left: list[tuple[FieldStatistics, Any, pa.DataType | None]] = [(self, value, declared)]
+        left: list[tuple[FieldStats, Any, pa.DataType | None]] = [(self, value, declared)]
         while left:
             seen, one, kind = left.pop()
             left.extend(seen._note(one, kind))
 
-    def _note(self, value: Any, declared: pa.DataType | None) -> list[tuple[FieldStatistics, Any, pa.DataType | None]]:
+    def _note(self, value: Any, declared: pa.DataType | None) -> list[tuple[FieldStats, Any, pa.DataType | None]]:
         """Count a value, and return its parts."""
         kind = _kind_of(value)
         self.kinds[kind] += 1
@@ -112,14 +112,14 @@ class FieldStatistics:
         elif kind == "object":
             return self._note_object(value, declared)
         elif kind == "array":
-            self.items = self.items or FieldStatistics()
+            self.items = self.items or FieldStats()
             item = declared.value_type if isinstance(declared, pa.ListType) else None
             return [(self.items, inner, item) for inner in value]
         return []
 
     def _note_object(
         self, value: Mapping[str, Any], declared: pa.DataType | None
-    ) -> list[tuple[FieldStatistics, Any, pa.DataType | None]]:
+    ) -> list[tuple[FieldStats, Any, pa.DataType | None]]:
         if self.values is None and self._is_map(value, declared):
             self.merge_fields()
         if self.values is not None:
@@ -128,7 +128,7 @@ class FieldStatistics:
         if isinstance(declared, pa.StructType) and not self._types:
             self._types = {column.name: column.type for column in declared}
         types = self._types
-        return [(self.fields.setdefault(n, FieldStatistics()), inner, types.get(n)) for n, inner in value.items()][::-1]
+        return [(self.fields.setdefault(n, FieldStats()), inner, types.get(n)) for n, inner in value.items()][::-1]
 
     def _is_map(self, value: Mapping[str, Any], declared: pa.DataType | None) -> bool:
         if isinstance(declared, pa.StructType | pa.MapType):
@@ -157,9 +157,9 @@ def _kind_of(value: Any) -> str:
     return "text"
 
 
-def merge(parts: Iterable[FieldStatistics]) -> FieldStatistics:
+def merge(parts: Iterable[FieldStats]) -> FieldStats:
     """Unite the values of several fields; the parts must not be used afterwards."""
-    whole = FieldStatistics()
+    whole = FieldStats()
     for part in parts:
         whole.kinds += part.kinds
         whole.digits = max(whole.digits, part.digits)
@@ -173,5 +173,5 @@ def merge(parts: Iterable[FieldStatistics]) -> FieldStatistics:
     return whole
 
 
-def _merge_optional(one: FieldStatistics | None, other: FieldStatistics | None) -> FieldStatistics | None:
+def _merge_optional(one: FieldStats | None, other: FieldStats | None) -> FieldStats | None:
     return merge([one, other]) if one is not None and other is not None else one or other

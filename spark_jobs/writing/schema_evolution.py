@@ -31,17 +31,9 @@ from pyspark.sql.types import (
 
 from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, folded, is_internal, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
-from spark_jobs.decoding.json_decoder import (
-    IN_ARRAY,
-    IN_MAP,
-    FieldFinder,
-    Json,
-    JsonMode,
-    Path,
-    merge_objects,
-)
+from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, FieldFinder, Json, JsonMode, Path, merge_objects
 from spark_jobs.decoding.json_documents import read_object
-from spark_jobs.decoding.json_inference import MAPPED_NAME_CHARACTERS, MAX_LEVELS, FieldStatistics, is_name
+from spark_jobs.decoding.json_inference import MAX_LEVELS, NEEDS_MAPPING, FieldStats, is_name
 from spark_jobs.decoding.json_values import check_json_type
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, STREAM_TYPES
 from spark_jobs.reading.spark_types import arrow_schema, column_ddl, declared_columns
@@ -224,7 +216,7 @@ def with_columns_of(finder: FieldFinder, table: StructType, *, computed: frozens
 
 def with_new_fields(
     finder: FieldFinder,
-    seen: FieldStatistics,
+    seen: FieldStats,
     *,
     table: StructType | None,
     own: Decoder,
@@ -255,13 +247,13 @@ def with_new_fields(
     return FieldFinder(_with_fields(finder.decoder, grown.fields), known)
 
 
-def columns_of(seen: FieldStatistics) -> tuple[StructType, frozenset[Path]]:
+def columns_of(seen: FieldStats) -> tuple[StructType, frozenset[Path]]:
     """The columns for a sample of documents, in lenient mode and with times, and the fields that can be no columns."""
     growth = _Growth(taken=_taken(Json()), any_name=True, keeps_times=True)
     return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
 
 
-def seen_in(documents: Iterable[str], decoder: Json) -> FieldStatistics:
+def seen_in(documents: Iterable[str], decoder: Json) -> FieldStats:
     """The values of undeclared fields, as :attr:`spark_jobs.decoding.decoders.DecodedColumns.undeclared` has them.
 
     Args:
@@ -271,7 +263,7 @@ def seen_in(documents: Iterable[str], decoder: Json) -> FieldStatistics:
     Raises:
         SchemaMismatchError: there are too many, so that their names are probably ids; the rest is not read.
     """
-    seen, unchecked = FieldStatistics(), 0
+    seen, unchecked = FieldStats(), 0
     declared = pa.struct(list(arrow_schema(_declared(decoder))))
     for document in documents:
         seen.add(read_object(document), declared)
@@ -351,7 +343,7 @@ class _Growth:
     keeps_times: bool = False
     refused: set[Path] = field(default_factory=set)
 
-    def struct(self, own: StructType, seen: FieldStatistics, table: DataType | None, path: Path) -> StructType:
+    def struct(self, own: StructType, seen: FieldStats, table: DataType | None, path: Path) -> StructType:
         """The fields of ``own``, those within them, and new ones."""
         fields = {field.name: field for field in own.fields}
         names = {folded(name) for name in fields}
@@ -374,7 +366,7 @@ class _Growth:
             fields[name] = StructField(name, found)
         return StructType(list(fields.values()))
 
-    def _within(self, own: DataType, seen: FieldStatistics, table: DataType | None, path: Path) -> DataType:
+    def _within(self, own: DataType, seen: FieldStats, table: DataType | None, path: Path) -> DataType:
         if isinstance(own, StructType):
             return self.struct(own, seen, table, path)
         if isinstance(own, ArrayType) and seen.items is not None:
@@ -389,9 +381,9 @@ class _Growth:
     def _may_be(self, name: str, names: set[str], path: Path) -> bool:
         is_free = len(path) > 1 or not (folded(name) in self.taken or is_internal(name))
         is_told_apart = folded(name) not in names and is_free
-        return is_name(name) and is_told_apart and (self.any_name or not MAPPED_NAME_CHARACTERS.search(name))
+        return is_name(name) and is_told_apart and (self.any_name or not NEEDS_MAPPING.search(name))
 
-    def _type_of(self, seen: FieldStatistics, path: Path) -> DataType | None:
+    def _type_of(self, seen: FieldStats, path: Path) -> DataType | None:
         """The type that all of these values fit, and later ones are likely to; ``None`` if there is nothing in them."""
         kinds = set(seen.kinds) - {"null"}
         if len(path) <= MAX_LEVELS and kinds == {"object"}:
@@ -406,7 +398,7 @@ class _Growth:
             return ArrayType(item) if item is not None else None
         return self._type_of_scalars(seen, kinds)
 
-    def _type_of_scalars(self, seen: FieldStatistics, kinds: set[str]) -> DataType | None:
+    def _type_of_scalars(self, seen: FieldStats, kinds: set[str]) -> DataType | None:
         if not kinds:
             return None
         if kinds == {"whole number"} and not seen.is_wide:

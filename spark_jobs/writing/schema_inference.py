@@ -13,7 +13,7 @@ from spark_jobs.decoding.ddl import name_ddl
 from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_documents import object_text, read_object, why
-from spark_jobs.decoding.json_inference import MAPPED_NAME_CHARACTERS, MAX_LEVELS, FieldStatistics
+from spark_jobs.decoding.json_inference import MAX_LEVELS, NEEDS_MAPPING, FieldStats
 from spark_jobs.reading.spark_types import arrow_schema, ddl
 from spark_jobs.writing.schema_evolution import columns_of
 from stream_consumers.display import counted, shortened
@@ -78,7 +78,7 @@ def infer(payloads: Iterable[bytes | None]) -> InferredSchema:
         >>> [column.messages for column in found.fields]
         [2, 1, 1]
     """
-    seen, refused, messages = FieldStatistics(), Counter[str](), 0
+    seen, refused, messages = FieldStats(), Counter[str](), 0
     for payload in payloads:
         if payload is None:
             continue
@@ -139,14 +139,14 @@ def _error(block: pa.RecordBatch, reason: str) -> pa.RecordBatch:
     return pa.record_batch({"error": [reason]})
 
 
-def _inferred(column: StructField, seen: FieldStatistics) -> InferredField:
+def _inferred(column: StructField, seen: FieldStats) -> InferredField:
     remarks = list(_disagreements(seen, column.name, 1))
-    if MAPPED_NAME_CHARACTERS.search(column.name):
+    if NEEDS_MAPPING.search(column.name):
         remarks.append("Delta takes this name with delta.columnMapping.mode=name only")
     return InferredField(column.name, ddl(column.dataType, quote=name_ddl), seen.count, tuple(remarks))
 
 
-def _disagreements(seen: FieldStatistics, path: str, level: int) -> Iterator[str]:
+def _disagreements(seen: FieldStats, path: str, level: int) -> Iterator[str]:
     """Report where values are not of one kind."""
     kinds = {kind: count for kind, count in seen.kinds.most_common() if kind != "null"}
     if len(kinds) > 1 and not any(kinds.keys() <= alike for alike in _ALIKE):
