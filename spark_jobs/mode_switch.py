@@ -29,7 +29,7 @@ from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, moved_forwards, skipped_entries
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import BatchSource, Range, known_places
+from stream_consumers.batches import BatchSource, Range, position_facts_in
 from stream_consumers.display import counted
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError, StreamNotFoundError
@@ -155,7 +155,7 @@ def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bo
         state: the ledger; nothing is written by position any more.
         was_claimed: the entries were claimed all along, so that the server's position is right as it is.
     """
-    counted = known_places(state.hint)
+    counted = position_facts_in(state.hint)
     for shard, position in state.positions.items():
         if shard not in claims.shards or was_claimed:
             continue

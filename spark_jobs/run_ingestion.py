@@ -24,7 +24,7 @@ from spark_jobs.batches.run_control import HeldSignals, IdleWait, Retries
 from spark_jobs.claims.claim_job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.create import StreamSource
-from stream_consumers.epochs import EpochNames, named
+from stream_consumers.epochs import EpochNames, with_epoch_names
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
@@ -277,7 +277,7 @@ class SharedDrain:
         pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix="shard")
         with ExitStack() as self._opened, HeldSignals() as held:
             try:
-                ends = Ends(named(self._open(), self._names.names), self._stop_at)
+                ends = Ends(with_epoch_names(self._open(), self._names.names), self._stop_at)
                 while True:
                     if not running and (held.is_pending or (yield from self._is_over(ends, held))):
                         break

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.jars import download_note
 from spark_jobs.session import SparkOptions, create_session, running_session
 from spark_jobs.table_location import LOCAL, check_location, check_table_uri, is_s3, scheme
-from stream_consumers.client_config import ClientConfig, Deferred, look_up, variable
+from stream_consumers.client_config import ClientConfig, Deferred, resolve_value, variable_name
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
 from stream_consumers.urls import StreamUrl
@@ -176,7 +176,7 @@ class StreamLocation:
 
     def __str__(self) -> str:
         shown = self.shown
-        return f"{{{variable(self.source)}}}" if shown is None else str(shown)
+        return f"{{{variable_name(self.source)}}}" if shown is None else str(shown)
 
 
 PUBLIC = "public"
@@ -419,7 +419,7 @@ def shown_text(value: str) -> str:
         >>> shown_text("lakehouse"), shown_text(EnvVar("GROUP"))
         ('lakehouse', '{GROUP}')
     """
-    return f"{{{variable(value)}}}" if is_deferred(value) else value
+    return f"{{{variable_name(value)}}}" if is_deferred(value) else value
 
 
 def resolved_text(option: str, value: str) -> str:
@@ -434,11 +434,11 @@ def resolved_text(option: str, value: str) -> str:
     """
     if not isinstance(value, Deferred):
         return value
-    found = str(look_up(value, option))
+    found = str(resolve_value(value, option))
     # Nothing would be taken for a default: the root folder, a broker on this machine.
     if not found.strip():
         raise InvalidOptionError(
-            f"{option} comes from the environment variable {variable(value)}, which is empty",
+            f"{option} comes from the environment variable {variable_name(value)}, which is empty",
             remedy="Set it where this process runs: the daemon's code server and the runs.",
         )
     return found
@@ -452,6 +452,6 @@ def resolved_options(option: str, options: Mapping[str, str]) -> dict[str, str]:
     """
     # An option may be empty, like a session token that is not needed.
     return {
-        name: str(look_up(value, f"{option}[{name!r}]")) if isinstance(value, Deferred) else value
+        name: str(resolve_value(value, f"{option}[{name!r}]")) if isinstance(value, Deferred) else value
         for name, value in options.items()
     }

@@ -13,7 +13,7 @@ import dagster as dg
 from stream_assets.metadata import TABLE_URI
 from stream_assets.resources import StreamLocation
 from stream_consumers.backend import find_backend
-from stream_consumers.client_config import variable
+from stream_consumers.client_config import variable_name
 from stream_consumers.urls import StreamUrl
 
 STREAM_URL = "stream/url"
@@ -49,7 +49,7 @@ class StreamTranslatorData:
     def streams(self) -> Sequence[str]:
         """The stream keys; the name of the variable where one holds them."""
         shown = self.origin.shown
-        return [variable(self.origin.source)] if shown is None else shown.required_streams()
+        return [variable_name(self.origin.source)] if shown is None else shown.required_streams()
 
 
 class StreamTranslator:

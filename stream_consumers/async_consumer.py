@@ -33,7 +33,7 @@ Self = TypeVar("Self", bound="AsyncReader[ClosesOnExit, object]")
 
 
 @dataclass(slots=True)
-class _Read(Generic[Item]):
+class _ReadResult(Generic[Item]):
     """The outcome of one read, and whether its shard was moved after it."""
 
     item: Item | None
@@ -64,10 +64,10 @@ class AsyncReader(ABC, Generic[Reader, Item]):
         # Held by the task that reads. Tasks get it in the order in which they asked.
         self._reading = asyncio.Lock()
         # A read continues when the task that started it is cancelled; the next task gets its item.
-        self._read: Future[_Read[Item]] | None = None
+        self._read: Future[_ReadResult[Item]] | None = None
         self._is_waiting = self._is_closed = False
         # Used by the thread alone, which reads and moves.
-        self._last: _Read[Item] = _Read(None)
+        self._last: _ReadResult[Item] = _ReadResult(None)
 
     @abstractmethod
     def _read_item(self, seconds: float) -> Item | None:
@@ -105,7 +105,7 @@ class AsyncReader(ABC, Generic[Reader, Item]):
         if timeout_seconds == 0 and not self._is_waiting:
             # The task before this one does not wait either: it ends in a moment.
             timeout_seconds = SHORT_WAIT_SECONDS
-        if not await self._may_read(timeout_seconds):
+        if not await self._acquire_read(timeout_seconds):
             return None
         try:
             return await self._read_until(deadline)
@@ -113,7 +113,7 @@ class AsyncReader(ABC, Generic[Reader, Item]):
             self._is_waiting = False
             self._reading.release()
 
-    async def _may_read(self, seconds: float | None) -> bool:
+    async def _acquire_read(self, seconds: float | None) -> bool:
         """Wait until no other task reads, at most this long; returns whether this task may read now."""
         # Not with wait_for: up to Python 3.11 it may ignore that its task is cancelled.
         taking = asyncio.ensure_future(self._reading.acquire())
@@ -166,8 +166,8 @@ class AsyncReader(ABC, Generic[Reader, Item]):
 
         return await self._in_thread(move)
 
-    def _read_one(self, seconds: float) -> _Read[Item]:
-        self._last = _Read(self._read_item(seconds))
+    def _read_one(self, seconds: float) -> _ReadResult[Item]:
+        self._last = _ReadResult(self._read_item(seconds))
         return self._last
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:

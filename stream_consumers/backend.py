@@ -19,7 +19,7 @@ from typing import Any
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, PositionCommitter, log_dead_letter
-from stream_consumers.epochs import Names
+from stream_consumers.epochs import EpochNameMap
 from stream_consumers.errors import (
     BackendLoadError,
     GroupsNotRememberedError,
@@ -218,7 +218,7 @@ class Backend(ABC):
         """
         raise UnsupportedError(f"{url}: there are no groups to join", remedy="Use mode 'resumable'.")
 
-    def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: Names) -> Any:
+    def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: EpochNameMap) -> Any:
         """A group whose members share entries, where :attr:`claims_entries`; close it when done.
 
         Args:

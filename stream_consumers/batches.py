@@ -136,7 +136,7 @@ class Resume:
     Args:
         positions: the next sequence of each shard, as the ledger has them.
         hint: :attr:`BatchPlan.hint` of an earlier batch: a shortcut, and what is known at the positions, see
-            :func:`known_places`. Shards stand in it as keys, by their names: those of a stream that was
+            :func:`position_facts_in`. Shards stand in it as keys, by their names: those of a stream that was
             recreated since are left out.
     """
 
@@ -565,7 +565,7 @@ _ADDED = "added_before"
 _MORE = ("deleted", "removed")
 
 
-class Known(NamedTuple):
+class PositionFacts(NamedTuple):
     """What is known of a stream at a position, when every entry that was lost after it is accounted for.
 
     Args:
@@ -579,32 +579,35 @@ class Known(NamedTuple):
     removed: int | None = None
 
 
-Places = Mapping[Shard, tuple[int, Known]]
+PositionFactsByShard = Mapping[Shard, tuple[int, PositionFacts]]
 """The position of each shard, and what is known there."""
 
 
-def known_places(hint: object, of: Set[Shard] | None = None) -> Places:
+def position_facts_in(hint: object, of: Set[Shard] | None = None) -> PositionFactsByShard:
     """The position of each shard in a hint, or of some of them, and what is known there; other forms are ignored.
 
     Example:
-        >>> known_places({"added_before": {"orders/0": [5, 3], "orders/1": "?"}, "deleted": {"orders/0": 2}})
-        {Shard(stream='orders', id=0): (5, Known(added=3, deleted=2, removed=None))}
+        >>> position_facts_in({"added_before": {"orders/0": [5, 3], "orders/1": "?"}, "deleted": {"orders/0": 2}})
+        {Shard(stream='orders', id=0): (5, PositionFacts(added=3, deleted=2, removed=None))}
     """
     names = None if of is None else {str(shard) for shard in of}
     more = {name: _listed(hint, name, 1, names) for name in _MORE}
     return {
-        shard: (position, Known(added, **{name: found[shard][0] for name, found in more.items() if shard in found}))
+        shard: (
+            position,
+            PositionFacts(added, **{key: found[shard][0] for key, found in more.items() if shard in found}),
+        )
         for shard, (position, added) in _listed(hint, _ADDED, 2, names).items()
     }
 
 
-def with_places(shortcut: Mapping[str, object] | None, places: Places) -> Mapping[str, object] | None:
+def hint_with_facts(shortcut: Mapping[str, object] | None, places: PositionFactsByShard) -> Mapping[str, object] | None:
     """A hint with these places, and with all else that another hint says; ``None`` if it says nothing.
 
     Example:
-        >>> with_places({"offset": 7}, {Shard("orders"): (5, Known(3))})
+        >>> hint_with_facts({"offset": 7}, {Shard("orders"): (5, PositionFacts(3))})
         {'offset': 7, 'added_before': {'orders/0': [5, 3]}, 'deleted': {}, 'removed': {}}
-        >>> with_places({"added_before": {"orders/0": [5, 3]}}, {})
+        >>> hint_with_facts({"added_before": {"orders/0": [5, 3]}}, {})
     """
     hint = {name: part for name, part in (shortcut or {}).items() if name not in (_ADDED, *_MORE)}
     if places:

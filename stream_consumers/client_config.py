@@ -106,7 +106,7 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
     for name, value in config.items():
         # dagster.EnvVar is a str that must not be used as one, so this comes first.
         if isinstance(value, Deferred):
-            resolved[name] = look_up(value, f"the option {name!r}")
+            resolved[name] = resolve_value(value, f"the option {name!r}")
         elif isinstance(value, (str, int, float, bool)):
             resolved[name] = value
         else:
@@ -159,7 +159,7 @@ def check_header_value(secret: str, name: str) -> str:
     return value
 
 
-def look_up(value: Deferred, what: str) -> Scalar:
+def resolve_value(value: Deferred, what: str) -> Scalar:
     """What a deferred value holds now.
 
     Args:
@@ -172,13 +172,13 @@ def look_up(value: Deferred, what: str) -> Scalar:
     found = value.get_value()
     if found is None:
         raise InvalidOptionError(
-            f"{what} comes from the environment variable {variable(value)}, which is not set",
+            f"{what} comes from the environment variable {variable_name(value)}, which is not set",
             remedy="Set it where this process runs: the daemon's code server and the runs.",
         )
     return found
 
 
-def variable(value: object) -> str:
+def variable_name(value: object) -> str:
     """The name of the variable that a value comes from."""
     return str(getattr(value, "env_var_name", None) or getattr(value, "name", "environment"))
 
@@ -205,7 +205,7 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
         if _may_be_secret(name, value):
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
-        text = _without(text, secret)
+        text = _redact(text, secret)
     return text
 
 
@@ -249,7 +249,7 @@ def _beginning(secret: str) -> re.Pattern[str]:
     return re.compile(f"{before}{pattern}{after}")
 
 
-def _without(text: str, secret: str) -> str:
+def _redact(text: str, secret: str) -> str:
     beginning = _beginning(secret)
     if len(secret) < _LEAST_BEGINNING:
         return beginning.sub(HIDDEN, text)

@@ -63,7 +63,7 @@ def rewind_target(to: object) -> Edge | int:
     """
     if isinstance(to, int) and not isinstance(to, bool):
         return to
-    return choice(Edge, to, option="to", beside="a sequence, which is a whole number, or ")
+    return choice(Edge, to, option="to", others="a sequence, which is a whole number, or ")
 
 
 def log_dead_letter(letter: DeadLetter) -> None:
@@ -89,8 +89,8 @@ class PollingLock:
         >>> lock = PollingLock()
         >>> lock.acquire(5.0), lock.acquire(0)
         (True, True)
-        >>> beside = threading.Thread(target=lambda: print(lock.acquire(0)))
-        >>> beside.start(); beside.join()
+        >>> other = threading.Thread(target=lambda: print(lock.acquire(0)))
+        >>> other.start(); other.join()
         False
         >>> lock.release(); lock.release()
     """
@@ -342,36 +342,36 @@ class Assignment:
     Example:
         >>> assignment = Assignment(["orders"])
         >>> assignment.unassign(Shard("orders", 1), [Shard("orders", 0), Shard("orders", 1)])
-        >>> assignment.of([Shard("orders", 0), Shard("orders", 1), Shard("clicks")])
+        >>> assignment.select([Shard("orders", 0), Shard("orders", 1), Shard("clicks")])
         [Shard(stream='orders', id=0)]
         >>> before = assignment.is_read(Shard("orders", 1))
-        >>> assignment.begin()
+        >>> assignment.apply()
         >>> before, assignment.is_read(Shard("orders", 1))
         (True, False)
     """
 
     def __init__(self, streams: Iterable[str]) -> None:
         self._streams = frozenset(streams)
-        self._only: frozenset[Shard] | None = None
+        self._chosen: frozenset[Shard] | None = None
         self._read: frozenset[Shard] | None = None
 
     @property
-    def is_for_all(self) -> bool:
+    def has_wildcard(self) -> bool:
         """Whether it is for all streams."""
         return WILDCARD in self._streams
 
     def subscribes(self, stream: str) -> bool:
         """Whether it is for this stream."""
-        return stream in self._streams or (self.is_for_all and stream != INTERNAL_KEY)
+        return stream in self._streams or (self.has_wildcard and stream != INTERNAL_KEY)
 
     @property
     def chosen(self) -> frozenset[Shard] | None:
         """The shards that were chosen; ``None`` if none were, so that new ones are read, too."""
-        return self._only
+        return self._chosen
 
     def __contains__(self, shard: object) -> bool:
         is_subscribed = isinstance(shard, Shard) and self.subscribes(shard.stream)
-        return is_subscribed and (self._only is None or shard in self._only)
+        return is_subscribed and (self._chosen is None or shard in self._chosen)
 
     def is_read(self, shard: Shard) -> bool:
         """Whether it was to be read at the last seek or rewind."""
@@ -382,11 +382,11 @@ class Assignment:
         """Whether all shards were to be read at the last seek or rewind, so that new ones are, too."""
         return self._read is None
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         """A seek or rewind: what is chosen is read from here on."""
-        self._read = self._only
+        self._read = self._chosen
 
-    def of(self, shards: Iterable[Shard]) -> list[Shard]:
+    def select(self, shards: Iterable[Shard]) -> list[Shard]:
         """Those of ``shards`` that are to be read, in order."""
         return sorted(shard for shard in shards if shard in self)
 
@@ -396,7 +396,7 @@ class Assignment:
             raise NotSubscribedError(
                 f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
             )
-        self._only = (self._only or frozenset()) | {shard}
+        self._chosen = (self._chosen or frozenset()) | {shard}
 
     def unassign(self, shard: Shard, shards: Iterable[Shard]) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`.
@@ -405,14 +405,14 @@ class Assignment:
             shard: which one.
             shards: all that there are.
         """
-        assigned = frozenset(self.of(shards)) if self._only is None else self._only
+        assigned = frozenset(self.select(shards)) if self._chosen is None else self._chosen
         if shard not in assigned:
             raise NotSubscribedError(
                 f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
             )
         if len(assigned) == 1:
             raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
-        self._only = assigned - {shard}
+        self._chosen = assigned - {shard}
 
 
 class LockedConsumer(Consumer):
@@ -480,27 +480,27 @@ class DetachableMember(Consumer):
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`; leaves the group."""
         with self._moving:
-            self._by_position().seek(moment)
+            self._standalone_consumer().seek(moment)
             self._detach()
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
         to = rewind_target(to)
         with self._moving:
-            self._by_position().rewind(to)
+            self._standalone_consumer().rewind(to)
             self._detach()
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
         with self._moving:
-            self._by_position().assign(shard)
+            self._standalone_consumer().assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._moving:
-            self._by_position().unassign(shard)
+            self._standalone_consumer().unassign(shard)
 
-    def _by_position(self) -> Consumer:
+    def _standalone_consumer(self) -> Consumer:
         self._check_open()
         if self._standalone is None:
             self._standalone = self._open_standalone()

@@ -9,7 +9,7 @@ from stream_consumers.backend import Backend, ConsumerOptions, find_backend
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, log_dead_letter
-from stream_consumers.epochs import Names
+from stream_consumers.epochs import EpochNameMap
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
 from stream_consumers.producer import Producer
@@ -84,7 +84,7 @@ class StreamSource:
         """Whether the backend has groups whose entries are claimed."""
         return self.backend.claims_entries
 
-    def claims(self, group: str, names: Names | None = None) -> RedisClaims:
+    def claims(self, group: str, names: EpochNameMap | None = None) -> RedisClaims:
         """The group, where entries are claimed; close it when done.
 
         Args:

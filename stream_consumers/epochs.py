@@ -20,7 +20,7 @@ from stream_consumers.messages import EPOCH_MARK, Shard
 from stream_consumers.options import Limits
 
 T = TypeVar("T")
-Names = Mapping[str, str]
+EpochNameMap = Mapping[str, str]
 """For each stream key the name of its epoch."""
 Hint = Mapping[str, object]
 """What a source keeps in the ledger for its next plan."""
@@ -47,7 +47,7 @@ def split_epoch(name: str) -> tuple[str, int]:
     return (stream, int(number)) if mark and number.isdigit() else (name, 1)
 
 
-def newest_epochs(known: Iterable[str], streams: Iterable[str]) -> Names:
+def newest_epochs(known: Iterable[str], streams: Iterable[str]) -> EpochNameMap:
     """For each stream the name of its newest epoch among those that are known; its first one where none is.
 
     Example:
@@ -67,7 +67,7 @@ def accept_remedy(name: str) -> str:
     Args:
         name: of the epoch that the ledger has.
     """
-    following, how = _following(name)
+    following, how = _next_epoch(name)
     return (
         f"If it was recreated on purpose, accept it: {how}. The group continues with the first message of the new "
         f"stream, whose rows have _stream = '{following}'; the rows that are there stay."
@@ -80,7 +80,7 @@ def truncation_remedy(name: str) -> str:
     Args:
         name: of the epoch that the ledger has.
     """
-    following, how = _following(name)
+    following, how = _next_epoch(name)
     return (
         "A broker was restored to an older state, or a replica that lagged behind became the leader. If the messages "
         "can be brought back, bring them back. To continue without them, set on_data_loss to 'record', or accept the "
@@ -89,7 +89,7 @@ def truncation_remedy(name: str) -> str:
     )
 
 
-def _following(name: str) -> tuple[str, str]:
+def _next_epoch(name: str) -> tuple[str, str]:
     """The name of the next epoch, and how to accept it."""
     stream, epoch = split_epoch(name)
     following = epoch_name(stream, epoch + 1)
@@ -97,7 +97,7 @@ def _following(name: str) -> tuple[str, str]:
     return following, f"{command}, or in Dagster the run config accept: [{following}]"
 
 
-def named(source: BatchSource, names: Names) -> BatchSource:
+def with_epoch_names(source: BatchSource, names: EpochNameMap) -> BatchSource:
     """The source, with its streams called by the names of their epochs.
 
     Args:
@@ -118,47 +118,47 @@ class EpochNames:
 
     Example:
         >>> names = EpochNames({"orders": "orders#2"})
-        >>> str(names.out(Shard("orders", 3))), str(names.back(Shard("orders#2", 3)))
+        >>> str(names.to_epoch(Shard("orders", 3))), str(names.to_stream(Shard("orders#2", 3)))
         ('orders#2/3', 'orders/3')
     """
 
-    names: Names
+    names: EpochNameMap
 
-    def out(self, shard: Shard) -> Shard:
+    def to_epoch(self, shard: Shard) -> Shard:
         """The shard, by the name of its epoch."""
         return Shard(self.names.get(shard.stream, shard.stream), shard.id)
 
-    def back(self, shard: Shard) -> Shard:
+    def to_stream(self, shard: Shard) -> Shard:
         """The shard, by the key of its stream."""
         return Shard(split_epoch(shard.stream)[0], shard.id)
 
-    def all_out(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
-        """As :meth:`out`, for what is known of several shards."""
-        return {self.out(shard): value for shard, value in values.items()}
+    def all_to_epochs(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
+        """As :meth:`to_epoch`, for what is known of several shards."""
+        return {self.to_epoch(shard): value for shard, value in values.items()}
 
-    def all_back(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
-        """As :meth:`back`; without the shards of other epochs and of other streams."""
+    def all_to_streams(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
+        """As :meth:`to_stream`; without the shards of other epochs and of other streams."""
         own = frozenset(self.names.values())
-        return {self.back(shard): value for shard, value in values.items() if shard.stream in own}
+        return {self.to_stream(shard): value for shard, value in values.items() if shard.stream in own}
 
-    def hint_out(self, hint: Hint | None) -> Hint | None:
+    def hint_to_epochs(self, hint: Hint | None) -> Hint | None:
         """A hint with its shards by the names of epochs; hints have them as keys."""
-        return None if hint is None else self._hint(hint, is_out=True)
+        return None if hint is None else self._hint(hint, to_epochs=True)
 
-    def hint_back(self, hint: Hint | None) -> Hint | None:
+    def hint_to_streams(self, hint: Hint | None) -> Hint | None:
         """A hint with its shards by the keys of streams; without those of other epochs of these streams."""
-        return None if hint is None else self._hint(hint, is_out=False)
+        return None if hint is None else self._hint(hint, to_epochs=False)
 
-    def _hint(self, hint: Hint, *, is_out: bool) -> Hint:
+    def _hint(self, hint: Hint, *, to_epochs: bool) -> Hint:
         renamed: dict[str, object] = {}
         for key, value in hint.items():
             shard = _shard(key)
             if shard is None or split_epoch(shard.stream)[0] not in self.names:
-                renamed[key] = self._hint(value, is_out=is_out) if isinstance(value, Mapping) else value
-            elif is_out:
-                renamed[str(self.out(shard))] = value
+                renamed[key] = self._hint(value, to_epochs=to_epochs) if isinstance(value, Mapping) else value
+            elif to_epochs:
+                renamed[str(self.to_epoch(shard))] = value
             elif shard.stream in self.names.values():
-                renamed[str(self.back(shard))] = value
+                renamed[str(self.to_stream(shard))] = value
         return renamed
 
 
@@ -174,7 +174,7 @@ class EpochSplit:
     """A split whose messages carry the names of epochs."""
 
     split: Split
-    names: Names
+    names: EpochNameMap
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
@@ -187,7 +187,7 @@ class EpochSplit:
     def counts(self) -> Mapping[Shard, int] | None:
         """See :meth:`stream_consumers.batches.CountedSplit.counts`."""
         counts = self.split.counts() if isinstance(self.split, CountedSplit) else None
-        return None if counts is None else EpochNames(self.names).all_out(counts)
+        return None if counts is None else EpochNames(self.names).all_to_epochs(counts)
 
     def identities(self) -> Mapping[str, str]:
         """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
@@ -203,7 +203,7 @@ class EpochSource(BatchSource):
         names: for each stream of the source the name of its epoch.
     """
 
-    def __init__(self, source: BatchSource, names: Names) -> None:
+    def __init__(self, source: BatchSource, names: EpochNameMap) -> None:
         super().__init__(source.url)
         self.has_own_timestamps = source.has_own_timestamps
         self._source = source
@@ -215,43 +215,42 @@ class EpochSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
-        found = self._source.extents(resume=self._resume(resume), budget_seconds=budget_seconds)
+        found = self._source.extents(resume=resume and self._resume(resume), budget_seconds=budget_seconds)
         self.is_exact = self._source.is_exact
-        return self._names.all_out(found)
+        return self._names.all_to_epochs(found)
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.has_grown`."""
-        return self._source.has_grown(self._names.all_back(extents), resume=self._resume(resume))
+        return self._source.has_grown(self._names.all_to_streams(extents), resume=resume and self._resume(resume))
 
-    def _resume(self, resume: Resume | None) -> Resume | None:
-        if resume is None:
-            return None
-        return Resume(self._names.all_back(resume.positions), self._names.hint_back(resume.hint))
+    def _resume(self, resume: Resume) -> Resume:
+        return Resume(self._names.all_to_streams(resume.positions), self._names.hint_to_streams(resume.hint))
 
     def remember(self, resume: Resume) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.remember`."""
-        self._source.remember(Resume(self._names.all_back(resume.positions), self._names.hint_back(resume.hint)))
+        self._source.remember(self._resume(resume))
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""
-        plan = self._source.plan(self._names.all_back(gaps), limits=limits, parallelism=parallelism)
+        plan = self._source.plan(self._names.all_to_streams(gaps), limits=limits, parallelism=parallelism)
         if plan is None:
             return None
         splits = [EpochSplit(split, self._names.names) for split in plan.splits]
-        ranges, lost = self._names.all_out(plan.ranges), self._names.all_out(plan.lost)
-        return BatchPlan(ranges, splits, plan.records, self._names.hint_out(plan.hint), lost)
+        ranges, lost = self._names.all_to_epochs(plan.ranges), self._names.all_to_epochs(plan.lost)
+        return BatchPlan(ranges, splits, plan.records, self._names.hint_to_epochs(plan.hint), lost)
 
     def hint(self, positions: Mapping[Shard, int], known: Hint | None = None) -> Hint | None:
         """See :meth:`stream_consumers.batches.BatchSource.hint`."""
-        return self._names.hint_out(self._source.hint(self._names.all_back(positions), self._names.hint_back(known)))
+        found = self._source.hint(self._names.all_to_streams(positions), self._names.hint_to_streams(known))
+        return self._names.hint_to_epochs(found)
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`."""
-        return self._names.all_out(self._source.at(timestamp_ms))
+        return self._names.all_to_epochs(self._source.at(timestamp_ms))
 
     def first(self, shard: Shard, extent: Extent) -> int:
         """See :meth:`stream_consumers.batches.BatchSource.first`."""
-        return self._source.first(self._names.back(shard), extent)
+        return self._source.first(self._names.to_stream(shard), extent)
 
     def is_in_claim_mode(self, group: str) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.is_in_claim_mode`."""
@@ -263,23 +262,23 @@ class EpochSource(BatchSource):
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`."""
-        return self._names.all_out(self._source.lost(self._names.all_back(gaps)))
+        return self._names.all_to_epochs(self._source.lost(self._names.all_to_streams(gaps)))
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """See :meth:`stream_consumers.batches.BatchSource.recreated`."""
-        return frozenset(map(self._names.out, self._source.recreated(self._names.all_back(positions))))
+        return frozenset(map(self._names.to_epoch, self._source.recreated(self._names.all_to_streams(positions))))
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
-        return self._names.all_out(self._source.last_messages(self._names.all_back(ranges)))
+        return self._names.all_to_epochs(self._source.last_messages(self._names.all_to_streams(ranges)))
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.is_replaced`."""
-        return self._source.is_replaced(self._names.back(shard), read, held)
+        return self._source.is_replaced(self._names.to_stream(shard), read, held)
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.count`."""
-        return self._names.all_out(self._source.count(self._names.all_back(gaps)))
+        return self._names.all_to_epochs(self._source.count(self._names.all_to_streams(gaps)))
 
     def unreadable_tail(self) -> str | None:
         """See :meth:`stream_consumers.batches.BatchSource.unreadable_tail`."""
@@ -288,15 +287,15 @@ class EpochSource(BatchSource):
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """See :meth:`stream_consumers.batches.BatchSource.committed`."""
         found = self._source.committed(group)
-        return None if found is None else self._names.all_out(found)
+        return None if found is None else self._names.all_to_epochs(found)
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """See :meth:`stream_consumers.batches.BatchSource.commit`."""
-        self._source.commit(group, self._names.all_back(positions), metadata=metadata)
+        self._source.commit(group, self._names.all_to_streams(positions), metadata=metadata)
 
     def committed_metadata(self, group: str) -> Mapping[Shard, str]:
         """See :meth:`stream_consumers.batches.BatchSource.committed_metadata`."""
-        return self._names.all_out(self._source.committed_metadata(group))
+        return self._names.all_to_epochs(self._source.committed_metadata(group))
 
     def close(self) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.close`."""

@@ -15,7 +15,7 @@ from stream_consumers.messages import Message
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 
-Open = Callable[[], Consumer]
+OpenConsumer = Callable[[], Consumer]
 
 
 class GroupSettings(NamedTuple):
@@ -104,7 +104,7 @@ class SharedGroup:
                 self._is_reading = False
                 if message is not None:
                     self._count += 1
-                    self._deal(self._count, message)
+                    self._assign_message(self._count, message)
                 self._changed.notify_all()
         with self._changed:
             return self._pop(member), message is not None
@@ -112,11 +112,11 @@ class SharedGroup:
     def _remove(self, member: _Member) -> None:
         self._members.remove(member)
         for number, message in member.queue:
-            self._deal(number, message)
+            self._assign_message(number, message)
         member.queue.clear()
         self._changed.notify_all()
 
-    def _deal(self, number: int, message: Message) -> None:
+    def _assign_message(self, number: int, message: Message) -> None:
         """Give a message to the member that its sequence selects."""
         if self._members:
             heappush(self._members[message.sequence % len(self._members)].queue, (number, message))
@@ -167,7 +167,7 @@ class SharedGroupConsumer(DetachableMember):
     poll_seconds = 0.05
 
     def __init__(
-        self, url: str | StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open
+        self, url: str | StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: OpenConsumer
     ) -> None:
         url = StreamUrl.parse(url)
         super().__init__(open_consumer)

@@ -62,13 +62,13 @@ class HeldEntry:
         consumer: the consumer that holds it.
         attempt: how often it was delivered.
         first_delivered_ms: the time of its first delivery, unix milliseconds.
-        touched: when it was last delivered or kept by a heartbeat, in seconds of the monotonic clock.
+        last_touched: when it was last delivered or kept by a heartbeat, in seconds of the monotonic clock.
     """
 
     consumer: str
     attempt: int
     first_delivered_ms: int
-    touched: float
+    last_touched: float
 
 
 @dataclass
@@ -322,15 +322,15 @@ class MemoryConsumer(Consumer):
         # The shards that may have a message, in the order of their turns, and how many arrivals they account for: a
         # message costs the same however many shards there are.
         self._turns: OrderedDict[Shard, None] = OrderedDict()
-        self._seen = 0
+        self._arrivals_seen = 0
         # A shard begins with its first wanted message after a seek or rewind; from then on every message is read.
-        self._begun: set[Shard] = set()
-        self._is_wanted: Callable[[Message], bool] = _any
+        self._started: set[Shard] = set()
+        self._is_wanted: Callable[[Message], bool] = _any_message
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
         else:
             with self._broker.changed:
-                self._begin_turns()
+                self._reset_turns()
 
     def _poll(self, seconds: float) -> Message | None:
         with self._broker.changed:
@@ -364,7 +364,7 @@ class MemoryConsumer(Consumer):
         if isinstance(to, Edge):
             with self._broker.changed:
                 self._check_open()
-                self._go_to(dict(self._broker.ends) if to is Edge.END else {}, _any)
+                self._go_to(dict(self._broker.ends) if to is Edge.END else {}, _any_message)
         else:
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
@@ -375,7 +375,7 @@ class MemoryConsumer(Consumer):
             self._check_open()
             places = resolve_positions(positions, self.assigned(), lambda: self._broker.ends)
             self._next |= places
-            self._begun |= places.keys()
+            self._started |= places.keys()
             self._turns |= dict.fromkeys(places)
 
     def assign(self, shard: Shard) -> None:
@@ -396,47 +396,47 @@ class MemoryConsumer(Consumer):
             self._broker.changed.notify_all()
 
     def _take(self) -> Message | None:
-        self._meet_arrivals()
+        self._add_arrivals()
         while self._turns:
             shard, _ = self._turns.popitem(last=False)
             position = self._next.get(shard, 0)
-            is_wanted = _any if shard in self._begun else self._is_wanted
+            is_wanted = _any_message if shard in self._started else self._is_wanted
             message = next(filter(is_wanted, self._broker.between(shard, position)), None)
             if message is not None:
                 self._next[shard] = message.sequence + 1
-                self._begun.add(shard)
+                self._started.add(shard)
                 self._turns[shard] = None
                 return message
             # Messages that are not wanted need not be looked at again.
             self._next[shard] = max(position, self._broker.ends[shard])
         return None
 
-    def _begin_turns(self) -> None:
+    def _reset_turns(self) -> None:
         self._turns = OrderedDict.fromkeys(sorted(self.assigned()))
-        self._seen = len(self._broker.arrivals)
+        self._arrivals_seen = len(self._broker.arrivals)
 
-    def _meet_arrivals(self) -> None:
+    def _add_arrivals(self) -> None:
         arrivals = self._broker.arrivals
-        for index in range(self._seen, len(arrivals)):
+        for index in range(self._arrivals_seen, len(arrivals)):
             if self._assignment.is_read(arrivals[index]):
                 self._turns.setdefault(arrivals[index])
-        self._seen = len(arrivals)
+        self._arrivals_seen = len(arrivals)
 
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._broker.changed:
             self._check_open()
-            shards = self._assignment.of(self._broker.messages)
+            shards = self._assignment.select(self._broker.messages)
             if not any(is_wanted(message) for shard in shards for message in self._broker.messages[shard]):
                 raise no_message_error(place)
             self._go_to({}, is_wanted)
 
     def _go_to(self, positions: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:
-        self._assignment.begin()
-        self._next, self._begun, self._is_wanted = positions, set(), is_wanted
-        self._begin_turns()
+        self._assignment.apply()
+        self._next, self._started, self._is_wanted = positions, set(), is_wanted
+        self._reset_turns()
 
 
-def _any(message: Message) -> bool:
+def _any_message(message: Message) -> bool:
     return True
 
 

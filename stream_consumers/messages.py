@@ -27,7 +27,7 @@ MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -62_135_596_800_000, 253_402_300_799_999
 EPOCH_MARK = "#"
 """Stands in the names of epochs before their number, see :mod:`stream_consumers.epochs`; no stream key holds it."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
-_MEANINGFUL = frozenset(f" %/,*?{EPOCH_MARK}'\"`\\^<>")
+_RESERVED = frozenset(f" %/,*?{EPOCH_MARK}'\"`\\^<>")
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _NUMBERED = re.compile(r"(.):(0|[1-9][0-9]{0,18})\Z")
@@ -70,7 +70,7 @@ def encode_key(key: bytes) -> str:
     text = "".join(map(_encoded, key.decode("utf-8", "surrogateescape")))
     if text == WILDCARD:
         return f"%{ord(text[0]):02X}{text[1:]}"
-    return _NUMBERED.sub(r"\1%3A\2", text) if _numbered(text) else text
+    return _NUMBERED.sub(r"\1%3A\2", text) if _shard_suffix(text) else text
 
 
 def decode_key(stream: str) -> bytes:
@@ -94,7 +94,7 @@ def check_encoded_key(text: str) -> str:
         'user:events'
     """
     plain = _ESCAPED.sub("", text)
-    wrong = next((char for char in plain if not _stays(char)), None)
+    wrong = next((char for char in plain if not _is_literal(char)), None)
     if wrong is not None:
         written = quote(wrong, safe="", errors="replace")
         raise InvalidStreamKeyError(
@@ -102,7 +102,7 @@ def check_encoded_key(text: str) -> str:
             remedy=f"Write it as {written}."
             + (" Keys are no patterns; '*' alone stands for all streams." if wrong == "*" else ""),
         )
-    numbered = _numbered(text)
+    numbered = _shard_suffix(text)
     if numbered:
         stream, number = text[: numbered.end(1)], numbered[2]
         raise InvalidStreamKeyError(
@@ -112,18 +112,18 @@ def check_encoded_key(text: str) -> str:
     return encode_key(decode_key(text)) if "%" in text else text
 
 
-def _numbered(text: str) -> re.Match[str] | None:
+def _shard_suffix(text: str) -> re.Match[str] | None:
     """How a key ends that is a shard; see :func:`stream_consumers.redis.entries.is_shard_id`."""
     found = _NUMBERED.search(text)
     return found if found and int(found[2]) <= MAX_SHARD else None
 
 
-def _stays(char: str) -> bool:
-    return char not in _MEANINGFUL and char.isprintable()
+def _is_literal(char: str) -> bool:
+    return char not in _RESERVED and char.isprintable()
 
 
 def _encoded(char: str) -> str:
-    return char if _stays(char) else quote(char, safe="", errors="surrogateescape")
+    return char if _is_literal(char) else quote(char, safe="", errors="surrogateescape")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -234,40 +234,40 @@ class Message:
             True
         """
         if not isinstance(document, dict):
-            raise _no_message("it is not an object")
+            raise _invalid_message("it is not an object")
         try:
             moment = document.get("timestamp")
             headers = [
-                (_kind(str, "name", one.get("name")), bytes_from_json("value", one))
+                (_checked_type(str, "name", one.get("name")), bytes_from_json("value", one))
                 for one in document.get("headers", ())
             ]
             return cls(
                 check_shard(Shard(document.get("stream_key", ""), document.get("shard_id", 0))),
-                _kind(int, "sequence", document.get("sequence", 0)),
+                _checked_type(int, "sequence", document.get("sequence", 0)),
                 now_milliseconds() if moment is None else to_milliseconds(datetime.fromisoformat(_utc(moment))),
                 bytes_from_json("payload", document),
                 bytes_from_json("key", document),
                 tuple(headers),
             )
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise _no_message(str(error)) from error
+            raise _invalid_message(str(error)) from error
 
 
-def _no_message(reason: str) -> InvalidOptionError:
+def _invalid_message(reason: str) -> InvalidOptionError:
     return InvalidOptionError(
         f"the JSON is not a message: {reason}",
         remedy='Write an object like {"payload": "…", "key": "…", "shard_id": 0}, as stream-assets peek --json does.',
     )
 
 
-def _kind(kind: type[T], name: str, value: object) -> T:
+def _checked_type(kind: type[T], name: str, value: object) -> T:
     if isinstance(value, kind) and type(value) is kind:
         return value
     raise TypeError(f"{name} must be {kind.__name__}, and is {type(value).__name__}")
 
 
 def _utc(moment: object) -> str:
-    return _kind(str, "timestamp", moment).replace("Z", "+00:00")
+    return _checked_type(str, "timestamp", moment).replace("Z", "+00:00")
 
 
 def bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
@@ -288,8 +288,8 @@ def bytes_from_json(name: str, document: Mapping[str, object]) -> bytes | None:
     if encoded is not None and text is not None:
         raise ValueError(f"it has {name} and {name}_base64")
     if encoded is not None:
-        return base64.b64decode(_kind(str, f"{name}_base64", encoded), validate=True)
-    return None if text is None else _kind(str, name, text).encode()
+        return base64.b64decode(_checked_type(str, f"{name}_base64", encoded), validate=True)
+    return None if text is None else _checked_type(str, name, text).encode()
 
 
 class Receipt:

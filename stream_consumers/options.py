@@ -94,7 +94,7 @@ class OnBadRows(str, enum.Enum):
     DEAD_LETTER = "dead_letter"
 
 
-def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") -> Choice:
+def choice(kind: type[Choice], value: object, *, option: str, others: str = "") -> Choice:
     """The member of ``kind`` that this is, or that has this text as its value.
 
     Every argument that takes an enumeration is checked here, so that text works everywhere.
@@ -103,7 +103,7 @@ def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") 
         kind: the enumeration.
         value: a member, or its value as text.
         option: what to call it in the error.
-        beside: what else the option takes, for the error.
+        others: what else the option takes, for the error.
 
     Raises:
         InvalidOptionError: listing the values there are.
@@ -119,7 +119,7 @@ def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") 
     known = {str(member.value): member for member in kind}
     # A member of another enumeration may have the same text, and means something else.
     if not isinstance(value, str) or isinstance(value, enum.Enum) or value not in known:
-        raise InvalidOptionError(f"{option}={value!r} is unknown", remedy=f"Use {beside}one of: {', '.join(known)}.")
+        raise InvalidOptionError(f"{option}={value!r} is unknown", remedy=f"Use {others}one of: {', '.join(known)}.")
     return known[value]
 
 

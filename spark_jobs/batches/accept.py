@@ -32,7 +32,7 @@ from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, NO_MOMENTS, ROW_MOMENT, compared, in_ranges, moments_of, scan
 from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
-from stream_consumers.epochs import epoch_name, named, newest_epochs, split_epoch
+from stream_consumers.epochs import epoch_name, newest_epochs, split_epoch, with_epoch_names
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -88,7 +88,7 @@ def plan_accept(
             f"group {ingestion.group!r} is about to change its mode", remedy="Finish it with: stream-assets switch."
         )
     names = newest_epochs(state.identities, source.url.required_streams())
-    current = named(source, names)
+    current = with_epoch_names(source, names)
     extents = current.extents(resume=state.resume)
     if state.sharing == CLAIMS:
         if claims is None:
@@ -243,7 +243,7 @@ def accept(
         return EntryFields(
             identities={**state.identities, **{one.name: one.identity for one in accepted}},
             origin=origin,
-            hint=named(source, names).hint(origin, state.hint),
+            hint=with_epoch_names(source, names).hint(origin, state.hint),
             ended={shard: end for one in accepted for shard, end in one.ended.items()},
             last_messages={shard: last for one in accepted for shard, last in one.last_messages.items()},
         )

@@ -30,7 +30,7 @@ from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, known_places
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, position_facts_in
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
@@ -111,7 +111,7 @@ class IngestJob(SourceJob):
             settled = self._reconcile(state)
             # Of all shards, also where each has a sequence of its own: this commit says where each of them begins.
             if begun := _begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
-                counted = {shard: known for shard, (_, known) in known_places(self._source.hint(begun)).items()}
+                counted = {shard: known for shard, (_, known) in position_facts_in(self._source.hint(begun)).items()}
                 register_streams(self.target, begun, identities=self._identities, counted=counted)
                 continue
             batch = self._plan(settled, self._own(extents))

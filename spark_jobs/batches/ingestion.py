@@ -22,7 +22,7 @@ from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Range
-from stream_consumers.epochs import Names, epoch_name, named, newest_epochs
+from stream_consumers.epochs import EpochNameMap, epoch_name, newest_epochs, with_epoch_names
 from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, TableUnreadableError
 from stream_consumers.messages import Shard
 from stream_consumers.options import (
@@ -248,7 +248,7 @@ class Ingestion:
         all_shards = frozenset(shards)
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
-    def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> Names:
+    def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> EpochNameMap:
         """For each stream the name of its newest epoch: by the ledger, or by the rows where the log was cleaned.
 
         Args:
@@ -272,7 +272,7 @@ class Ingestion:
 
     def in_epochs(self, source: BatchSource, ledger: Ledger | None = None) -> BatchSource:
         """The source, with its streams called by the names of their newest epochs; see :meth:`epochs`."""
-        return named(source, self.epochs(source.url.required_streams(), ledger))
+        return with_epoch_names(source, self.epochs(source.url.required_streams(), ledger))
 
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""

@@ -47,7 +47,7 @@ from spark_jobs.ledger.table_rows import (
     row_extents,
     scan,
 )
-from stream_consumers.batches import BatchSource, Known, Range, known_places
+from stream_consumers.batches import BatchSource, PositionFacts, Range, position_facts_in
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -342,7 +342,7 @@ class _Adoption(NamedTuple):
 
     positions: Mapping[Shard, int]
     adopted: Mapping[Shard, int]
-    counted: Mapping[Shard, Known]
+    counted: Mapping[Shard, PositionFacts]
 
 
 def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> _Adoption:
@@ -387,7 +387,7 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
     counted = {
         # The message of a first row that is gone by now counts as not read, so that the loss is known.
         shard: known._replace(added=known.added - 1) if place < extents[shard].start else known
-        for shard, (place, known) in known_places(source.hint(adopted)).items()
+        for shard, (place, known) in position_facts_in(source.hint(adopted)).items()
     }
     kept = {s: one for s, start in taken_back.items() if adopted.get(s) == start and (one := state.shards[s].counted)}
     return _Adoption(positions, adopted, {**counted, **kept})

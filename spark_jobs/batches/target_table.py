@@ -31,7 +31,7 @@ from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
 from spark_jobs.writing.layout import create_table
-from stream_consumers.batches import Known, LastMessage
+from stream_consumers.batches import LastMessage, PositionFacts
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -166,7 +166,7 @@ def register_streams(
     origin: Mapping[Shard, int],
     *,
     identities: Mapping[str, str],
-    counted: Mapping[Shard, Known] | None = None,
+    counted: Mapping[Shard, PositionFacts] | None = None,
 ) -> None:
     """The first commit of a group with more streams: empty, with their origins, so that other groups see it.
 

@@ -248,7 +248,7 @@ class ClaimJob(BatchJob):
             for name in names:
                 # Whatever became of it: its number is gone, and it holds nothing.
                 if name.number <= self.ledger.last_number(name.member):
-                    self._claims.forget(shard, name)
+                    self._claims.remove_name(shard, name)
         return False
 
     def _settle_names(self, state: LedgerState) -> list[_Abandoned] | None:
@@ -309,7 +309,7 @@ class ClaimJob(BatchJob):
     def _acknowledge(self, shard: Shard, name: ClaimName) -> None:
         for page in self._claims.pending(shard, name, idle=False):
             self._claims.acknowledge({shard: [entry.id for entry in page]})
-        self._claims.forget(shard, name)
+        self._claims.remove_name(shard, name)
 
     def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Abandoned]:
         """The entries of a dead name, or the idle ones of another client, as many as one batch can hold."""
@@ -332,7 +332,7 @@ class ClaimJob(BatchJob):
         """Step 3: fill a new name; from here on nothing is added to it."""
         policy, limits = self._claims.policy, self.sizer.limits
         worst = max((one.entry.deliveries for one in abandoned), default=0)
-        records = policy.most(limits.max_records, deliveries=worst)
+        records = policy.batch_limit(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex
         held = ClaimedEntries(ClaimName(self.ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
         self._mine.add(bid)
@@ -378,7 +378,7 @@ class ClaimJob(BatchJob):
             if gone:
                 self._losses.add(shard, gone)
             if isinstance(name, ClaimName):
-                self._claims.forget(shard, name)
+                self._claims.remove_name(shard, name)
             if is_full:
                 return True
         return held.count >= held.records
@@ -400,4 +400,4 @@ class ClaimJob(BatchJob):
         """Step 5: acknowledge every entry of the batch, whichever consumer holds it by now."""
         self._claims.acknowledge(held.ids)
         for shard in held.ids:
-            self._claims.forget(shard, held.name)
+            self._claims.remove_name(shard, held.name)

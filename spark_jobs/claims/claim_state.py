@@ -25,8 +25,8 @@ from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.claims import ClaimName, RedisClaims, Trimmed
-from stream_consumers.redis.entries import before, readable, to_id, to_sequence
+from stream_consumers.redis.claims import ClaimName, RedisClaims, TrimmedEntries
+from stream_consumers.redis.entries import id_before, printable_key, to_id, to_sequence
 
 
 class ClaimStatus(enum.Enum):
@@ -210,7 +210,7 @@ class OpenLoss:
 
     target: Target
     shard: Shard
-    kind: Skipped | Trimmed | None
+    kind: Skipped | TrimmedEntries | None
 
 
 class ClaimLosses:
@@ -264,7 +264,7 @@ class ClaimLosses:
             if batch is not None:
                 return batch
 
-    def _record(self, shard: Shard, kind: Skipped | Trimmed | None) -> Batch | None:
+    def _record(self, shard: Shard, kind: Skipped | TrimmedEntries | None) -> Batch | None:
         own = replace(self._ingestion, shard=shard)
         target = Target.of(self._spark, own, url=self._claims.url, observer=self._observer)
         state = target.ledger.read()
@@ -287,7 +287,7 @@ class ClaimLosses:
         return Batch("batch", state, identities=self._claims.identities(), fields=fields, held=opened)
 
     def _missing(
-        self, ledger: Ledger, shard: Shard, unread: Trimmed | None
+        self, ledger: Ledger, shard: Shard, unread: TrimmedEntries | None
     ) -> tuple[Intervals, int, Mapping[str, object] | None]:
         """What is not recorded yet: a crash may have come between the record and the acknowledgement."""
         records = [
@@ -306,7 +306,7 @@ class ClaimLosses:
         count = unread.entries - sum(entry.claims[shard].entries for entry in records if _of_unread(entry) == hint)
         return Intervals.of((unread.start, unread.end)), max(0, count), hint
 
-    def account(self, shard: Shard, kind: Skipped | Trimmed | None) -> None:
+    def account(self, shard: Shard, kind: Skipped | TrimmedEntries | None) -> None:
         """What was gone of a shard is recorded: acknowledge it, or let the group's count go on after it."""
         if isinstance(kind, Skipped):
             return
@@ -316,7 +316,7 @@ class ClaimLosses:
         elif kind is not None:
             self._claims.account_for(shard, kind)
 
-    def _error(self, skipped: Mapping[Shard, Skipped], trimmed: Mapping[Shard, Trimmed]) -> DataLossError:
+    def _error(self, skipped: Mapping[Shard, Skipped], trimmed: Mapping[Shard, TrimmedEntries]) -> DataLossError:
         if skipped:
             return moved_forwards(self._claims, skipped)
         texts = [
@@ -339,11 +339,11 @@ class ClaimLosses:
 def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, Skipped]) -> DataLossError:
     """The error about entries that another client moved the group over."""
     shard, (part, entries) = min(skipped.items())
-    key, group = readable(claims.server.key(shard)), claims.group.name
+    key, group = printable_key(claims.server.key(shard)), claims.group.name
     return DataLossError(
         f"group {group!r} of {shard} at {claims.url} was moved forwards by another client: "
         f"{counted(entries, 'entry', 'entries')} from {part.start} to {part.end} were given to no member",
-        remedy=f"To read them, move it back: XGROUP SETID {key} {group} {before(part.start)}. To skip them, "
+        remedy=f"To read them, move it back: XGROUP SETID {key} {group} {id_before(part.start)}. To skip them, "
         "with that recorded in the table's log and its dead letters, set on_data_loss='record'.",
         given=part.start,
         position=part.end,

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals, json_values, per_shard
-from stream_consumers.batches import Known, LastMessage, Range
+from stream_consumers.batches import LastMessage, PositionFacts, Range
 from stream_consumers.errors import FormatError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
-from stream_consumers.versions import check_choice, check_keys, check_version, newer
+from stream_consumers.versions import check_choice, check_keys, check_version, newer_format
 
 FORMAT = 3
 """The format that is written; :data:`FORMATS` are read. It grows when the meaning of a field changes. A reader of
@@ -167,10 +167,10 @@ class ShardState:
     ended: int | None = None
     last: LastMessage | None = None
     adopted: int | None = None
-    counted: Known | None = None
+    counted: PositionFacts | None = None
 
     @property
-    def first_place(self) -> tuple[int, Known] | None:
+    def first_place(self) -> tuple[int, PositionFacts] | None:
         """Where the shard begins, and what is known there; ``None`` if that is not known."""
         first = self.origin if self.adopted is None else self.adopted
         return None if first is None or self.counted is None else (first, self.counted)
@@ -223,13 +223,13 @@ class ShardState:
                 Intervals.of((MIN_SEQUENCE, position)),
                 origin=origin,
                 last=LastMessage(*last) if last else None,
-                counted=Known(*first) if first else None,
+                counted=PositionFacts(*first) if first else None,
             )
         keys = ("cov", "redo", "origin", "claimed", "ended", "last", "adopted", "counted")
         check_keys(known, what="the state of a shard", keys=keys)
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         remembered = LastMessage(*known["last"]) if known.get("last") else None
-        counted = Known(*known["counted"]) if known.get("counted") else None
+        counted = PositionFacts(*known["counted"]) if known.get("counted") else None
         ended, adopted = known.get("ended"), known.get("adopted")
         return cls(covered, redo, known["origin"], known["claimed"], ended, remembered, adopted, counted)
 
@@ -291,7 +291,7 @@ class PlannedFields(TypedDict, total=False):
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage]
     adopted: Mapping[Shard, int]
-    counted: Mapping[Shard, Known]
+    counted: Mapping[Shard, PositionFacts]
 
 
 class EntryFields(PlannedFields, total=False):
@@ -391,7 +391,7 @@ class LedgerEntry:
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
     removed: Intervals = field(default_factory=Intervals)
     adopted: Mapping[Shard, int] = field(default_factory=dict)
-    counted: Mapping[Shard, Known] = field(default_factory=dict)
+    counted: Mapping[Shard, PositionFacts] = field(default_factory=dict)
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -475,7 +475,9 @@ class LedgerEntry:
         try:
             return cls._read(document)
         except _UNREADABLE as error:
-            raise newer(f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})") from error
+            raise newer_format(
+                f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})"
+            ) from error
 
     @classmethod
     def _read(cls, document: Mapping[str, Any]) -> LedgerEntry:
@@ -542,7 +544,7 @@ _PER_SHARD: Mapping[str, Callable[[Any], object]] = {
     "state": ShardState.from_json,
     "claims": lambda triple: ClaimedRange(*triple),
     "last_messages": lambda values: LastMessage(*values),
-    "counted": lambda values: Known(*values),
+    "counted": lambda values: PositionFacts(*values),
 }
 _PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
 # Field names and their JSON keys.

@@ -38,7 +38,7 @@ from spark_jobs.ledger.entries import (
     replay_key,
 )
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.batches import Known, Places, known_places
+from stream_consumers.batches import PositionFacts, PositionFactsByShard, position_facts_in
 from stream_consumers.messages import Shard
 
 NONE = Intervals()
@@ -114,20 +114,20 @@ def restore(state: State, past: State) -> State:
     return after
 
 
-def _at_origins(entry: LedgerEntry) -> Mapping[Shard, Known]:
+def _at_origins(entry: LedgerEntry) -> Mapping[Shard, PositionFacts]:
     """What the hint of an entry says at the origins; of adopted rows it is asked before them."""
     if not entry.origin:
         return {}
-    places = known_places(entry.hint, of=entry.origin.keys() - entry.adopted.keys())
+    places = position_facts_in(entry.hint, of=entry.origin.keys() - entry.adopted.keys())
     return {shard: known for shard, (position, known) in places.items() if position == entry.origin[shard]}
 
 
-def moved_places(entry: LedgerEntry) -> Places:
+def moved_places(entry: LedgerEntry) -> PositionFactsByShard:
     """What the hint of an entry says of the shards whose positions it moves."""
-    return known_places(entry.hint, of=entry.ranges.keys() | entry.origin.keys())
+    return position_facts_in(entry.hint, of=entry.ranges.keys() | entry.origin.keys())
 
 
-def places_at(state: State, *places: Places) -> Places:
+def places_at(state: State, *places: PositionFactsByShard) -> PositionFactsByShard:
     """Of what is known of each shard, the first that is of its position, at last what is known where it begins.
 
     Of shards that have ended, nothing.

@@ -24,7 +24,7 @@ from spark_jobs.ledger.entries import (
 )
 from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.batches import LastMessage, Places, Resume, known_places, with_places
+from stream_consumers.batches import LastMessage, PositionFactsByShard, Resume, hint_with_facts, position_facts_in
 from stream_consumers.display import counted
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -70,7 +70,7 @@ class _Folded:
     totals: Totals = field(default_factory=Totals)
     identities: Mapping[str, str] = field(default_factory=dict)
     sharing: str = ""
-    places: Places = field(default_factory=dict)
+    places: PositionFactsByShard = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
     removed: Intervals = field(default_factory=Intervals)
     error: StreamAssetsError | None = None
@@ -208,8 +208,8 @@ class Ledger:
             removed=state.removed,
         )
         entry = replace(entry, **fields)
-        places = places_at(fold(state.shards, entry, late=False), moved_places(entry), known_places(state.hint))
-        entry = replace(entry, hint=with_places(entry.hint, places))
+        places = places_at(fold(state.shards, entry, late=False), moved_places(entry), position_facts_in(state.hint))
+        entry = replace(entry, hint=hint_with_facts(entry.hint, places))
         if self._is_full(entry, state):
             return replace(entry, totals=state.totals)
         new = {name: identity for name, identity in entry.identities.items() if state.identities.get(name) != identity}
@@ -276,7 +276,7 @@ class Ledger:
             identities=folded.identities,
             full=FullEntry(commit.version, commit.timestamp_ms, longest_ms, is_restored),
             totals=folded.totals,
-            hint=with_places(folded.hint, folded.places),
+            hint=hint_with_facts(folded.hint, folded.places),
             removed=folded.removed,
             schema=snapshot.schema,
         )
@@ -555,7 +555,7 @@ class Ledger:
             return _Folded()
         newest, full = found
         state = full.state or {}
-        places = places_at(state, known_places(full.hint))
+        places = places_at(state, position_facts_in(full.hint))
         now = _Folded(state, full.totals, full.identities, full.sharing, places, removed=full.removed)
         folds: dict[int, _Folded] = {full.base: now}
         for number in range(full.base + 1, version + 1):

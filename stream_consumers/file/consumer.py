@@ -214,7 +214,7 @@ class FileConsumer(Consumer):
 
     def _go_to(self, offset: int, skip: IsBefore | None = None) -> None:
         self._scanner.seek(offset)
-        self._assignment.begin()
+        self._assignment.apply()
         self._items = iter(())
         self._skip, self._passed, self._ended, self._is_after_eos = skip, set(), False, False
 

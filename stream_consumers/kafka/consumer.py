@@ -179,7 +179,7 @@ class KafkaConsumer(LockedConsumer):
             if isinstance(to, Edge):
                 places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
                 self._unreached = set()
-                self._assignment.begin()
+                self._assignment.apply()
                 self._go_to(places)
                 return
             sequence = max(0, to)
@@ -440,7 +440,7 @@ class KafkaConsumer(LockedConsumer):
         """The shards that the next seek or rewind moves."""
         if self._mode is ConsumerMode.LOAD_BALANCED:
             return sorted(self._assigned)
-        return self._assignment.of(self._known)
+        return self._assignment.select(self._known)
 
     def _first(self, shards: frozenset[Shard]) -> Positions:
         """Where reading begins: at the group's position, else at the start or the end, by ``reset``."""
@@ -454,7 +454,7 @@ class KafkaConsumer(LockedConsumer):
         # A shard without such a message continues with the first one that arrives.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
-        self._assignment.begin()
+        self._assignment.apply()
         self._go_to({**found, **self._cluster.ends(waiting)})
 
     def _go_to(self, positions: Positions) -> None:

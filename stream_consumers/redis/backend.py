@@ -6,7 +6,7 @@ from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
-from stream_consumers.epochs import Names
+from stream_consumers.epochs import EpochNameMap
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import ConsumerMode, Modes, RedisGroupOptions
 from stream_consumers.producer import Producer
@@ -81,7 +81,7 @@ class RedisStreams(Backend):
         RedisConnection(url, client).check()
         return options
 
-    def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: Names) -> RedisClaims:
+    def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: EpochNameMap) -> RedisClaims:
         """See :meth:`stream_consumers.backend.Backend.claims`.
 
         Raises:

@@ -1,6 +1,6 @@
 """Micro-batches from Redis Streams: ranges of ids, read by XRANGE in parallel slices.
 
-Redis does not report how many entries an id range holds, so the server walks it (a script, no payload crosses the
+Redis does not report how many entries an id range holds, so the server scans it (a script, no payload crosses the
 network), and the plan knows how many entries it covers: a slice that yields fewer was trimmed meanwhile: data loss.
 """
 
@@ -19,22 +19,22 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
-    Known,
     LastMessage,
     MessageRow,
-    Places,
+    PositionFacts,
+    PositionFactsByShard,
     Range,
     Resume,
     dead_letter_row,
     fair_shares,
-    known_places,
+    hint_with_facts,
     message_checksum,
     message_row,
     plain_batch,
+    position_facts_in,
     readable_gaps,
     record_batches,
     total_counts,
-    with_places,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.display import counted
@@ -45,21 +45,21 @@ from stream_consumers.redis.entries import (
     MAX_MS,
     MAX_SUB,
     SUB_BITS,
-    behind,
     read_entry,
+    sequence_after,
     to_id,
     to_sequence,
     to_timestamp_ms,
 )
 from stream_consumers.redis.group import RedisGroup
-from stream_consumers.redis.scripts import WALK
+from stream_consumers.redis.scripts import MEASURE_RANGE
 from stream_consumers.redis.server import RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
-WALK_ENTRIES = 4096
+SCAN_PAGE_SIZE = 4096
 _log = logging.getLogger(__name__)
 PAGE_BYTES = 4 * 1024 * 1024
-MAX_PAGE = 5000
+MAX_PAGE_SIZE = 5000
 StoredEntry: TypeAlias = tuple[bytes, list[bytes]]
 """An entry of a stream: its id, and names and values in turn."""
 
@@ -100,7 +100,7 @@ class Slice:
     Args:
         shard: where.
         key: the Redis key of the shard.
-        part: from where to where.
+        id_range: from where to where.
         count: how many entries there are in it.
         sequences: only these, one by one.
         error: its entries are dead letters, for this reason.
@@ -108,7 +108,7 @@ class Slice:
 
     shard: Shard
     key: bytes
-    part: Range
+    id_range: Range
     count: int
     sequences: tuple[int, ...] | None = None
     error: str | None = None
@@ -128,7 +128,7 @@ class RedisSplit:
     url: StreamUrl
     client: Mapping[str, Scalar] = field(repr=False)
     slices: tuple[Slice, ...]
-    page: int
+    page_size: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
@@ -170,18 +170,18 @@ class RedisSplit:
 
     def _pages(self, server: RedisConnection, piece: Slice) -> Iterator[list[StoredEntry]]:
         if piece.sequences is not None:
-            for begin in range(0, len(piece.sequences), self.page):
-                ids = map(to_id, piece.sequences[begin : begin + self.page])
+            for begin in range(0, len(piece.sequences), self.page_size):
+                ids = map(to_id, piece.sequences[begin : begin + self.page_size])
                 ranges = [("XRANGE", piece.key, entry_id, entry_id) for entry_id in ids]
-                replies = server.replies(ranges, f"reading {piece.shard}", page=self.page)
+                replies = server.replies(ranges, f"reading {piece.shard}", page_size=self.page_size)
                 yield [entry for reply in replies for entry in reply]
             return
-        start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
+        start, end = to_id(piece.id_range.start), to_id(piece.id_range.end - 1)
         while True:
             with server.explained(f"reading {piece.shard}"):
-                page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
+                page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page_size)
             yield page
-            if len(page) < self.page:
+            if len(page) < self.page_size:
                 return
             start = f"({page[-1][0].decode()}"
 
@@ -215,7 +215,7 @@ def split_slices(
         parallelism: how many splits to make.
     """
     records = sum(piece.count for piece in slices)
-    page = max(1, min(MAX_PAGE, PAGE_BYTES // max(1, size // max(1, records))))
+    page = max(1, min(MAX_PAGE_SIZE, PAGE_BYTES // max(1, size // max(1, records))))
     share = max(1, math.ceil(records / parallelism))
     groups: list[list[Slice]] = [[]]
     held = 0
@@ -233,14 +233,14 @@ class Loss(NamedTuple):
 
     Args:
         entries: how many.
-        part: the smallest range that is certain to hold all of them.
+        id_range: the smallest range that is certain to hold all of them.
     """
 
     entries: int
-    part: Range
+    id_range: Range
 
 
-class _Walk:
+class _RangeScan:
     """Walks an id range of one shard on the server and notes what it holds."""
 
     def __init__(self, server: RedisConnection, shard: Shard, gap: Range) -> None:
@@ -249,26 +249,26 @@ class _Walk:
         self.slices: list[Slice] = []
         self.count = 0
         self.bytes = 0
-        self.at = gap.start
+        self.position = gap.start
         self._server = server
 
     @property
     def is_done(self) -> bool:
         """Whether the gap was walked to its end."""
-        return self.at >= self.gap.end
+        return self.position >= self.gap.end
 
-    def go(self, records: int, room: int, *, take_one: bool) -> bool:
+    def advance(self, records: int, room: int, *, take_one: bool) -> bool:
         """Walk over at most this number of entries and bytes; returns whether the limit of bytes was reached."""
         key = self._server.key(self.shard)
         left = records
         while left > 0 and not self.is_done:
-            asked = min(left, WALK_ENTRIES)
-            words = [to_id(self.at), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
-            count, size, last, is_full = self._server.run(WALK, [key], words, f"measuring {self.shard}")
-            stop = self.gap.end if count < asked and not is_full else (to_sequence(last) + 1 if last else self.at)
-            if count or stop > self.at:
-                self.slices.append(Slice(self.shard, key, Range(self.at, stop), count))
-            self.at, self.count, self.bytes = stop, self.count + count, self.bytes + size
+            asked = min(left, SCAN_PAGE_SIZE)
+            words = [to_id(self.position), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
+            count, size, last, is_full = self._server.run(MEASURE_RANGE, [key], words, f"measuring {self.shard}")
+            stop = self.gap.end if count < asked and not is_full else (to_sequence(last) + 1 if last else self.position)
+            if count or stop > self.position:
+                self.slices.append(Slice(self.shard, key, Range(self.position, stop), count))
+            self.position, self.count, self.bytes = stop, self.count + count, self.bytes + size
             left, room = left - count, room - size
             if is_full:
                 return True
@@ -299,7 +299,7 @@ class RedisBatchSource(BatchSource):
         self._extents: dict[Shard, Extent] = {}
         # Those of the last look: of extents() or of a plan.
         self._facts: dict[Shard, StreamFacts] = {}
-        self._known: dict[Shard, dict[int, Known]] = {}
+        self._position_facts: dict[Shard, dict[int, PositionFacts]] = {}
 
     def set_request_timeout(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.set_request_timeout`."""
@@ -324,9 +324,9 @@ class RedisBatchSource(BatchSource):
             # Of a stream that was never read, entries that are gone by now do not count as lost.
             first = self.first(shard, extent) if shard.stream in begun else extent.start
             position = resume.positions.get(shard, first)
-            if self._known_at(shard, position) is None:
-                self._count_before(shard, position)
-                if shard in resume.positions and 0 < position < extent.end and self._known_at(shard, position):
+            if self._facts_at(shard, position) is None:
+                self._set_added_before(shard, position)
+                if shard in resume.positions and 0 < position < extent.end and self._facts_at(shard, position):
                     _log.warning(
                         "the ledger does not say how many entries %s had ever got before %d: what was removed from it "
                         "unread by now is not noticed, only what is removed from now on",
@@ -342,21 +342,21 @@ class RedisBatchSource(BatchSource):
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
         """See :meth:`stream_consumers.batches.BatchSource.has_grown`; keys that are new are left out."""
         ends = list(extents.values())
-        grown = self.server.growth([self.server.key(shard) for shard in extents])
-        return any(now is None or behind(now.last) != extent.end for now, extent in zip(grown, ends))
+        grown = self.server.progress([self.server.key(shard) for shard in extents])
+        return any(now is None or sequence_after(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def remember(self, resume: Resume) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.remember`: what is known at each position."""
-        for shard, (position, known) in known_places(resume.hint).items():
-            self._note(shard, position, known)
+        for shard, (position, known) in position_facts_in(resume.hint).items():
+            self._set_facts(shard, position, known)
 
-    def _count_before(self, shard: Shard, position: int) -> None:
+    def _set_added_before(self, shard: Shard, position: int) -> None:
         """Take as accounted for what is gone now, where the server counts."""
         facts = self._facts[shard]
         if facts.added is None or facts.removed is None:
             return
         if position <= 0:
-            self._note(shard, position, Known(0, 0, 0))
+            self._set_facts(shard, position, PositionFacts(0, 0, 0))
             return
         if position >= facts.end:
             added = facts.added
@@ -364,25 +364,25 @@ class RedisBatchSource(BatchSource):
             added = facts.removed
         else:
             added = facts.added - self.server.count(shard, position, facts.end)
-        self._note(shard, position, Known(added, facts.deleted, facts.removed))
+        self._set_facts(shard, position, PositionFacts(added, facts.deleted, facts.removed))
 
-    def _note(self, shard: Shard, position: int, known: Known) -> None:
-        self._known.setdefault(shard, {})[position] = known
+    def _set_facts(self, shard: Shard, position: int, known: PositionFacts) -> None:
+        self._position_facts.setdefault(shard, {})[position] = known
 
-    def _known_at(self, shard: Shard, position: int) -> Known | None:
-        return self._known.get(shard, {}).get(position)
+    def _facts_at(self, shard: Shard, position: int) -> PositionFacts | None:
+        return self._position_facts.get(shard, {}).get(position)
 
     def hint(
         self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
     ) -> Mapping[str, object] | None:
         """See :meth:`stream_consumers.batches.BatchSource.hint`; what is gone by now does not count as lost."""
-        places = dict(known_places(known))
+        places = dict(position_facts_in(known))
         for shard, position in positions.items():
             if shard in self._facts:
-                self._count_before(shard, position)
-            if (now := self._known_at(shard, position)) is not None:
+                self._set_added_before(shard, position)
+            if (now := self._facts_at(shard, position)) is not None:
                 places[shard] = (position, now)
-        return with_places(None, places)
+        return hint_with_facts(None, places)
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; the time of an entry is in its id."""
@@ -396,11 +396,11 @@ class RedisBatchSource(BatchSource):
         unknown.
         """
         losses = {shard: self._loss(shard, gap.start, self._facts.get(shard)) for shard, gap in gaps.items()}
-        return {shard: loss.part for shard, loss in losses.items() if loss is not None}
+        return {shard: loss.id_range for shard, loss in losses.items() if loss is not None}
 
     def _loss(self, shard: Shard, position: int, facts: StreamFacts | None) -> Loss | None:
         """What is gone from a position on, and not accounted for."""
-        known = self._known_at(shard, position)
+        known = self._facts_at(shard, position)
         if facts is None or facts.added is None or known is None:
             return None
         since = facts.added - known.added
@@ -431,7 +431,7 @@ class RedisBatchSource(BatchSource):
         """
         found = set()
         for shard in positions:
-            facts, places = self._facts.get(shard), self._known.get(shard, {})
+            facts, places = self._facts.get(shard), self._position_facts.get(shard, {})
             if facts is None or facts.added is None:
                 continue
             for position, known in places.items():
@@ -463,61 +463,63 @@ class RedisBatchSource(BatchSource):
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""
-        walks = {s: _Walk(self.server, s, gap) for s, gap in readable_gaps(gaps, self._extents).items()}
-        if not walks:
+        scans = {s: _RangeScan(self.server, s, gap) for s, gap in readable_gaps(gaps, self._extents).items()}
+        if not scans:
             return None
-        self._walk(walks, limits)
-        walks = {shard: walk for shard, walk in walks.items() if walk.at > walk.gap.start}
-        losses = self._judged(walks)
-        ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items()}
-        records, size = sum(walk.count for walk in walks.values()), sum(walk.bytes for walk in walks.values())
-        slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
+        self._scan_shards(scans, limits)
+        scans = {shard: scan for shard, scan in scans.items() if scan.position > scan.gap.start}
+        losses = self._find_losses(scans)
+        ranges = {shard: Range(scan.gap.start, scan.position) for shard, scan in scans.items()}
+        records, size = sum(scan.count for scan in scans.values()), sum(scan.bytes for scan in scans.values())
+        slices = [piece for scan in scans.values() for piece in scan.slices if piece.count]
         splits = split_slices(self.url, self.server.client_options, slices, size=size, parallelism=parallelism)
-        lost = {shard: loss.part for shard, loss in losses.items()}
-        return BatchPlan(ranges, splits, records, with_places(None, self._places(walks, losses)), lost)
+        lost = {shard: loss.id_range for shard, loss in losses.items()}
+        return BatchPlan(ranges, splits, records, hint_with_facts(None, self._new_position_facts(scans, losses)), lost)
 
-    def _judged(self, walks: Mapping[Shard, _Walk]) -> Mapping[Shard, Loss]:
-        """What is lost by facts that are newer than the walks: a walk missed nothing else of what was ever added."""
+    def _find_losses(self, scans: Mapping[Shard, _RangeScan]) -> Mapping[Shard, Loss]:
+        """What is lost by facts that are newer than the scans: a scan missed nothing else of what was ever added."""
         losses = {}
-        for shard, facts in self.server.facts_of(walks).items():
-            if facts is None or facts.end < walks[shard].gap.end:
+        for shard, facts in self.server.facts_of(scans).items():
+            if facts is None or facts.end < scans[shard].gap.end:
                 raise DataLossError(
                     f"{shard} of {self.url} was deleted or cut while it was planned", remedy="Run again to see why."
                 )
             self._facts[shard] = facts
-            loss = self._loss(shard, walks[shard].gap.start, facts)
+            loss = self._loss(shard, scans[shard].gap.start, facts)
             if loss is not None:
                 losses[shard] = loss
         return losses
 
-    def _walk(self, walks: Mapping[Shard, _Walk], limits: Limits) -> None:
-        turn = sum(walk.gap.start for walk in walks.values())
+    def _scan_shards(self, scans: Mapping[Shard, _RangeScan], limits: Limits) -> None:
+        turn = sum(scan.gap.start for scan in scans.values())
         while True:
-            left = limits.max_records - sum(walk.count for walk in walks.values())
-            room = limits.max_bytes - sum(walk.bytes for walk in walks.values())
-            open_walks = {shard: self._facts[shard].length for shard, walk in walks.items() if not walk.is_done}
-            shares = fair_shares({s: max(1, length) for s, length in open_walks.items()}, left, turn=turn)
+            left = limits.max_records - sum(scan.count for scan in scans.values())
+            room = limits.max_bytes - sum(scan.bytes for scan in scans.values())
+            open_scans = {shard: self._facts[shard].length for shard, scan in scans.items() if not scan.is_done}
+            shares = fair_shares({s: max(1, length) for s, length in open_scans.items()}, left, turn=turn)
             if not shares:
                 return
             for shard, share in shares.items():
-                is_first = not any(walk.count for walk in walks.values())
-                before = walks[shard].bytes
-                if walks[shard].go(share, room, take_one=is_first):
+                is_first = not any(scan.count for scan in scans.values())
+                before = scans[shard].bytes
+                if scans[shard].advance(share, room, take_one=is_first):
                     return
-                room -= walks[shard].bytes - before
+                room -= scans[shard].bytes - before
 
-    def _places(self, walks: Mapping[Shard, _Walk], losses: Mapping[Shard, Loss]) -> Places:
+    def _new_position_facts(
+        self, scans: Mapping[Shard, _RangeScan], losses: Mapping[Shard, Loss]
+    ) -> PositionFactsByShard:
         """What is known at the new positions, once the losses are recorded with the batch."""
         places = {}
-        for shard, walk in walks.items():
-            facts, before = self._facts[shard], self._known_at(shard, walk.gap.start)
-            if facts.added is None or (walk.at < facts.end and before is None):
+        for shard, scan in scans.items():
+            facts, before = self._facts[shard], self._facts_at(shard, scan.gap.start)
+            if facts.added is None or (scan.position < facts.end and before is None):
                 continue
             added = facts.added
-            if before is not None and walk.at < facts.end:
-                added = before.added + walk.count + (losses[shard].entries if shard in losses else 0)
-            places[shard] = (walk.at, Known(added, facts.deleted, facts.removed))
-            self._note(shard, *places[shard])
+            if before is not None and scan.position < facts.end:
+                added = before.added + scan.count + (losses[shard].entries if shard in losses else 0)
+            places[shard] = (scan.position, PositionFacts(added, facts.deleted, facts.removed))
+            self._set_facts(shard, *places[shard])
         return places
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
@@ -529,7 +531,7 @@ class RedisBatchSource(BatchSource):
             if facts is None or gap.start >= gap.end:
                 counted[shard] = 0
                 continue
-            known = self._known_at(shard, gap.start)
+            known = self._facts_at(shard, gap.start)
             if gap.end >= facts.end and facts.first_or_end >= gap.start:
                 counted[shard] = facts.length
             elif gap.end >= facts.end and facts.added is not None and known is not None:
@@ -563,7 +565,7 @@ class RedisBatchSource(BatchSource):
                 continue
             known = RedisGroup(self.server, group)
             # In claim mode, pending entries belong to the members that claimed them.
-            place = self._known_at(shard, position)
+            place = self._facts_at(shard, position)
             if known.set_position(shard, position, entries_read=None if place is None else place.added):
                 known.acknowledge_below(shard, position)
 

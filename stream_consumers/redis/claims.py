@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.epochs import EpochNames, Names, accept_remedy, split_epoch
+from stream_consumers.epochs import EpochNameMap, EpochNames, accept_remedy, split_epoch
 from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, StreamAssetsError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.batches import Slice, split_slices
 from stream_consumers.redis.client import claim_policy
-from stream_consumers.redis.entries import before, behind, readable, to_id, to_sequence
+from stream_consumers.redis.entries import id_before, printable_key, sequence_after, to_id, to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
-from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TIME, TOUCH
-from stream_consumers.redis.server import PAGE, RedisConnection, StreamFacts
+from stream_consumers.redis.scripts import CLAIM_NEW, COUNT_AS_READ, RELEASE, REMOVE_CONSUMER, TAKE_OVER, TIME, TOUCH
+from stream_consumers.redis.server import PAGE_SIZE, RedisConnection, StreamFacts
 from stream_consumers.urls import StreamUrl
 
-CLAIM_PAGE = 4096
+CLAIM_PAGE_SIZE = 4096
 # A released entry is this idle (three years), so that any member takes it over at once.
 RELEASED_MS = 100_000_000_000
 _NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
@@ -80,7 +80,7 @@ class Backlog(NamedTuple):
         return self.unread + self.pending
 
 
-class Trimmed(NamedTuple):
+class TrimmedEntries(NamedTuple):
     """Entries that were removed from a stream before they were delivered to the group.
 
     Args:
@@ -142,7 +142,7 @@ class RedisClaims(ClosesOnExit):
     """
 
     def __init__(
-        self, url: str | StreamUrl, group: str, client: ClientConfig | None = None, *, names: Names | None = None
+        self, url: str | StreamUrl, group: str, client: ClientConfig | None = None, *, names: EpochNameMap | None = None
     ) -> None:
         url = StreamUrl.parse(url)
         self.url = url
@@ -195,7 +195,7 @@ class RedisClaims(ClosesOnExit):
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If nothing before it is missing, move it on: "
-                    f"XGROUP SETID {readable(self.server.key(shard))} {name} {to_id(written - 1)}. "
+                    f"XGROUP SETID {printable_key(self.server.key(shard))} {name} {to_id(written - 1)}. "
                     f"{accept_remedy(shard.stream)}",
                     position=group.position,
                     table=written,
@@ -232,7 +232,7 @@ class RedisClaims(ClosesOnExit):
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
-        key, name = readable(self.server.key(shard)), self.group.name
+        key, name = printable_key(self.server.key(shard)), self.group.name
         what = f"the stream {shard}" if facts is None else f"group {name!r} of {shard}"
         return SourceRecreatedError(
             f"{what} is gone from {self.url}, and with it its position and its pending entries",
@@ -284,14 +284,14 @@ class RedisClaims(ClosesOnExit):
         """The position of each shard that has the group; new entries are claimed from it, or from one of a member."""
         found = self.group.facts_of(self.shards)
         self._delivered = {shard: facts.delivered for shard, facts in found.items() if facts is not None}
-        return {shard: behind(delivered) for shard, delivered in self._delivered.items()}
+        return {shard: sequence_after(delivered) for shard, delivered in self._delivered.items()}
 
     def pending_ends(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """The sequence behind the last pending entry of each shard; 0 where there is none."""
         asked = list(shards)
         words = [("XPENDING", self.server.key(shard), self.group.name) for shard in asked]
         replies = self.server.replies(words, f"asking what is pending in {self.url}")
-        return {shard: behind(reply["max"]) if reply["pending"] else 0 for shard, reply in zip(asked, replies)}
+        return {shard: sequence_after(reply["max"]) if reply["pending"] else 0 for shard, reply in zip(asked, replies)}
 
     def has_others(self, shard: Shard) -> bool:
         """Whether clients of another kind are in the group, or were and were not removed."""
@@ -309,8 +309,8 @@ class RedisClaims(ClosesOnExit):
             with_new_shards: look for new shards, too, which takes longer.
         """
         shards = self.server.shards() if with_new_shards else self.shards
-        grown = self.server.growth([self.server.key(shard) for shard in shards])
-        ends = {shard: behind(now.last) for shard, now in zip(shards, grown) if now is not None}
+        grown = self.server.progress([self.server.key(shard) for shard in shards])
+        ends = {shard: sequence_after(now.last) for shard, now in zip(shards, grown) if now is not None}
         if ends == self.ends:
             return False
         self.shards, self.ends = shards, ends
@@ -320,16 +320,16 @@ class RedisClaims(ClosesOnExit):
         """Whether every entry up to the end offsets captured at the start was delivered and acknowledged."""
         for shard, end in self.ends.items():
             group = self.group.facts(shard)
-            if group and group.pending and any(self.group.pending(shard, below=end, page=1)):
+            if group and group.pending and any(self.group.pending(shard, below=end, page_size=1)):
                 return False
             after = f"({group.delivered}" if group else "-"
             with self.server.explained(f"asking what is left in {shard}"):
                 key = self.server.key(shard)
-                if end and self.server.connection.execute_command("XRANGE", key, after, before(end), "COUNT", 1):
+                if end and self.server.connection.execute_command("XRANGE", key, after, id_before(end), "COUNT", 1):
                     return False
         return True
 
-    def trimmed(self) -> Mapping[Shard, Trimmed]:
+    def trimmed(self) -> Mapping[Shard, TrimmedEntries]:
         """Entries that were removed before they were delivered, per shard, as far as Redis 7 counts them."""
         found = {}
         streams = self._facts()
@@ -350,7 +350,7 @@ class RedisClaims(ClosesOnExit):
                 continue
             entries = facts.added - group.read - unread
             if entries > 0:
-                found[shard] = Trimmed(start, end, entries, group.read, position)
+                found[shard] = TrimmedEntries(start, end, entries, group.read, position)
         return found
 
     def count_reads(self) -> None:
@@ -362,12 +362,12 @@ class RedisClaims(ClosesOnExit):
                 unread = self.server.count(shard, group.position, facts.end, length=facts.length)
                 self._count_as_read(shard, group.position, "", facts.added - unread)
 
-    def account_for(self, shard: Shard, trimmed: Trimmed) -> None:
+    def account_for(self, shard: Shard, trimmed: TrimmedEntries) -> None:
         """Let the group count lost entries as read, now that the loss is recorded in the table."""
         self._count_as_read(shard, trimmed.position, str(trimmed.read), trimmed.read + trimmed.entries)
 
     def _count_as_read(self, shard: Shard, position: int, counted: str, read: int) -> None:
-        self.group.run(shard, ACCOUNT, [before(position), counted, read])
+        self.group.run(shard, COUNT_AS_READ, [id_before(position), counted, read])
 
     def idle_names(self, shard: Shard) -> frozenset[bytes]:
         """The names that were idle for the policy's time."""
@@ -375,7 +375,7 @@ class RedisClaims(ClosesOnExit):
 
     def is_released(self, shard: Shard, name: ClaimName) -> bool:
         """Whether a name has released the entries that it holds."""
-        return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page=1))
+        return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page_size=1))
 
     def now(self, shard: Shard) -> int:
         """The time in milliseconds at the server that has a shard."""
@@ -402,10 +402,10 @@ class RedisClaims(ClosesOnExit):
         """
         key, end, left = self.server.key(shard), self.ends.get(shard, 0), records
         while left > 0 and end:
-            asked = min(left, CLAIM_PAGE)
+            asked = min(left, CLAIM_PAGE_SIZE)
             room, take_one = held.room - held.used, int(not held.count)
             expected = self._delivered.get(shard, "")
-            arguments = [str(held.name), before(end), asked, room, take_one, CLAIM_MODE_SENTINEL, expected]
+            arguments = [str(held.name), id_before(end), asked, room, take_one, CLAIM_MODE_SENTINEL, expected]
             is_full, is_refused, size, ids = self.group.run(shard, CLAIM_NEW, arguments)
             if ids:
                 part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
@@ -443,8 +443,8 @@ class RedisClaims(ClosesOnExit):
         """
         gone: list[bytes] = []
         least = 0 if isinstance(name, ClaimName) else self.policy.min_idle_ms
-        for begin in range(0, len(entries), PAGE):
-            ids = [entry.id for entry in entries[begin : begin + PAGE]]
+        for begin in range(0, len(entries), PAGE_SIZE):
+            ids = [entry.id for entry in entries[begin : begin + PAGE_SIZE]]
             arguments = [
                 _consumer(name),
                 str(held.name),
@@ -510,11 +510,11 @@ class RedisClaims(ClosesOnExit):
     def _page_through(self, script: str, shard: Shard, name: ClaimName, *arguments: object) -> None:
         start: object = "-"
         while start:
-            start = self.group.run(shard, script, [str(name), start, PAGE, *arguments])
+            start = self.group.run(shard, script, [str(name), start, PAGE_SIZE, *arguments])
 
-    def forget(self, shard: Shard, name: ClaimName) -> bool:
+    def remove_name(self, shard: Shard, name: ClaimName) -> bool:
         """Remove a name if it holds no entry; whether it was removed."""
-        return bool(self.group.run(shard, FORGET, [str(name)]))
+        return bool(self.group.run(shard, REMOVE_CONSUMER, [str(name)]))
 
     def names(self, *, empty: bool = False) -> Mapping[Shard, list[ClaimName]]:
         """Names of batches that were not removed; with ``empty`` only those that hold no entry any more."""
@@ -563,17 +563,17 @@ class EpochServer(RedisConnection):
         names: for each stream the name of its epoch.
     """
 
-    def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None, *, names: Names) -> None:
+    def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None, *, names: EpochNameMap) -> None:
         super().__init__(url, client)
         self._names = EpochNames(names)
 
     def shards(self) -> list[Shard]:
         """See :meth:`stream_consumers.redis.server.RedisConnection.shards`."""
-        return sorted(map(self._names.out, super().shards()))
+        return sorted(map(self._names.to_epoch, super().shards()))
 
     def key(self, shard: Shard) -> bytes:
         """The key of a shard."""
-        return super().key(self._names.back(shard))
+        return super().key(self._names.to_stream(shard))
 
     def identities(self) -> Mapping[str, str]:
         """See :meth:`stream_consumers.redis.server.RedisConnection.identities`."""

@@ -33,7 +33,7 @@ CONNECT_SECONDS = 5.0
 # What the client takes as numbers and truth values; a password of digits stays text.
 _SECONDS = {"min_idle_seconds", "health_check_interval", "socket_connect_timeout", "socket_timeout"}
 _NUMBERS = {"db", "max_connections", "max_deliveries", "protocol", "socket_read_size", *_SECONDS}
-_TRUTHS = {"retry_on_timeout", "single_connection_client", "socket_keepalive", "ssl_check_hostname"}
+_BOOLEANS = {"retry_on_timeout", "single_connection_client", "socket_keepalive", "ssl_check_hostname"}
 _POLICY = ("min_idle_seconds", "max_deliveries")
 # The service that Sentinels watch, and the credentials of the Sentinels themselves.
 _SERVICE = "sentinel_service"
@@ -74,7 +74,7 @@ class ClaimPolicy:
         InvalidOptionError: a value is out of range.
 
     Example:
-        >>> [ClaimPolicy(max_deliveries=4).most(1000, deliveries=n) for n in (0, 1, 2, 3)]
+        >>> [ClaimPolicy(max_deliveries=4).batch_limit(1000, deliveries=n) for n in (0, 1, 2, 3)]
         [1000, 1000, 32, 1]
     """
 
@@ -92,7 +92,7 @@ class ClaimPolicy:
         """``min_idle_seconds`` in milliseconds."""
         return round(self.min_idle_seconds * 1000)
 
-    def most(self, records: int, *, deliveries: int) -> int:
+    def batch_limit(self, records: int, *, deliveries: int) -> int:
         """The most entries of one batch that were delivered this number of times: fewer each time, to find the bad one.
 
         Args:
@@ -150,7 +150,7 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
             f"the Redis client refuses its options: {redact_options(str(error), options)}",
             remedy="Correct the client options.",
         ) from None
-    return _reply_as_it_is(made)
+    return _with_raw_replies(made)
 
 
 def _master_of(
@@ -175,7 +175,7 @@ def _typed(name: str, value: Scalar) -> Scalar:
     try:
         if name in _NUMBERS:
             return check_timeout(float(value), name=name) if name in _SECONDS else int(value)
-        if name in _TRUTHS:
+        if name in _BOOLEANS:
             return {"true": True, "false": False}[value.lower()]
     except (ValueError, KeyError):
         wanted = "a number" if name in _NUMBERS else "true or false"
@@ -262,11 +262,11 @@ def _address(node: str, default_port: int) -> tuple[str, int]:
 
 
 class _Cluster(RedisCluster):
-    """A cluster whose nodes, those that join later as well, reply as :func:`_reply_as_it_is` says."""
+    """A cluster whose nodes, those that join later as well, reply as :func:`_with_raw_replies` says."""
 
     def get_redis_connection(self, node: Any) -> Any:
         """The client of one node."""
-        return _reply_as_it_is(super().get_redis_connection(node))
+        return _with_raw_replies(super().get_redis_connection(node))
 
     def determine_slot(self, *args: Any) -> Any:
         """The slot of a command; the client would ask a node for that of a read, and lose keys that are not UTF-8."""
@@ -277,12 +277,12 @@ class _Cluster(RedisCluster):
         return super().determine_slot(*args)
 
 
-def _reply_as_it_is(client: Any) -> Any:
+def _with_raw_replies(client: Any) -> Any:
     """The client's own reading makes a dict of an entry, which loses names that occur twice."""
     for command in ("XRANGE", "XREAD", "XREADGROUP", "XREVRANGE"):
-        client.set_response_callback(command, _as_it_is)
+        client.set_response_callback(command, _raw_reply)
     return client
 
 
-def _as_it_is(reply: Any, **options: Any) -> Any:
+def _raw_reply(reply: Any, **options: Any) -> Any:
     return reply

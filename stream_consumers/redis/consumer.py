@@ -20,12 +20,12 @@ from stream_consumers.consumer import (
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choose_reset
-from stream_consumers.redis.entries import SUB_BITS, before, read_entry
+from stream_consumers.redis.entries import SUB_BITS, id_before, read_entry
 from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalDetector
 from stream_consumers.urls import StreamUrl
 
-PAGE = 100
-SHARDS_SECONDS = 5.0
+PAGE_SIZE = 100
+SHARD_SEARCH_SECONDS = 5.0
 
 
 class RedisConsumer(LockedConsumer):
@@ -71,9 +71,9 @@ class RedisConsumer(LockedConsumer):
         self._server = RedisConnection(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._buffer: deque[Message | DeadLetter] = deque()
-        self._watch = RemovalDetector(self._server)
+        self._removals = RemovalDetector(self._server)
         self._known = frozenset(self._server.shards())
-        self._look_again = time.monotonic() + SHARDS_SECONDS
+        self._next_shard_search = time.monotonic() + SHARD_SEARCH_SECONDS
         self._next: dict[Shard, int] = dict.fromkeys(self._known, 0)
         if reset is not AutoStreamReset.EARLIEST:
             self.rewind(Edge.END)
@@ -111,7 +111,7 @@ class RedisConsumer(LockedConsumer):
             self._buffer = deque(item for item in self._buffer if item.shard not in places)
             self._next |= places
             # A caller has a position from this stream, so that the stream must have reached it.
-            self._saw(places)
+            self._record_progress(places)
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -126,48 +126,48 @@ class RedisConsumer(LockedConsumer):
         if not self._buffer:
             self._read(seconds if self._live else 0.0)
             if not self._buffer and not self._live:
-                self._watch.look(self._keys(), now=True)
+                self._removals.check(self._keys(), now=True)
                 raise end_of_stream()
         return self._buffer.popleft() if self._buffer else None
 
     def _read(self, seconds: float) -> None:
         """Fill the buffer with a page, waiting at most this long for an entry."""
-        self._meet_new_shards()
+        self._find_new_shards()
         if not self._next:
             self._closed.wait(seconds)
             return
         if self._live:
-            self._watch.look(self._keys())
+            self._removals.check(self._keys())
         keys = {key: shard for shard, key in self._keys().items()}
-        after = {key: before(self._next[shard]) for key, shard in keys.items()}
-        reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], after, seconds=seconds)
+        after = {key: id_before(self._next[shard]) for key, shard in keys.items()}
+        reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE_SIZE], after, seconds=seconds)
         for key, entries in reply:
             shard = keys[key]
-            self._watch.saw(shard, entries[-1][0].decode())
+            self._removals.record(shard, entries[-1][0].decode())
             for entry_id, fields in entries:
                 item = read_entry(shard, entry_id, fields or [], self._server.message_field)
                 self._next[shard] = (item.sequence or 0) + 1
                 self._buffer.append(item)
 
-    def _meet_new_shards(self) -> None:
-        if not self._live or not self._assignment.is_all_read or time.monotonic() < self._look_again:
+    def _find_new_shards(self) -> None:
+        if not self._live or not self._assignment.is_all_read or time.monotonic() < self._next_shard_search:
             return
-        self._look_again = time.monotonic() + SHARDS_SECONDS
+        self._next_shard_search = time.monotonic() + SHARD_SEARCH_SECONDS
         found = frozenset(self._server.shards())
         # A new dictionary, since other threads may be looking at the shards.
         left = dict(self._next)
-        if self._assignment.is_for_all:
+        if self._assignment.has_wildcard:
             left = {shard: sequence for shard, sequence in left.items() if shard in found}
-            self._watch.forget(self._known - found)
+            self._removals.reset(self._known - found)
         self._next = left | dict.fromkeys(found - self._known, 0)
         # The watch reports a shard that is gone, unless all shards are read that exist.
-        self._known = found if self._assignment.is_for_all else self._known | found
+        self._known = found if self._assignment.has_wildcard else self._known | found
 
     def _keys(self) -> dict[Shard, bytes]:
         return {shard: self._server.key(shard) for shard in sorted(self._next)}
 
     def _selected(self) -> list[Shard]:
-        return self._assignment.of(self._known)
+        return self._assignment.select(self._known)
 
     def _ends(self, shards: frozenset[Shard]) -> dict[Shard, int]:
         return {shard: found.end if found else 0 for shard, found in self._server.facts_of(shards).items()}
@@ -181,13 +181,13 @@ class RedisConsumer(LockedConsumer):
                 raise no_message_error(place)
             self._go_to(dict.fromkeys(ends, sequence), ends)
 
-    def _saw(self, ends: Mapping[Shard, int]) -> None:
+    def _record_progress(self, ends: Mapping[Shard, int]) -> None:
         for shard, end in ends.items():
-            self._watch.saw(shard, before(end))
+            self._removals.record(shard, id_before(end))
 
     def _go_to(self, positions: dict[Shard, int], ends: Mapping[Shard, int]) -> None:
         self._buffer.clear()
-        self._watch.forget()
-        self._saw(ends)
+        self._removals.reset()
+        self._record_progress(ends)
         self._next = positions
-        self._assignment.begin()
+        self._assignment.apply()

@@ -121,22 +121,22 @@ def check_entry_ids(entry_ids: Iterable[str]) -> None:
         check_entry_id(entry_id)
 
 
-def behind(entry_id: bytes | str) -> int:
+def sequence_after(entry_id: bytes | str) -> int:
     """The sequence behind an entry; 0 for ``0-0``, which is never one.
 
     Example:
-        >>> behind("0-0"), behind("0-5")
+        >>> sequence_after("0-0"), sequence_after("0-5")
         (0, 6)
     """
     sequence = to_sequence(entry_id)
     return sequence + 1 if sequence else 0
 
 
-def before(sequence: int) -> str:
+def id_before(sequence: int) -> str:
     """The id that one reads behind to get ``sequence`` first.
 
     Example:
-        >>> before(0), before(6)
+        >>> id_before(0), id_before(6)
         ('0-0', '0-5')
     """
     return to_id(max(0, sequence - 1))
@@ -210,16 +210,16 @@ def pattern_of_shards(stream: str) -> bytes:
     return _PATTERN_CHARACTERS.sub(rb"\\\g<0>", decode_key(stream)) + b":*"
 
 
-def key_of(name: str) -> bytes:
-    r"""The key that :func:`name_of` is the text of.
+def to_key(name: str) -> bytes:
+    r"""The key that :func:`key_text` is the text of.
 
     Raises:
         InvalidOptionError: it is no text, or has a surrogate that stands for no byte.
 
     Example:
-        >>> key_of("user:42")
+        >>> to_key("user:42")
         b'user:42'
-        >>> key_of("\ud800")
+        >>> to_key("\ud800")
         Traceback (most recent call last):
         stream_consumers.errors.InvalidOptionError: stream='\ud800' cannot be used. Use the text of a key, or its bytes.
     """
@@ -231,21 +231,21 @@ def key_of(name: str) -> bytes:
         ) from error
 
 
-def name_of(key: bytes) -> str:
+def key_text(key: bytes) -> str:
     r"""A key as text, for those to whom a stream is a key and nothing else.
 
     Example:
-        >>> key_of(name_of(b"any bytes: \xff"))
+        >>> to_key(key_text(b"any bytes: \xff"))
         b'any bytes: \xff'
     """
     return key.decode("utf-8", "surrogateescape")
 
 
-def readable(key: bytes) -> str:
+def printable_key(key: bytes) -> str:
     """A key for people.
 
     Example:
-        >>> readable(b"orders:0")
+        >>> printable_key(b"orders:0")
         'orders:0'
     """
     return key.decode("utf-8", "backslashreplace")
@@ -268,9 +268,9 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
     pairs = list(zip(fields[::2], fields[1::2]))
     payloads = [value for name, value in pairs if name == message_field]
     if len(payloads) == 1:
-        headers = tuple((_readable(name), value) for name, value in pairs if name != message_field)
+        headers = tuple((printable_key(name), value) for name, value in pairs if name != message_field)
         return Message(shard, sequence, to_timestamp_ms(sequence), payloads[0], headers=headers)
-    field = _readable(message_field)
+    field = printable_key(message_field)
     error = (
         f"the entry has no field {field!r}"
         if not payloads
@@ -311,7 +311,3 @@ def original_bytes(fields: list[bytes]) -> bytes:
     """
     pairs = zip(fields[::2], fields[1::2])
     return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]).encode()
-
-
-def _readable(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

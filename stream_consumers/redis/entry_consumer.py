@@ -24,7 +24,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
 from stream_consumers.options import check_count, check_iterable, check_name, check_switch, check_timeout
-from stream_consumers.redis.entries import RawEntry, check_entry_id, key_of, name_of, read_reply, shard_of
+from stream_consumers.redis.entries import RawEntry, check_entry_id, key_text, read_reply, shard_of, to_key
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
 from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection, RemovalDetector
@@ -280,7 +280,7 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
 
     @abstractmethod
     def _fetch(self, seconds: float) -> bool:
-        """Fill the buffers, waiting at most this long; returns whether something came."""
+        """Fill the buffers, waiting at most this long; returns whether any entry was read."""
 
     @abstractmethod
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
@@ -331,8 +331,8 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
                 return name, entry
         return None
 
-    def _put(self, name: str, entries: Iterable[RawEntry], *, is_pending: bool = False) -> None:
-        shard, field = shard_of(key_of(name)), self._server.message_field
+    def _buffer_entries(self, name: str, entries: Iterable[RawEntry], *, is_pending: bool = False) -> None:
+        shard, field = shard_of(to_key(name)), self._server.message_field
         for entry_id, fields in entries:
             flat = fields or []
             pairs = tuple(zip(flat[::2], flat[1::2]))
@@ -382,7 +382,7 @@ class EntryConsumer(EntryReader):
 
     def _open(self) -> None:
         self._reading = self._server.new_connection(REPLY_SECONDS)
-        self._watch = RemovalDetector(self._server)
+        self._removals = RemovalDetector(self._server)
         self._positions = {}
 
     def _release(self) -> None:
@@ -391,17 +391,17 @@ class EntryConsumer(EntryReader):
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         for name, after in identifiers.items():
-            last = self._server.last_id(key_of(name))
+            last = self._server.last_id(to_key(name))
             self._positions[name] = last if after in {None, NOW} else str(after)
-            self._watch.saw(Shard(name), last)
+            self._removals.record(Shard(name), last)
 
     def _fetch(self, seconds: float) -> bool:
-        self._watch.look({Shard(name): key_of(name) for name in self._positions})
-        after = {key_of(name): entry_id for name, entry_id in self._positions.items()}
+        self._removals.check({Shard(name): to_key(name) for name in self._positions})
+        after = {to_key(name): entry_id for name, entry_id in self._positions.items()}
         pages = self._server.read(self._reading, ["XREAD", "COUNT", self._count], after, seconds=seconds)
         for key, entries in pages:
-            self._put(name_of(key), entries)
-            self._watch.saw(Shard(name_of(key)), entries[-1][0].decode())
+            self._buffer_entries(key_text(key), entries)
+            self._removals.record(Shard(key_text(key)), entries[-1][0].decode())
         return bool(pages)
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
@@ -504,7 +504,7 @@ class GroupEntryConsumer(EntryReader):
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         member = self._member
-        member.keys = {**member.keys, **{Shard(name): key_of(name) for name in identifiers}}
+        member.keys = {**member.keys, **{Shard(name): to_key(name) for name in identifiers}}
         facts = {name: member.facts(Shard(name)) for name in identifiers}
         # A group that existed before is not created again: reading says that it is gone.
         missing = [name for name, found in facts.items() if found is None and name not in self._joined]
@@ -520,19 +520,19 @@ class GroupEntryConsumer(EntryReader):
             facts[name] = member.facts(Shard(name))
         for name, identifier in identifiers.items():
             found, after = facts[name], identifier or (START if self._options.start_from_backlog else NEW)
-            self._reader.join(Shard(name), after, given=found.delivered if found else START)
+            self._reader.join(Shard(name), after, last_delivered=found.delivered if found else START)
             self._joined.add(name)
 
     def _fetch(self, seconds: float) -> bool:
-        came = False
+        has_entries = False
         try:
-            for shard, entries, is_again in self._reader.read(seconds):
-                self._put(shard.stream, entries, is_pending=is_again)
-                came = True
+            for shard, entries, is_redelivery in self._reader.read(seconds):
+                self._buffer_entries(shard.stream, entries, is_pending=is_redelivery)
+                has_entries = True
         except StreamAssetsError:
             self._reader.read_again()
             raise
-        return came
+        return has_entries
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
         if entry.is_trimmed or (is_pending and self._options.auto_acknowledge):
@@ -546,7 +546,7 @@ def _names(url: StreamUrl, streams: Sequence[str | bytes]) -> list[str]:
 
 
 def _name(stream: str | bytes) -> str:
-    return name_of(stream if isinstance(stream, bytes) else key_of(stream))
+    return key_text(stream if isinstance(stream, bytes) else to_key(stream))
 
 
 @overload

@@ -16,9 +16,9 @@ from stream_consumers.display import counted
 from stream_consumers.errors import BrokerError, GroupActiveError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
-from stream_consumers.redis.entries import RawEntry, before, behind, is_numbered, readable, to_id
+from stream_consumers.redis.entries import RawEntry, id_before, is_numbered, printable_key, sequence_after, to_id
 from stream_consumers.redis.scripts import CREATE_GROUP, RECLAIM, SET_POSITION
-from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RedisConnection
+from stream_consumers.redis.server import PAGE_SIZE, REPLY_SECONDS, RedisConnection
 from stream_consumers.urls import StreamUrl
 
 START = "0-0"
@@ -50,7 +50,7 @@ class GroupFacts:
     @property
     def position(self) -> int:
         """The sequence behind the last entry that was delivered."""
-        return behind(self.delivered)
+        return sequence_after(self.delivered)
 
 
 class PendingEntry(NamedTuple):
@@ -65,7 +65,7 @@ class PendingEntry(NamedTuple):
     deliveries: int
 
 
-class Reclaimed(NamedTuple):
+class ReclaimedEntries(NamedTuple):
     """Entries that were taken over from other members.
 
     Args:
@@ -143,10 +143,10 @@ class RedisGroup:
         key = self.key(shard)
         arguments = [self.name, start, int(create_stream), int(counts_removed)]
         try:
-            self.server.run(CREATE_GROUP, [key], arguments, f"creating group {self.name!r} of {readable(key)}")
+            self.server.run(CREATE_GROUP, [key], arguments, f"creating group {self.name!r} of {printable_key(key)}")
         except StreamNotFoundError as error:
             raise StreamNotFoundError(
-                f"there is no stream {readable(key)} at {self.server.url} to create group {self.name!r} for",
+                f"there is no stream {printable_key(key)} at {self.server.url} to create group {self.name!r} for",
                 remedy="Check the stream key, or set the group option create_stream.",
             ) from error
         except BrokerError as error:
@@ -195,7 +195,7 @@ class RedisGroup:
         Returns:
             Whether it was set.
         """
-        last, count = before(position), "" if entries_read is None else entries_read
+        last, count = id_before(position), "" if entries_read is None else entries_read
         arguments = [CLAIM_MODE_SENTINEL, last, count, int(enter_claim_mode)]
         try:
             return bool(self.run(shard, SET_POSITION, arguments))
@@ -206,19 +206,19 @@ class RedisGroup:
             return True
         return bool(self.run(shard, SET_POSITION, arguments))
 
-    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[bytes] = ()) -> Any:
+    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, more_keys: Sequence[bytes] = ()) -> Any:
         """Run a script; its arguments begin with the group's name.
 
         Args:
             shard: of the stream that is its first key.
             script: see :mod:`stream_consumers.redis.scripts`.
             arguments: after the name.
-            beside: more keys, in the same slot of a cluster.
+            more_keys: further keys, in the same slot of a cluster.
         """
         key = self.key(shard)
         what = f"changing group {self.name!r} of {shard}"
         with self._explained(what, [key]):
-            return self.server.run(script, [key, *beside], [self.name, *arguments], what)
+            return self.server.run(script, [key, *more_keys], [self.name, *arguments], what)
 
     # claim mode: its entries are claimed one by one, and no position is set any more
 
@@ -265,7 +265,7 @@ class RedisGroup:
             chunk = ids[begin : begin + ACK_CHUNK]
             commands.append(("XACK", key, self.name, *chunk))
             commands += [("HDEL", times, *chunk)] if times else []
-        replies = list(self.server.replies(commands, f"acknowledging in {readable(key)}"))
+        replies = list(self.server.replies(commands, f"acknowledging in {printable_key(key)}"))
         done = sum(int(count) for (command, *_), count in zip(commands, replies) if command == "XACK")
         # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
         if ids and not done and self.facts(shard) is None:
@@ -293,7 +293,7 @@ class RedisGroup:
         below: int | None = None,
         consumer: str | bytes | None = None,
         idle_ms: int = 0,
-        page: int = PAGE,
+        page_size: int = PAGE_SIZE,
     ) -> Iterator[list[PendingEntry]]:
         """Entries that were delivered and not acknowledged, in pages.
 
@@ -302,7 +302,7 @@ class RedisGroup:
             below: only entries below this sequence.
             consumer: only entries that it holds.
             idle_ms: only entries that were idle for this time.
-            page: the most entries in a page.
+            page_size: the most entries in a page.
         """
         if below is not None and below <= 1:
             return
@@ -310,7 +310,7 @@ class RedisGroup:
         while True:
             with self._explained(f"asking what is pending in {shard}", [key]):
                 listed = self.server.connection.xpending_range(
-                    key, self.name, start, end, page, consumer, idle_ms or None
+                    key, self.name, start, end, page_size, consumer, idle_ms or None
                 )
             if not listed:
                 return
@@ -328,7 +328,7 @@ class RedisGroup:
             for member in members
         )
 
-    def reclaim(self, shard: Shard, cursor: str, *, idle_seconds: float, count: int) -> Reclaimed:
+    def reclaim(self, shard: Shard, cursor: str, *, idle_seconds: float, count: int) -> ReclaimedEntries:
         """Take over at most ``count`` entries of other members that were idle for this time, and deliver them.
 
         Args:
@@ -337,10 +337,10 @@ class RedisGroup:
             idle_seconds: the time since the last client touched them.
             count: the most entries.
         """
-        arguments = [self.consumer, round(idle_seconds * 1000), cursor, count, PAGE, 1]
+        arguments = [self.consumer, round(idle_seconds * 1000), cursor, count, PAGE_SIZE, 1]
         after, _, found = self.run(shard, RECLAIM, arguments)
         self._received += len(found)
-        return Reclaimed(after.decode(), [(entry_id, fields) for entry_id, _, _, fields in found])
+        return ReclaimedEntries(after.decode(), [(entry_id, fields) for entry_id, _, _, fields in found])
 
     def deliveries(self, shard: Shard, ids: Sequence[bytes]) -> dict[bytes, int]:
         """How often each of these pending entries was delivered."""
@@ -381,7 +381,7 @@ class RedisGroup:
         with self.server.explained("looking for the streams"):
             there = sum(int(self.server.connection.exists(key)) for key in keys)
         return GroupRemovedError(
-            f"group {self.name!r} of {', '.join(map(readable, keys))} is gone: {said}",
+            f"group {self.name!r} of {', '.join(map(printable_key, keys))} is gone: {said}",
             remedy="Its position and its pending entries are lost. Create it again where it should continue.",
             streams=len(keys),
             streams_there=there,

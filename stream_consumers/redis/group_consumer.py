@@ -38,7 +38,7 @@ from stream_consumers.urls import StreamUrl
 
 BATCH = 100
 SHARED_BATCH = 10
-SHARDS_SECONDS = 5.0
+SHARD_SEARCH_SECONDS = 5.0
 # How many pages of pending entries one read may search before it turns to new entries again.
 CLAIM_PAGES = 20
 EntryLocation = tuple[Shard, bytes]
@@ -78,7 +78,7 @@ class Acknowledgements:
         self._next_commit = time.monotonic() + self._interval
 
     def receive(self, location: EntryLocation) -> bool:
-        """Note an entry that came from the server; false if this member holds it already."""
+        """Note an entry that was read from the server; false if this member holds it already."""
         with self._lock:
             if location in self._held:
                 return False
@@ -91,7 +91,7 @@ class Acknowledgements:
         with self._lock:
             return location in self._held
 
-    def forget(self, locations: Iterable[EntryLocation]) -> None:
+    def drop(self, locations: Iterable[EntryLocation]) -> None:
         """These entries were received and will not be handed out; they stay pending."""
         with self._lock:
             self._held.difference_update(locations)
@@ -166,18 +166,18 @@ class Acknowledgements:
                 self._acknowledged.pop(location, None)
 
 
-class Page(NamedTuple):
+class EntryPage(NamedTuple):
     """Entries that a member got.
 
     Args:
         shard: where they are.
         entries: in order.
-        is_again: whether they may have been delivered before.
+        is_redelivery: whether they may have been delivered before.
     """
 
     shard: Shard
     entries: Sequence[RawEntry]
-    is_again: bool
+    is_redelivery: bool
 
 
 class GroupReader:
@@ -194,25 +194,25 @@ class GroupReader:
         # Per shard, up to which id the entries pending for this member were read; the other shards are at new entries.
         self._backlog: dict[Shard, str] = {}
         # Per shard, the last id that was given to this member, where nothing before it needs to be read again.
-        self._given: dict[Shard, str] = {}
+        self._last_delivered: dict[Shard, str] = {}
 
-    def join(self, shard: Shard, after: str, *, given: str | None = None) -> None:
+    def join(self, shard: Shard, after: str, *, last_delivered: str | None = None) -> None:
         """Begin to read a shard.
 
         Args:
             shard: which one.
             after: :data:`stream_consumers.redis.group.NEW`, or an id: first, entries behind it are read that are
                 pending for this member.
-            given: the last id that the group gave to any member before. When the answer to a read was lost, pending
-                entries are read again behind it only; without it, all of them are.
+            last_delivered: the last id that the group delivered to any member before. When the reply to a read was
+                lost, only pending entries after it are read again; without it, all of them are.
         """
         self._joined.add(shard)
         if after != NEW:
             self._backlog[shard] = after
-        if given is not None:
-            self._given[shard] = given
+        if last_delivered is not None:
+            self._last_delivered[shard] = last_delivered
 
-    def read(self, seconds: float) -> Iterator[Page]:
+    def read(self, seconds: float) -> Iterator[EntryPage]:
         """Read until there is something, waiting at most this long for new entries; entries need not be usable.
 
         Call :meth:`read_again` after an error, also after one of the code that works on a page.
@@ -220,45 +220,45 @@ class GroupReader:
         Raises:
             StreamAssetsError: as the server says.
         """
-        came = False
+        has_entries = False
         for source in (self._read_backlog(), self._take_over(), self._read_new(seconds)):
             for page in source:
-                came = True
+                has_entries = True
                 yield page
-            if came:
+            if has_entries:
                 return
 
     def read_again(self) -> None:
         """Read what is pending for this member again: the entries in an answer that was lost are."""
         for shard in self._joined:
-            self._backlog.setdefault(shard, self._given.get(shard, START))
+            self._backlog.setdefault(shard, self._last_delivered.get(shard, START))
 
-    def _read_backlog(self) -> Iterator[Page]:
+    def _read_backlog(self) -> Iterator[EntryPage]:
         """Read entries that are pending for this member, page by page until an empty page; trimmed ones count, too."""
         while self._backlog:
             pages = self._group.read(dict(sorted(self._backlog.items())), count=self._count)
             for shard in list(self._backlog):
                 if entries := pages.get(shard):
-                    yield from self._pass_on(shard, entries, is_again=True)
+                    yield from self._yield_page(shard, entries, is_redelivery=True)
                     self._backlog[shard] = entries[-1][0].decode()
                 else:
                     del self._backlog[shard]
             if any(pages.values()):
                 return
 
-    def _take_over(self) -> Iterator[Page]:
+    def _take_over(self) -> Iterator[EntryPage]:
         """Take over entries of members that are gone."""
         return iter(())
 
-    def _read_new(self, seconds: float) -> Iterator[Page]:
+    def _read_new(self, seconds: float) -> Iterator[EntryPage]:
         pages = self._group.read(dict.fromkeys(sorted(self._joined), NEW), count=self._count, seconds=seconds)
         for shard, entries in pages.items():
-            yield from self._pass_on(shard, entries, is_again=False)
+            yield from self._yield_page(shard, entries, is_redelivery=False)
 
-    def _pass_on(self, shard: Shard, entries: Sequence[RawEntry], *, is_again: bool) -> Iterator[Page]:
-        yield Page(shard, entries, is_again)
-        if shard in self._given:
-            self._given[shard] = max(self._given[shard], entries[-1][0].decode(), key=id_order)
+    def _yield_page(self, shard: Shard, entries: Sequence[RawEntry], *, is_redelivery: bool) -> Iterator[EntryPage]:
+        yield EntryPage(shard, entries, is_redelivery)
+        if shard in self._last_delivered:
+            self._last_delivered[shard] = max(self._last_delivered[shard], entries[-1][0].decode(), key=id_order)
 
 
 class SharingReader(GroupReader):
@@ -269,26 +269,26 @@ class SharingReader(GroupReader):
         options: batch size, claims, whether to make streams.
         is_shared: take over entries of members that are gone.
         start: the id behind which a group starts that is created.
-        meets_new_shards: look for shards that were added.
+        finds_new_shards: look for shards that were added.
     """
 
     def __init__(
-        self, group: RedisGroup, options: RedisGroupOptions, *, is_shared: bool, start: str, meets_new_shards: bool
+        self, group: RedisGroup, options: RedisGroupOptions, *, is_shared: bool, start: str, finds_new_shards: bool
     ) -> None:
         super().__init__(group, count=options.batch_size or (SHARED_BATCH if is_shared else BATCH))
-        self._options, self._meets_new_shards = options, meets_new_shards
+        self._options, self._finds_new_shards = options, finds_new_shards
         self._to_join: dict[Shard, str] = dict.fromkeys(group.find_shards(), start)
-        self._look_again = time.monotonic() + SHARDS_SECONDS
+        self._next_shard_search = time.monotonic() + SHARD_SEARCH_SECONDS
         # Per shard, where the search for entries of members that are gone goes on.
-        self._sweeps: dict[Shard, str] = {}
+        self._claim_cursors: dict[Shard, str] = {}
         # Entries that were removed and passed on: they are found again until they are acknowledged.
         self._removed: set[EntryLocation] = set()
         interval = options.auto_claim_interval_seconds if is_shared else None
-        self._next_sweep = None if interval is None else time.monotonic() + interval
+        self._next_claim = None if interval is None else time.monotonic() + interval
 
-    def read(self, seconds: float) -> Iterator[Page]:
+    def read(self, seconds: float) -> Iterator[EntryPage]:
         """See :meth:`GroupReader.read`."""
-        self._meet_new_shards()
+        self._find_new_shards()
         for shard, start in list(self._to_join.items()):
             self._group.create(shard, start, create_stream=self._options.create_stream)
             del self._to_join[shard]
@@ -296,37 +296,37 @@ class SharingReader(GroupReader):
             self.join(shard, START)
         yield from super().read(seconds)
 
-    def _meet_new_shards(self) -> None:
-        if not self._meets_new_shards or time.monotonic() < self._look_again:
+    def _find_new_shards(self) -> None:
+        if not self._finds_new_shards or time.monotonic() < self._next_shard_search:
             return
-        self._look_again = time.monotonic() + SHARDS_SECONDS
+        self._next_shard_search = time.monotonic() + SHARD_SEARCH_SECONDS
         before = self._group.keys
         for shard, key in self._group.find_shards().items():
             if before.get(shard) != key:
                 self._to_join[shard] = START
 
-    def _take_over(self) -> Iterator[Page]:
+    def _take_over(self) -> Iterator[EntryPage]:
         interval, idle = self._options.auto_claim_interval_seconds, self._options.auto_claim_idle_seconds
-        if self._next_sweep is None or interval is None:
+        if self._next_claim is None or interval is None:
             return
-        if not self._sweeps and time.monotonic() >= self._next_sweep:
-            self._next_sweep = time.monotonic() + interval
-            self._sweeps = {s: BEGIN for s in sorted(self._joined) if self._group.has_idle_peer(s, idle)}
+        if not self._claim_cursors and time.monotonic() >= self._next_claim:
+            self._next_claim = time.monotonic() + interval
+            self._claim_cursors = {s: BEGIN for s in sorted(self._joined) if self._group.has_idle_peer(s, idle)}
         room = self._count
         for _ in range(CLAIM_PAGES):
-            if not self._sweeps or room <= 0:
+            if not self._claim_cursors or room <= 0:
                 return
-            shard, cursor = next(iter(self._sweeps.items()))
+            shard, cursor = next(iter(self._claim_cursors.items()))
             found = self._group.reclaim(shard, cursor, idle_seconds=idle, count=room)
             entries = [entry for entry in found.entries if (shard, entry[0]) not in self._removed]
             if entries:
-                yield Page(shard, entries, is_again=True)
+                yield EntryPage(shard, entries, is_redelivery=True)
             self._removed.update((shard, entry_id) for entry_id, fields in entries if fields is None)
             room -= len(entries)
             if found.cursor:
-                self._sweeps[shard] = found.cursor
+                self._claim_cursors[shard] = found.cursor
             else:
-                del self._sweeps[shard]
+                del self._claim_cursors[shard]
 
 
 class RedisGroupConsumer(DetachableMember):
@@ -407,7 +407,7 @@ class RedisGroupConsumer(DetachableMember):
             self._options,
             is_shared=mode is ConsumerMode.LOAD_BALANCED,
             start=START if reset is AutoStreamReset.EARLIEST else NOW,
-            meets_new_shards=live,
+            finds_new_shards=live,
         )
         # A thread that waits for messages holds _reading only, so that nothing else waits for it.
         self._reading, self._committing, self._lock = PollingLock(), threading.Lock(), threading.Lock()
@@ -562,7 +562,7 @@ class RedisGroupConsumer(DetachableMember):
     def _detach(self) -> None:
         with self._lock:
             self._is_detached = True
-            self._acknowledgements.forget(location for location, _ in self._buffer)
+            self._acknowledgements.drop(location for location, _ in self._buffer)
             self._buffer.clear()
 
     # reading
@@ -592,41 +592,41 @@ class RedisGroupConsumer(DetachableMember):
             self._check_open()
             if self._buffer or self._is_detached:
                 return True
-            came = False
+            has_entries = False
             for page in self._reader.read(seconds if self._live else 0.0):
                 self._receive(page)
-                came = True
+                has_entries = True
         except StreamAssetsError:
             self._reader.read_again()
             raise
         finally:
             self._reading.release()
-        if not came and not self._live and not self._is_detached:
+        if not has_entries and not self._live and not self._is_detached:
             raise end_of_stream(f"group {self.group!r}")
-        return came
+        return has_entries
 
-    def _receive(self, page: Page) -> None:
+    def _receive(self, page: EntryPage) -> None:
         """Put entries into the buffer, except those that this member holds already."""
-        shard, entries, is_again = page
+        shard, entries, is_redelivery = page
         counts: dict[bytes, int] = {}
         most = self._options.max_deliveries
-        if is_again and most is not None:
+        if is_redelivery and most is not None:
             counts = self._group.deliveries(shard, [entry_id for entry_id, _ in entries])
-        if is_again and self.auto_commit is AutoCommit.IMMEDIATE:
+        if is_redelivery and self.auto_commit is AutoCommit.IMMEDIATE:
             # The server acknowledges on reading new entries only.
             self._group.acknowledge(shard, [entry_id for entry_id, _ in entries])
         for entry_id, fields in entries:
             if self._acknowledgements.receive((shard, entry_id)):
                 item = read_reply(shard, entry_id, fields, self._message_field)
                 if most is not None and counts.get(entry_id, 1) > most and isinstance(item, Message):
-                    item = _too_often(item, counts[entry_id], most)
+                    item = _delivered_too_often(item, counts[entry_id], most)
                 with self._lock:
                     if self._is_detached:
-                        self._acknowledgements.forget([(shard, entry_id)])
+                        self._acknowledgements.drop([(shard, entry_id)])
                     else:
                         self._buffer.append(((shard, entry_id), item))
 
 
-def _too_often(message: Message, count: int, most: int) -> DeadLetter:
+def _delivered_too_often(message: Message, count: int, most: int) -> DeadLetter:
     said = f"the message was delivered {counted(count, 'time')}, more often than max_deliveries={most} allows"
     return DeadLetter(message.shard, message.sequence, message.timestamp_ms, message.payload or b"", said)

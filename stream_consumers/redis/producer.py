@@ -23,7 +23,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Receipt, Shard, decode_key
 from stream_consumers.options import check_count
 from stream_consumers.producer import Producer, check_headers, check_payload, undelivered
-from stream_consumers.redis.entries import MAX_MS, MAX_SUB, is_numbered, numbered_key, readable, to_sequence
+from stream_consumers.redis.entries import MAX_MS, MAX_SUB, is_numbered, numbered_key, printable_key, to_sequence
 from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl
 
@@ -32,7 +32,7 @@ PIPELINE = 512
 PIPELINE_BYTES = 8 * 1024 * 1024
 # A bulk string of Redis holds no more, unless its server is configured to take more.
 MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
-_LOOK = "Check the address and the server."
+_CHECK_SERVER = "Check the address and the server."
 _QUEUED = "The messages stay queued, in order: flush again. Those that were on their way may be there twice then."
 _DROPPED = "The producer has ended: send what has no receipt with a sequence again, with another one."
 # Adds messages to a stream until the first that is refused, so that the others stay behind it. ARGV: the largest number
@@ -92,7 +92,7 @@ class RedisProducer(Producer):
         with self._server.explained("preparing to send"):
             self._script: Any = self._server.connection.script_load(_ADD)
         # Per key, what the server has not acknowledged, in order.
-        self._waiting: dict[bytes, deque[_Delivery]] = {}
+        self._queued: dict[bytes, deque[_QueuedMessage]] = {}
         self._count = self._bytes = 0
 
     def send(
@@ -137,8 +137,8 @@ class RedisProducer(Producer):
             key = self._key(shard)
             if self._is_full():
                 self.flush()
-            delivery = _Delivery(self, shard, [timestamp_ms, len(words), *words], len(payload))
-            self._waiting.setdefault(key, deque()).append(delivery)
+            delivery = _QueuedMessage(self, shard, [timestamp_ms, len(words), *words], len(payload))
+            self._queued.setdefault(key, deque()).append(delivery)
             self._count, self._bytes = self._count + 1, self._bytes + delivery.size
             if self._is_full():
                 # What fails now is raised by the next send or flush: this message was taken.
@@ -154,20 +154,20 @@ class RedisProducer(Producer):
                 order. Of several errors, the first is raised.
         """
         with self._lock:
-            if self._waiting:
-                failed = self._send_waiting()
+            if self._queued:
+                failed = self._send_queued()
                 if failed is not None:
-                    first = _LOOK if isinstance(failed, Transient) else failed.remedy
-                    raise undelivered(failed, self._left(), remedy=f"{first} {_QUEUED}")
+                    first = _CHECK_SERVER if isinstance(failed, Transient) else failed.remedy
+                    raise undelivered(failed, self._undelivered_shards(), remedy=f"{first} {_QUEUED}")
 
     def _end(self) -> None:
         try:
             self._flush()
         except StreamAssetsError as error:
-            dropped = undelivered(error, self._left(), remedy=_DROPPED)
-            for delivery in chain.from_iterable(self._waiting.values()):
+            dropped = undelivered(error, self._undelivered_shards(), remedy=_DROPPED)
+            for delivery in chain.from_iterable(self._queued.values()):
                 delivery.error = dropped
-            self._waiting.clear()
+            self._queued.clear()
             raise dropped from error
         finally:
             self._server.close()
@@ -184,8 +184,8 @@ class RedisProducer(Producer):
         has_numbers = self._is_numbered[stream]
         if not has_numbers and (shard.id or self._wants_numbers):
             raise InvalidOptionError(
-                f"{shard} would be the key {readable(numbered_key(shard))} at {self._url}, and with such keys no "
-                f"consumer reads the messages in the key {readable(decode_key(stream))}",
+                f"{shard} would be the key {printable_key(numbered_key(shard))} at {self._url}, and with such keys no "
+                f"consumer reads the messages in the key {printable_key(decode_key(stream))}",
                 remedy="Send to another stream, or to shard 0 only; a new one is made with shards=2 or more.",
             )
         return numbered_key(shard) if has_numbers else decode_key(stream)
@@ -193,22 +193,22 @@ class RedisProducer(Producer):
     def _is_full(self) -> bool:
         return self._count >= PIPELINE or self._bytes >= PIPELINE_BYTES
 
-    def _left(self) -> list[Shard]:
-        return [delivery.shard for delivery in chain.from_iterable(self._waiting.values())]
+    def _undelivered_shards(self) -> list[Shard]:
+        return [delivery.shard for delivery in chain.from_iterable(self._queued.values())]
 
-    def _send_waiting(self) -> StreamAssetsError | None:
+    def _send_queued(self) -> StreamAssetsError | None:
         """Send what waits; what was acknowledged waits no more. Returns why something was not."""
         failed: StreamAssetsError | None = None
         try:
             with self._server.explained(f"sending {counted(self._count, 'message')}"):
-                answers = self._add(list(self._waiting))
+                answers = self._add(list(self._queued))
         except StreamAssetsError as error:
             return error
         for key, answer in answers.items():
-            queue = self._waiting[key]
+            queue = self._queued[key]
             for said in answer if isinstance(answer, list) else [answer]:
                 if not isinstance(said, bytes):
-                    what = f"a message to {readable(key)} of {self._url} was refused"
+                    what = f"a message to {printable_key(key)} of {self._url} was refused"
                     failed = failed or self._refused(what, said)
                     break
                 delivery = queue.popleft()
@@ -219,14 +219,14 @@ class RedisProducer(Producer):
                     # It was added, after an id that another client chose, and it has no sequence.
                     failed = delivery.error = error
             if not queue:
-                del self._waiting[key]
+                del self._queued[key]
         return failed
 
     def _add(self, keys: list[bytes]) -> dict[bytes, Any]:
         """The server's answer for each key: the ids of its messages up to the first that is refused, or an error."""
         pipeline = self._server.connection.pipeline(transaction=False)
         for key in keys:
-            words = chain.from_iterable(delivery.words for delivery in self._waiting[key])
+            words = chain.from_iterable(delivery.words for delivery in self._queued[key])
             pipeline.execute_command("EVALSHA", self._script, 1, key, MAX_SUB, *words)
         answers = dict(zip(keys, pipeline.execute(raise_on_error=False)))
         forgotten = [key for key, answer in answers.items() if isinstance(answer, redis.exceptions.NoScriptError)]
@@ -239,10 +239,10 @@ class RedisProducer(Producer):
     def _refused(self, what: str, answer: object) -> StreamAssetsError:
         if isinstance(answer, redis.RedisError):
             return self._server.error(answer, what)
-        return BrokerError(f"{what}: {answer!r}", remedy=_LOOK)
+        return BrokerError(f"{what}: {answer!r}", remedy=_CHECK_SERVER)
 
 
-class _Delivery:
+class _QueuedMessage:
     """A message that waits, and what became of it.
 
     Args:

@@ -34,7 +34,7 @@ local UNCLAIMED = redis.error_reply('UNCLAIMED the group is not in claim mode')
 
 # How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (with ARGV[5], one whatever its
 # size). Returns {entries, bytes, the id of the last one, is full}.
-WALK = (
+MEASURE_RANGE = (
     _SIZE
     + """
 local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
@@ -188,7 +188,7 @@ return '(' .. page[#page][1]
 """
 
 # Remove the name ARGV[2] unless it holds an entry.
-FORGET = """
+REMOVE_CONSUMER = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 return 1
@@ -220,7 +220,7 @@ return 1
 
 # Entries that were trimmed unread are accounted for: unless another client was faster, the group counts them as read.
 # ARGV: group, where it was, what it had counted (empty if it did not know), what it counts from here on.
-ACCOUNT = (
+COUNT_AS_READ = (
     _FIELDS
     + """
 for _, listed in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

@@ -25,12 +25,12 @@ from stream_consumers.messages import WILDCARD, Shard, decode_key
 from stream_consumers.redis.client import check_redis_options, explain, new_client
 from stream_consumers.redis.entries import (
     RawEntry,
-    behind,
     id_order,
     is_numbered,
     numbered_key,
     pattern_of_shards,
-    readable,
+    printable_key,
+    sequence_after,
     shard_of,
     to_id,
     to_sequence,
@@ -40,16 +40,18 @@ from stream_consumers.urls import StreamUrl
 
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
-PAGE = 1000
+PAGE_SIZE = 1000
 # XINFO STREAM returns the first and the last entry with their payloads, so that few keys are asked for at once.
-FACTS_PAGE = 100
-COUNT_PAGE = 5000
-COUNT_PAGES = 400
+FACTS_PAGE_SIZE = 100
+COUNT_PAGE_SIZE = 5000
+MAX_COUNT_PAGES = 400
 CLUSTER_WAIT_SECONDS = 0.01
-LOOK_SECONDS = 5.0
+REMOVAL_CHECK_SECONDS = 5.0
 # The most streams that one look is at; with more of them, it takes several.
-LOOK_STREAMS = 1000
-_NOTHING = "0-0"
+REMOVAL_CHECK_STREAMS = 1000
+_NO_ID = "0-0"
+Command = tuple[object, ...]
+"""The words of a command; the second one is a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class StreamFacts:
         return None if self.added is None else self.added - self.length
 
 
-class Growth(NamedTuple):
+class StreamProgress(NamedTuple):
     """What a stream can only gain.
 
     Args:
@@ -94,11 +96,12 @@ class Growth(NamedTuple):
     last: str
     added: int | None
 
-    def has_lost(self, before: Growth) -> bool:
+    def has_regressed(self, before: StreamProgress) -> bool:
         """Whether something is gone that was there ``before``: then it is another stream.
 
         Example:
-            >>> Growth("10-0", 3).has_lost(Growth("9-0", 3)), Growth("10-0", 1).has_lost(Growth("9-0", 2))
+            >>> before = StreamProgress("9-0", 2)
+            >>> StreamProgress("10-0", 3).has_regressed(before), StreamProgress("10-0", 1).has_regressed(before)
             (False, True)
         """
         is_fewer = self.added is not None and before.added is not None and self.added < before.added
@@ -195,7 +198,7 @@ class RedisConnection:
 
     def _look_up(self, stream: str) -> None:
         with self.explained(f"looking for the shards of {stream!r}"):
-            for key in self.connection.scan_iter(match=pattern_of_shards(stream), count=PAGE, _type="STREAM"):
+            for key in self.connection.scan_iter(match=pattern_of_shards(stream), count=PAGE_SIZE, _type="STREAM"):
                 shard = shard_of(key)
                 if shard.stream == stream:
                     self._keys[shard] = key
@@ -205,26 +208,26 @@ class RedisConnection:
     def _check_plain_key(self, stream: str) -> None:
         """Refuse entries in the plain key of a stream that has numbered ones: they would not be read."""
         plain = decode_key(stream)
-        numbered = [readable(key) for shard, key in self._keys.items() if shard.stream == stream and key != plain]
+        numbered = [printable_key(key) for shard, key in self._keys.items() if shard.stream == stream and key != plain]
         if not numbered:
             return
         # A client without a right to the plain key is not refused.
         length = 0
-        with suppress(AccessDeniedError), self.explained(f"looking at {readable(plain)}"):
+        with suppress(AccessDeniedError), self.explained(f"looking at {printable_key(plain)}"):
             length = self.connection.xlen(plain) if self.connection.type(plain) == b"stream" else 0
         if length:
             raise UnsupportedError(
-                f"{self.url} has {counted(length, 'entry', 'entries')} in the key {readable(plain)}, which are not "
-                f"read because {stream!r} has keys with numbers, too: {', '.join(sorted(numbered)[:3])}",
-                remedy=f"Move the entries to a key with a number, or rename or delete the key {readable(plain)}.",
-                plain_key=readable(plain),
+                f"{self.url} has {counted(length, 'entry', 'entries')} in the key {printable_key(plain)}, which are "
+                f"not read because {stream!r} has keys with numbers, too: {', '.join(sorted(numbered)[:3])}",
+                remedy=f"Move the entries to a key with a number, or rename or delete the key {printable_key(plain)}.",
+                plain_key=printable_key(plain),
                 numbered_keys=sorted(numbered)[:3],
                 entries=length,
             )
 
     def _look_up_all(self) -> None:
         with self.explained("looking for the streams"):
-            found = {key: shard_of(key) for key in self.connection.scan_iter(count=PAGE, _type="STREAM")}
+            found = {key: shard_of(key) for key in self.connection.scan_iter(count=PAGE_SIZE, _type="STREAM")}
         numbered = {key: shard for key, shard in found.items() if is_numbered(key, shard)}
         streams = {shard.stream for shard in numbered.values()}
         # With numbered keys, the plain one is none of the shards.
@@ -247,10 +250,10 @@ class RedisConnection:
         (info,) = self._stream_infos([key])
         return "0-0" if info is None else _text(info["last-generated-id"])
 
-    def growth(self, keys: Sequence[bytes]) -> list[Growth | None]:
+    def progress(self, keys: Sequence[bytes]) -> list[StreamProgress | None]:
         """What these streams have come to, in few round trips; ``None`` for a key that is not there."""
         return [
-            None if info is None else Growth(_text(info["last-generated-id"]), _added(info))
+            None if info is None else StreamProgress(_text(info["last-generated-id"]), _added(info))
             for info in self._stream_infos(keys)
         ]
 
@@ -258,41 +261,41 @@ class RedisConnection:
         words = [("XINFO STREAM", key) for key in keys]
         return [
             self._stream_info(key, answer)
-            for key, answer in zip(keys, self.answers(words, "looking at the streams", page=FACTS_PAGE))
+            for key, answer in zip(keys, self.answers(words, "looking at the streams", page_size=FACTS_PAGE_SIZE))
         ]
 
     def _stream_info(self, key: bytes, answer: Any) -> dict[str, Any] | None:
         try:
-            with self.explained(f"asking for {readable(key)}"):
+            with self.explained(f"asking for {printable_key(key)}"):
                 if isinstance(answer, redis.RedisError):
                     raise answer
         except StreamNotFoundError:
             return None
-        return _named(answer)
+        return _as_mapping(answer)
 
-    def answers(self, commands: Sequence[tuple[object, ...]], what: str, *, page: int = PAGE) -> Iterator[Any]:
+    def answers(self, commands: Sequence[Command], what: str, *, page_size: int = PAGE_SIZE) -> Iterator[Any]:
         """What the server answers to commands that it is sent without waiting; errors are among the answers.
 
         Args:
             commands: each with its words; the second is a key.
             what: is done, for the message.
-            page: how many to send at once.
+            page_size: how many to send at once.
         """
-        for begin in range(0, len(commands), page):
+        for begin in range(0, len(commands), page_size):
             with self.explained(what):
                 pipeline = self.connection.pipeline(transaction=False)
-                for words in commands[begin : begin + page]:
+                for words in commands[begin : begin + page_size]:
                     pipeline.execute_command(*words)
                 found = pipeline.execute(raise_on_error=False)
             yield from found
 
-    def replies(self, commands: Sequence[tuple[object, ...]], what: str, *, page: int = PAGE) -> Iterator[Any]:
+    def replies(self, commands: Sequence[Command], what: str, *, page_size: int = PAGE_SIZE) -> Iterator[Any]:
         """The same where no command may fail.
 
         Raises:
             StreamAssetsError: the first error among the answers.
         """
-        for answer in self.answers(commands, what, page=page):
+        for answer in self.answers(commands, what, page_size=page_size):
             with self.explained(what):
                 if isinstance(answer, redis.RedisError):
                     raise answer
@@ -317,12 +320,12 @@ class RedisConnection:
         place: str | None = to_id(start)
         pages = 0
         while place is not None:
-            if length is not None and pages == COUNT_PAGES:
+            if length is not None and pages == MAX_COUNT_PAGES:
                 return length
-            arguments = [place, to_id(end - 1), COUNT_PAGE]
+            arguments = [place, to_id(end - 1), COUNT_PAGE_SIZE]
             count, last = self.run(COUNT, [self.key(shard)], arguments, f"counting entries of {shard}")
             found, pages = found + count, pages + 1
-            place = f"({last.decode()}" if count == COUNT_PAGE else None
+            place = f"({last.decode()}" if count == COUNT_PAGE_SIZE else None
         return found
 
     def read(
@@ -370,7 +373,7 @@ def _facts(info: Mapping[str, Any]) -> StreamFacts:
     return StreamFacts(
         first=to_sequence(first[0]) if first else None,
         last=to_sequence(last[0]) if last else None,
-        end=behind(info["last-generated-id"]),
+        end=sequence_after(info["last-generated-id"]),
         length=int(info["length"]),
         added=_added(info),
         deleted=to_sequence(info["max-deleted-entry-id"]) if "max-deleted-entry-id" in info else None,
@@ -385,7 +388,7 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _named(raw: Any) -> dict[str, Any]:
+def _as_mapping(raw: Any) -> dict[str, Any]:
     """A reply of names and values, which the client may have made a mapping already."""
     pairs = raw.items() if isinstance(raw, Mapping) else zip(raw[::2], raw[1::2])
     return {_text(name): value for name, value in pairs}
@@ -400,23 +403,23 @@ class RemovalDetector:
 
     def __init__(self, server: RedisConnection) -> None:
         self._server = server
-        self._seen: dict[Shard, Growth] = {}
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        self._looked = 0
-        self._found: StreamRemovedError | None = None
+        self._recorded: dict[Shard, StreamProgress] = {}
+        self._next_check = time.monotonic() + REMOVAL_CHECK_SECONDS
+        self._checked = 0
+        self._removed: StreamRemovedError | None = None
 
-    def saw(self, shard: Shard, last: str) -> None:
+    def record(self, shard: Shard, last: str) -> None:
         """A stream has got to an id, at least."""
-        seen = self._seen.get(shard, Growth(last, None))
-        self._seen[shard] = seen._replace(last=max(seen.last, last, key=id_order))
+        seen = self._recorded.get(shard, StreamProgress(last, None))
+        self._recorded[shard] = seen._replace(last=max(seen.last, last, key=id_order))
 
-    def forget(self, shards: Iterable[Shard] | None = None) -> None:
+    def reset(self, shards: Iterable[Shard] | None = None) -> None:
         """Whatever these streams are now is right; all of them by default."""
-        for shard in list(self._seen) if shards is None else shards:
-            self._seen.pop(shard, None)
-        self._found = None
+        for shard in list(self._recorded) if shards is None else shards:
+            self._recorded.pop(shard, None)
+        self._removed = None
 
-    def look(self, keys: Mapping[Shard, bytes], *, now: bool = False) -> None:
+    def check(self, keys: Mapping[Shard, bytes], *, now: bool = False) -> None:
         """Look at streams, unless the last look was a moment ago.
 
         Args:
@@ -426,28 +429,28 @@ class RemovalDetector:
         Raises:
             StreamRemovedError: one was deleted since it was seen; from then on at each call.
         """
-        if self._found is None and (now or time.monotonic() >= self._look_at):
-            self._look_at = time.monotonic() + LOOK_SECONDS
-            self._look(keys if now else self._in_turn(keys))
-        if self._found is not None:
-            raise self._found
+        if self._removed is None and (now or time.monotonic() >= self._next_check):
+            self._next_check = time.monotonic() + REMOVAL_CHECK_SECONDS
+            self._check_now(keys if now else self._in_turn(keys))
+        if self._removed is not None:
+            raise self._removed
 
     def _in_turn(self, keys: Mapping[Shard, bytes]) -> Mapping[Shard, bytes]:
         shards = list(keys)
-        begin = self._looked % max(1, len(shards))
-        chosen = (shards[begin:] + shards[:begin])[:LOOK_STREAMS]
-        self._looked = begin + len(chosen)
+        begin = self._checked % max(1, len(shards))
+        chosen = (shards[begin:] + shards[:begin])[:REMOVAL_CHECK_STREAMS]
+        self._checked = begin + len(chosen)
         return {shard: keys[shard] for shard in chosen}
 
-    def _look(self, keys: Mapping[Shard, bytes]) -> None:
-        for (shard, key), there in zip(keys.items(), self._server.growth(list(keys.values()))):
-            seen = self._seen.get(shard)
-            if there is not None and (seen is None or not there.has_lost(seen)):
-                self._seen[shard] = there
-            elif seen is not None and seen.last != _NOTHING:
+    def _check_now(self, keys: Mapping[Shard, bytes]) -> None:
+        for (shard, key), there in zip(keys.items(), self._server.progress(list(keys.values()))):
+            seen = self._recorded.get(shard)
+            if there is not None and (seen is None or not there.has_regressed(seen)):
+                self._recorded[shard] = there
+            elif seen is not None and seen.last != _NO_ID:
                 what = "was deleted and made again" if there else "was deleted"
-                self._found = StreamRemovedError(
-                    f"the stream {readable(key)} at {self._server.url} {what} while it was read",
+                self._removed = StreamRemovedError(
+                    f"the stream {printable_key(key)} at {self._server.url} {what} while it was read",
                     remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read "
                     "what there is now.",
                     last_id=seen.last,

@@ -113,7 +113,7 @@ class MemoryBackend(StreamBackend):
             cursor = known.cursors.get(consumer, -1)
             in_turn = sorted(known.pending, key=lambda sequence: (sequence <= cursor, sequence))
             idle = time.monotonic() - min_idle_seconds
-            chosen = [sequence for sequence in in_turn if known.pending[sequence].touched <= idle][:count]
+            chosen = [sequence for sequence in in_turn if known.pending[sequence].last_touched <= idle][:count]
             known.cursors[consumer] = chosen[-1] if chosen else -1
             return [self._deliver(stream, known, consumer, sequence) for sequence in chosen]
 
@@ -150,7 +150,7 @@ class MemoryBackend(StreamBackend):
         check_entry_ids(entry_ids)
         with self._broker.changed:
             for held in self._group(stream, group).held_by(consumer, map(_sequence, entry_ids)):
-                held.touched = time.monotonic()
+                held.last_touched = time.monotonic()
 
     def ack(self, stream: str, group: str, entry_id: str) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
@@ -188,7 +188,7 @@ class MemoryBackend(StreamBackend):
         now = now_milliseconds()
         held = group.pending.setdefault(sequence, HeldEntry(consumer, 0, now, 0.0))
         if message is not None:
-            held.consumer, held.touched, held.attempt = consumer, time.monotonic(), held.attempt + 1
+            held.consumer, held.last_touched, held.attempt = consumer, time.monotonic(), held.attempt + 1
         delivery = Delivery(held.attempt, from_milliseconds(held.first_delivered_ms), from_milliseconds(now))
         if message is None:
             # As on Redis, a removed entry is not claimed; the consumer that finds it reports the loss.

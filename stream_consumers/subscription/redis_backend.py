@@ -16,9 +16,9 @@ from stream_consumers.display import counted
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.options import check_count, check_iterable, check_name, check_timeout
-from stream_consumers.redis.entries import check_entry_id, check_entry_ids, key_of, original_bytes
+from stream_consumers.redis.entries import check_entry_id, check_entry_ids, original_bytes, to_key
 from stream_consumers.redis.group import ACK_CHUNK, BEGIN, NEW, NOW, RedisGroup
-from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
+from stream_consumers.redis.scripts import RECLAIM, REDELIVER, REMOVE_CONSUMER, TOUCH_ENTRIES
 from stream_consumers.redis.server import REPLY_SECONDS, RedisConnection
 from stream_consumers.subscription.backend import (
     MAX_PAYLOAD_BYTES,
@@ -86,7 +86,7 @@ class RedisBackend(StreamBackend):
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
         check_entry_id(start, special=("$",))
         known, shard = self._group(stream, group), Shard(stream)
-        wanted = self._server.last_id(key_of(stream)) if start == NOW else start if "-" in start else f"{start}-0"
+        wanted = self._server.last_id(to_key(stream)) if start == NOW else start if "-" in start else f"{start}-0"
         is_new = known.create(shard, start)
         facts = known.facts(shard)
         position = GroupPosition(is_new=is_new, start=wanted, position=facts.delivered if facts else wanted)
@@ -99,7 +99,7 @@ class RedisBackend(StreamBackend):
         sealed = self._envelope.seal(message)
         with self._server.explained(f"publishing to {stream!r}"):
             added: bytes = self._server.connection.execute_command(
-                "XADD", key_of(stream), "*", self._server.message_field, sealed
+                "XADD", to_key(stream), "*", self._server.message_field, sealed
             )
         return added.decode()
 
@@ -185,7 +185,7 @@ class RedisBackend(StreamBackend):
             self._groups.pop(triple, None)
         member.stop_reading()
         try:
-            return bool(member.run(Shard(stream), FORGET, [consumer]))
+            return bool(member.run(Shard(stream), REMOVE_CONSUMER, [consumer]))
         except GroupRemovedError:
             return False
 
@@ -201,7 +201,7 @@ class RedisBackend(StreamBackend):
         return self._group(stream, group, check_name("consumer", consumer))
 
     def _group(self, stream: str, group: str, consumer: str = "") -> RedisGroup:
-        key, triple = key_of(stream), (stream, check_name("group", group), consumer)
+        key, triple = to_key(stream), (stream, check_name("group", group), consumer)
         with self._lock:
             found = self._groups.get(triple)
             if found is None:
@@ -213,7 +213,7 @@ class RedisBackend(StreamBackend):
     def _run(self, triple: _Triple, script: str, arguments: Sequence[object]) -> Any:
         stream, group, consumer = triple
         member, times = self._member(*triple), _times(stream, group)
-        return member.run(Shard(stream), script, [consumer, *arguments], beside=[times])
+        return member.run(Shard(stream), script, [consumer, *arguments], more_keys=[times])
 
     def _redelivered(self, reply: Any) -> list[FetchedEntry]:
         _, now, rows = reply
@@ -239,7 +239,7 @@ class RedisBackend(StreamBackend):
         sealed = [self._seal(message) for message in messages]
         for one in sealed:
             if isinstance(one, bytes):
-                pipeline.execute_command("XADD", key_of(stream), "*", self._server.message_field, one)
+                pipeline.execute_command("XADD", to_key(stream), "*", self._server.message_field, one)
         try:
             answers = pipeline.execute(raise_on_error=False)
         except redis.RedisError as error:
@@ -266,4 +266,4 @@ def _times(stream: str, group: str) -> bytes:
         (b'{orders}:first-received:billing', b'{shop}orders:first-received:billing')
     """
     tagged = stream if _HASH_TAG.match(stream) else f"{{{stream}}}"
-    return key_of(f"{tagged}:first-received:{group}")
+    return to_key(f"{tagged}:first-received:{group}")

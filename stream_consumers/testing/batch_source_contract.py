@@ -13,9 +13,9 @@ from stream_consumers.batches import MESSAGE_SCHEMA, BatchPlan, BatchSource, Cou
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
-from stream_consumers.testing.harness import STREAMS, Contract, Stream, in_turn
+from stream_consumers.testing.harness import STREAMS, Contract, Stream, round_robin
 
-WIDE = Limits()
+DEFAULT_LIMITS = Limits()
 Identity = tuple[str, int, int]
 
 
@@ -54,10 +54,10 @@ def gaps_of(extents: Mapping[Shard, Extent], positions: Mapping[Shard, int] | No
     return {shard: Range((positions or {}).get(shard, 0), extent.end) for shard, extent in extents.items()}
 
 
-def drain(
+def read_in_batches(
     stream: Stream,
     *,
-    limits: Limits = WIDE,
+    limits: Limits = DEFAULT_LIMITS,
     parallelism: int = 2,
     with_hint: bool = True,
     streams: tuple[str, ...] = (),
@@ -79,13 +79,13 @@ def drain(
 
 def plan_all(source: BatchSource, *, parallelism: int = 1) -> BatchPlan:
     """All that there is as one batch."""
-    plan = source.plan(gaps_of(source.extents()), limits=WIDE, parallelism=parallelism)
+    plan = source.plan(gaps_of(source.extents()), limits=DEFAULT_LIMITS, parallelism=parallelism)
     assert plan is not None
     return plan
 
 
 def _read_gap(source: BatchSource, shard: Shard, gap: Range) -> set[Identity]:
-    plan = source.plan({shard: gap}, limits=WIDE, parallelism=1) if gap.start < gap.end else None
+    plan = source.plan({shard: gap}, limits=DEFAULT_LIMITS, parallelism=1) if gap.start < gap.end else None
     return read(plan) if plan else set()
 
 
@@ -93,7 +93,7 @@ class BatchSourceContract(Contract):
     """What a batch source does."""
 
     def test_extents(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3, streams=STREAMS))
+        receipts = stream.send(round_robin(30, shards=3, streams=STREAMS))
         with open_batch_source(stream.url()) as source:
             extents = source.extents()
         assert set(extents) == {Shard("orders", n) for n in range(3)}
@@ -105,7 +105,7 @@ class BatchSourceContract(Contract):
         with open_batch_source(stream.url()) as source:
             assert all(extent.start == extent.end for extent in source.extents().values())
             for gaps in ({Shard("orders"): Range(0, 10)}, {}):
-                assert source.plan(gaps, limits=WIDE, parallelism=1) is None
+                assert source.plan(gaps, limits=DEFAULT_LIMITS, parallelism=1) is None
             assert source.unreadable_tail() is None
 
     def test_rows_carry_the_message(self, stream: Stream) -> None:
@@ -126,7 +126,7 @@ class BatchSourceContract(Contract):
         }
 
     def test_last_messages_are_those_at_the_ends_or_are_not_told(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3))
+        receipts = stream.send(round_robin(30, shards=3))
         with open_batch_source(stream.url()) as source:
             ranges = gaps_of(source.extents())
             last = source.last_messages(ranges)
@@ -141,7 +141,7 @@ class BatchSourceContract(Contract):
 
     @pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 5])
     def test_splits_are_disjoint_and_together_the_ranges(self, stream: Stream, parallelism: int) -> None:
-        receipts = stream.send(in_turn(500, shards=3))
+        receipts = stream.send(round_robin(500, shards=3))
         with open_batch_source(stream.url()) as source:
             plan = plan_all(source, parallelism=parallelism)
             assert len(plan.splits) <= parallelism
@@ -149,14 +149,14 @@ class BatchSourceContract(Contract):
             assert read(plan) == identities(receipts)
             assert plan.records == 500
             gaps = {shard: Range(gap.start + 40, gap.end - 33) for shard, gap in plan.ranges.items()}
-            part = source.plan(gaps, limits=WIDE, parallelism=parallelism)
+            part = source.plan(gaps, limits=DEFAULT_LIMITS, parallelism=parallelism)
             assert part is not None
             assert part.ranges == gaps
             assert read(part) == in_ranges(receipts, gaps)
 
     @pytest.mark.parametrize("parallelism", [1, 3])
     def test_splits_that_know_their_counts_know_them_right(self, stream: Stream, parallelism: int) -> None:
-        stream.send(in_turn(200, shards=3, streams=STREAMS))
+        stream.send(round_robin(200, shards=3, streams=STREAMS))
         with open_batch_source(stream.url(*STREAMS)) as source:
             planned = source.identities()
             plan = plan_all(source, parallelism=parallelism)
@@ -170,23 +170,23 @@ class BatchSourceContract(Contract):
                 assert all(planned[name] == identity for name, identity in identities_there.items())
 
     def test_plans_stay_within_the_gaps(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(120, shards=3))
+        receipts = stream.send(round_robin(120, shards=3))
         one, two = Shard("orders", 1), Shard("orders", 2)
         places = {shard: [r.sequence for r in receipts if r.shard == shard] for shard in (one, two)}
         gaps = {one: Range(places[one][10], places[one][20]), two: Range(places[two][39], places[two][39] + 100)}
         absent = {Shard("orders", 99): Range(0, 5)}
         with open_batch_source(stream.url()) as source:
             ends = {shard: extent.end for shard, extent in source.extents().items()}
-            plan = source.plan({**gaps, **absent}, limits=WIDE, parallelism=2)
+            plan = source.plan({**gaps, **absent}, limits=DEFAULT_LIMITS, parallelism=2)
             assert plan is not None
             assert plan.ranges == {one: gaps[one], two: Range(gaps[two].start, ends[two])}
             assert read(plan) == in_ranges(receipts, gaps)
             behind = {shard: Range(end, end + 10) for shard, end in ends.items()}
-            assert source.plan(behind, limits=WIDE, parallelism=1) is None
+            assert source.plan(behind, limits=DEFAULT_LIMITS, parallelism=1) is None
             assert source.lost(gaps) == source.lost(absent) == {}
 
     def test_messages_are_counted_also_where_the_extents_were_not_asked_for(self, stream: Stream) -> None:
-        stream.send(in_turn(30, shards=3))
+        stream.send(round_robin(30, shards=3))
         with open_batch_source(stream.url()) as source:
             gaps = gaps_of(source.extents())
             asked = source.count(gaps)
@@ -201,31 +201,31 @@ class BatchSourceContract(Contract):
     )
     def test_batches_keep_to_their_limits(self, stream: Stream, limits: Limits) -> None:
         """A batch takes at least one message, whatever its size."""
-        receipts = stream.send(in_turn(30, shards=3), payload=b"x" * 100)
+        receipts = stream.send(round_robin(30, shards=3), payload=b"x" * 100)
         most = max(1, min(limits.max_records, limits.max_bytes // 100))
-        batches = drain(stream, limits=limits)
+        batches = read_in_batches(stream, limits=limits)
         assert all(1 <= len(rows) <= most for _, rows in batches)
         assert len(batches) == -(-30 // most) or limits.max_records > 1000
         assert Counter(row for _, rows in batches for row in rows) == Counter(identities(receipts))
 
     def test_each_batch_holds_exactly_its_ranges(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(100, shards=3, streams=STREAMS))
+        receipts = stream.send(round_robin(100, shards=3, streams=STREAMS))
         for streams in (("orders",), STREAMS):
-            for ranges, rows in drain(stream, limits=Limits(max_records=9), streams=streams):
+            for ranges, rows in read_in_batches(stream, limits=Limits(max_records=9), streams=streams):
                 assert rows == in_ranges(receipts, ranges)
 
     @pytest.mark.parametrize("streams", [("orders",), ("clicks",), STREAMS])
     def test_resumed_plans_are_those_without_the_hint(self, stream: Stream, streams: tuple[str, ...]) -> None:
-        receipts = stream.send(in_turn(101, shards=3, streams=STREAMS))
+        receipts = stream.send(round_robin(101, shards=3, streams=STREAMS))
         resumed, anew = (
-            drain(stream, limits=Limits(max_records=7), with_hint=with_hint, streams=streams)
+            read_in_batches(stream, limits=Limits(max_records=7), with_hint=with_hint, streams=streams)
             for with_hint in (True, False)
         )
         assert resumed == anew
         assert {row for _, rows in anew for row in rows} == identities(r for r in receipts if r.shard.stream in streams)
 
     def test_a_hint_that_does_not_fit_the_positions_is_ignored(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(60, shards=2))
+        receipts = stream.send(round_robin(60, shards=2))
         with open_batch_source(stream.url()) as source:
             whole = plan_all(source)
             half = {shard: Range(gap.start, gap.end // 2) for shard, gap in gaps_of(source.extents()).items()}
@@ -233,65 +233,65 @@ class BatchSourceContract(Contract):
         for wrong in (whole.hint, {}, {"offset": "x"}, {"offset": 10**12, "positions": {}}):
             with open_batch_source(stream.url()) as source:
                 extents = source.extents(resume=Resume(positions, wrong))
-                plan = source.plan(gaps_of(extents, positions), limits=WIDE, parallelism=1)
+                plan = source.plan(gaps_of(extents, positions), limits=DEFAULT_LIMITS, parallelism=1)
                 assert plan is not None
                 assert read(plan) == identities(receipts) - in_ranges(receipts, half)
         ends = {shard: covered.end for shard, covered in whole.ranges.items()}
         hole = {Shard("orders", 1): Range(ends[Shard("orders", 1)] - 9, ends[Shard("orders", 1)] - 4)}
         with open_batch_source(stream.url()) as source:
             source.extents(resume=Resume(ends, whole.hint))
-            again = source.plan(hole, limits=WIDE, parallelism=1)
+            again = source.plan(hole, limits=DEFAULT_LIMITS, parallelism=1)
             assert again is not None
             assert again.ranges == hole
             assert read(again) == in_ranges(receipts, hole)
 
     def test_new_shards_appear(self, stream: Stream) -> None:
-        first = stream.send(in_turn(10))
+        first = stream.send(round_robin(10))
         with open_batch_source(stream.url()) as source:
             plan = plan_all(source)
         positions = {shard: covered.end for shard, covered in plan.ranges.items()}
-        second = stream.send(in_turn(30, shards=3))
+        second = stream.send(round_robin(30, shards=3))
         for resume in (Resume(positions, plan.hint), None):
             with open_batch_source(stream.url()) as source:
                 extents = source.extents(resume=resume)
                 assert set(extents) == {Shard("orders", n) for n in range(3)}
-                later = source.plan(gaps_of(extents, positions), limits=WIDE, parallelism=2)
+                later = source.plan(gaps_of(extents, positions), limits=DEFAULT_LIMITS, parallelism=2)
                 assert later is not None
                 assert read(later) == identities(second)
         assert read(plan) == identities(first)
 
     def test_growth_is_seen(self, stream: Stream) -> None:
-        stream.send(in_turn(10, shards=3))
+        stream.send(round_robin(10, shards=3))
         with open_batch_source(stream.url()) as source:
             plan = plan_all(source)
             resume = Resume({shard: part.end for shard, part in plan.ranges.items()}, plan.hint)
             before = source.extents(resume=resume)
             assert not source.has_grown(before, resume=resume)
-            stream.send(in_turn(1))
+            stream.send(round_robin(1))
             assert source.has_grown(before, resume=resume)
             after = source.extents(resume=resume)
             assert not source.has_grown(after, resume=resume)
 
     def test_extents_are_frozen_and_plans_stay_readable(self, stream: Stream) -> None:
-        first = stream.send(in_turn(50, shards=2), first_ms=1_000)
+        first = stream.send(round_robin(50, shards=2), first_ms=1_000)
         with open_batch_source(stream.url()) as source:
             extents = dict(source.extents())
-            second = stream.send(in_turn(50, shards=3), first_ms=5_000)
+            second = stream.send(round_robin(50, shards=3), first_ms=5_000)
             wide = {Shard("orders", n): Range(0, 10**9) for n in range(3)}
-            plan = source.plan(wide, limits=WIDE, parallelism=3)
+            plan = source.plan(wide, limits=DEFAULT_LIMITS, parallelism=3)
             assert plan is not None
             assert plan.ranges == {shard: Range(0, extent.end) for shard, extent in extents.items() if extent.end}
             assert read(plan) == read(plan) == identities(first)
             assert source.at(4_000) == {shard: extent.end for shard, extent in extents.items()}
             source.extents()
-            later = source.plan(wide, limits=WIDE, parallelism=2)
+            later = source.plan(wide, limits=DEFAULT_LIMITS, parallelism=2)
             assert later is not None
             assert read(later) == identities(first + second)
 
     def test_identities_name_each_stream_and_stay(self, stream: Stream) -> None:
         with open_batch_source(stream.url(*STREAMS)) as source:
             before = dict(source.identities())
-        stream.send(in_turn(10, shards=2, streams=STREAMS))
+        stream.send(round_robin(10, shards=2, streams=STREAMS))
         with open_batch_source(stream.url(*STREAMS)) as source:
             assert dict(source.identities()) == before
             assert str(source.url) == stream.url(*STREAMS)
@@ -299,7 +299,7 @@ class BatchSourceContract(Contract):
         assert all(before.values())
 
     def test_committed_positions_are_told_back_where_there_is_somebody_to_tell(self, stream: Stream) -> None:
-        stream.send(in_turn(10, shards=2))
+        stream.send(round_robin(10, shards=2))
         with open_batch_source(stream.url()) as source:
             ends = {shard: extent.end for shard, extent in source.extents().items()}
             source.commit("group", ends)
@@ -310,7 +310,7 @@ class BatchSourceContract(Contract):
             assert source.committed("at once") in (None, ends)
 
     def test_at_is_the_first_sequence_with_that_timestamp_or_a_later_one(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3), first_ms=1_000)
+        receipts = stream.send(round_robin(30, shards=3), first_ms=1_000)
         with open_batch_source(stream.url()) as source:
             extents = source.extents()
             for moment in (0, 1_000, 1_001, 1_140, 1_149, 1_290):
@@ -330,14 +330,14 @@ class BatchSourceContract(Contract):
             assert source.at(1_291) == {shard: extent.end for shard, extent in extents.items()}
 
     def test_ranges_between_moments_tile_the_stream(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(60, shards=2), first_ms=10_000)
+        receipts = stream.send(round_robin(60, shards=2), first_ms=10_000)
         with open_batch_source(stream.url()) as source:
             source.extents()
             found: list[set[Identity]] = []
             for start in range(9_900, 10_700, 100):
                 begin, end = source.at(start), source.at(start + 100)
                 gaps = {shard: Range(begin[shard], end[shard]) for shard in begin}
-                plan = source.plan(gaps, limits=WIDE, parallelism=2)
+                plan = source.plan(gaps, limits=DEFAULT_LIMITS, parallelism=2)
                 found.append(read(plan) if plan else set())
                 expected = identities(r for r in receipts if start <= r.timestamp_ms < start + 100)
                 assert found[-1] == expected

@@ -27,20 +27,20 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Receipt, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset
-from stream_consumers.testing.harness import STREAMS, Contract, Harness, Stream, in_turn
+from stream_consumers.testing.harness import STREAMS, Contract, Harness, Stream, round_robin
 
-PATIENCE = 20.0
+TIMEOUT_SECONDS = 20.0
 # Messages of a thousand bytes, more than any queue holds.
-FULL = 5000
-REFUSED = 20
+MORE_THAN_QUEUE_HOLDS = 5000
+MAX_REJECTED = 20
 # What no backend can send.
-NOT_SENT: tuple[dict[str, Any], ...] = (
+INVALID_MESSAGES: tuple[dict[str, Any], ...] = (
     *({"payload": payload} for payload in ("text", 7, 1.5, [b"{}"], object())),
     *({"stream": stream} for stream in ("", "*", WILDCARD, INTERNAL_KEY, 7)),
     *({"shard": shard} for shard in (-1, "0", 0.5, True, None)),
     *({"timestamp_ms": moment} for moment in ("now", 1.5, math.nan, 1 << 70)),
 )
-NOTHING: dict[str, Any] = {"payload": None}
+TOMBSTONE: dict[str, Any] = {"payload": None}
 
 Place = tuple[Shard, int]
 
@@ -67,7 +67,7 @@ def take(consumer: Consumer, count: int) -> list[Message]:
     """The next ``count`` messages, and not one more."""
     found: list[Message] = []
     for _ in range(count):
-        message = consumer.next(PATIENCE)
+        message = consumer.next(TIMEOUT_SECONDS)
         assert message is not None, f"only {len(found)} of {count} messages came"
         found.append(message)
     return found
@@ -79,20 +79,20 @@ def wait_in_threads(consumer: Consumer, count: int) -> tuple[list[threading.Thre
     started = threading.Barrier(count + 1)
 
     def wait() -> None:
-        started.wait(PATIENCE)
+        started.wait(TIMEOUT_SECONDS)
         with contextlib.suppress(StreamEndedError):
-            message = consumer.next(PATIENCE)
+            message = consumer.next(TIMEOUT_SECONDS)
             if message is not None:
                 found.append(message)
 
     threads = [threading.Thread(target=wait, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
-    started.wait(PATIENCE)
+    started.wait(TIMEOUT_SECONDS)
     return threads, found
 
 
-def usual_seconds(call: Callable[[], object]) -> float:
+def median_seconds(call: Callable[[], object]) -> float:
     """How long a call takes: the median of several, since the machine may be busy with something else."""
     seconds: list[float] = []
     for _ in range(9):
@@ -110,13 +110,13 @@ class ConsumerContract(Contract):
     # next, timeout, iteration
 
     def test_iteration_yields_everything_once_in_the_order_of_each_shard(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(60, shards=3, streams=STREAMS))
+        receipts = stream.send(round_robin(60, shards=3, streams=STREAMS))
         for streams in (("orders",), ("clicks",), STREAMS):
             with replay(stream, *streams) as consumer:
                 assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.stream in streams)
 
     def test_iteration_goes_on_behind_next_and_next_behind_iteration(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(50))
+        receipts = stream.send(round_robin(50))
         with replay(stream) as consumer:
             found = take(consumer, 25)
             found += itertools.islice(consumer, 24)
@@ -134,7 +134,7 @@ class ConsumerContract(Contract):
     def test_the_end_of_a_replay_ends_every_next(self, stream: Stream) -> None:
         with replay(stream) as consumer:
             assert list(consumer) == []
-        stream.send(in_turn(1))
+        stream.send(round_robin(1))
         with replay(stream) as consumer:
             take(consumer, 1)
             for _ in range(3):
@@ -154,48 +154,48 @@ class ConsumerContract(Contract):
     def test_a_waiting_next_gets_the_message(self, stream: Stream) -> None:
         with create_consumer(stream.url()) as consumer:
             (waiting,), found = wait_in_threads(consumer, 1)
-            receipts = stream.send(in_turn(1))
-            waiting.join(PATIENCE)
+            receipts = stream.send(round_robin(1))
+            waiting.join(TIMEOUT_SECONDS)
             assert places(found) == places(receipts)
 
     def test_latest_starts_behind_what_is_there(self, stream: Stream) -> None:
-        stream.send(in_turn(30, shards=3))
+        stream.send(round_robin(30, shards=3))
         with create_consumer(stream.url(), reset=AutoStreamReset.LATEST) as consumer:
             assert consumer.next(0) is None
-            receipts = stream.send(in_turn(9, shards=3))
+            receipts = stream.send(round_robin(9, shards=3))
             assert by_shard(take(consumer, 9)) == by_shard(receipts)
         with pytest.raises(InvalidOptionError):
             create_consumer(stream.url(), reset=AutoStreamReset.LATEST, live=False)
 
     def test_many_threads_share_one_consumer(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(400, shards=3))
+        receipts = stream.send(round_robin(400, shards=3))
         found: list[Message] = []
         with replay(stream) as consumer:
             threads = [threading.Thread(target=lambda: found.extend(consumer)) for _ in range(4)]
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(PATIENCE)
+                thread.join(TIMEOUT_SECONDS)
         assert sorted(places(found)) == sorted(places(receipts))
 
     def test_threads_that_wait_hold_up_neither_a_look_nor_a_move(self, stream: Stream) -> None:
         with create_consumer(stream.url()) as consumer:
             threads, found = wait_in_threads(consumer, 3)
-            assert usual_seconds(lambda: consumer.next(0)) < 0.05
-            assert usual_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
+            assert median_seconds(lambda: consumer.next(0)) < 0.05
+            assert median_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
             assert all(thread.is_alive() for thread in threads)
-            receipts = stream.send(in_turn(3))
+            receipts = stream.send(round_robin(3))
             for thread in threads:
-                thread.join(PATIENCE)
+                thread.join(TIMEOUT_SECONDS)
             assert sorted(places(found)) == places(receipts)
 
     def test_a_thread_that_waits_goes_on_where_it_was_moved_to(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(5))
+        receipts = stream.send(round_robin(5))
         with create_consumer(stream.url()) as consumer:
             take(consumer, 5)
             (waiting,), found = wait_in_threads(consumer, 1)
             consumer.rewind(receipts[2].sequence)
-            waiting.join(PATIENCE)
+            waiting.join(TIMEOUT_SECONDS)
             assert places(found) == places(receipts[2:3])
             assert places(take(consumer, 2)) == places(receipts[3:])
 
@@ -203,7 +203,7 @@ class ConsumerContract(Contract):
 
     @pytest.mark.parametrize("index", [0, 1, 25, 50, 98, 99])
     def test_rewind_to_a_sequence_is_inclusive(self, stream: Stream, index: int) -> None:
-        receipts = stream.send(in_turn(100, shards=2))
+        receipts = stream.send(round_robin(100, shards=2))
         target = receipts[index].sequence
         with replay(stream) as consumer:
             take(consumer, 60)
@@ -223,19 +223,19 @@ class ConsumerContract(Contract):
             assert places(take(consumer, len(reached))) == places(reached)
 
     def test_rewind_to_the_edges(self, stream: Stream) -> None:
-        stream.send(in_turn(100, shards=2))
+        stream.send(round_robin(100, shards=2))
         with create_consumer(stream.url()) as consumer:
             take(consumer, 7)
             consumer.rewind(Edge.END)
             assert consumer.next(0) is None
-            receipts = stream.send(in_turn(4, shards=2))
+            receipts = stream.send(round_robin(4, shards=2))
             assert by_shard(take(consumer, 4)) == by_shard(receipts)
             consumer.rewind(Edge.BEGINNING)
             assert len(take(consumer, 104)) == 104
 
     @pytest.mark.parametrize("at", [-10_000, 0, 1_000, 1_001, 1_250, 1_251, 1_990])
     def test_seek_goes_to_the_first_message_at_or_after_the_moment(self, stream: Stream, at: int) -> None:
-        receipts = stream.send(in_turn(100, shards=2, streams=STREAMS))
+        receipts = stream.send(round_robin(100, shards=2, streams=STREAMS))
         moment = from_milliseconds(at)
         with replay(stream, *STREAMS) as consumer:
             take(consumer, 50)
@@ -245,7 +245,7 @@ class ConsumerContract(Contract):
                 assert by_shard(consumer) == by_shard(r for r in receipts if r.timestamp_ms >= at)
 
     def test_out_of_bounds_keeps_the_position(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(20))
+        receipts = stream.send(round_robin(20))
         others = stream.send([Shard("clicks")] * 40, first_ms=5_000)
         with replay(stream) as consumer:
             take(consumer, 8)
@@ -271,7 +271,7 @@ class ConsumerContract(Contract):
             assert consumer.next(0) is None
 
     def test_a_shard_that_is_empty_at_a_seek_begins_at_the_moment(self, stream: Stream) -> None:
-        stream.send(in_turn(1), first_ms=5_000)
+        stream.send(round_robin(1), first_ms=5_000)
         with create_consumer(stream.url()) as consumer:
             consumer.seek(from_milliseconds(5_000))
             take(consumer, 1)
@@ -281,7 +281,7 @@ class ConsumerContract(Contract):
     # assign and unassign
 
     def test_assigned_shards_only(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(90, shards=3))
+        receipts = stream.send(round_robin(90, shards=3))
         with replay(stream) as consumer:
             consumer.assign(Shard("orders", 1))
             consumer.rewind(Edge.BEGINNING)
@@ -293,7 +293,7 @@ class ConsumerContract(Contract):
             )
 
     def test_assignments_count_from_the_next_move_on(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3))
+        receipts = stream.send(round_robin(30, shards=3))
         with replay(stream) as consumer:
             first = take(consumer, 3)
             consumer.assign(Shard("orders", 1))
@@ -310,7 +310,7 @@ class ConsumerContract(Contract):
             assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 2)
 
     def test_unassigned_shards_are_left_out(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(30, shards=3))
+        receipts = stream.send(round_robin(30, shards=3))
         with replay(stream) as consumer:
             consumer.unassign(Shard("orders", 0))
             consumer.rewind(Edge.BEGINNING)
@@ -320,15 +320,15 @@ class ConsumerContract(Contract):
             assert by_shard(consumer) == by_shard(receipts)
 
     def test_a_replay_of_a_shard_that_is_not_there_ends(self, stream: Stream) -> None:
-        stream.send(in_turn(6, shards=3))
+        stream.send(round_robin(6, shards=3))
         with replay(stream) as consumer:
             consumer.assign(Shard("orders", 9))
             consumer.rewind(Edge.BEGINNING)
             with pytest.raises(StreamEndedError):
-                consumer.next(PATIENCE)
+                consumer.next(TIMEOUT_SECONDS)
 
     def test_assignments_that_cannot_be(self, stream: Stream) -> None:
-        stream.send(in_turn(6, shards=3))
+        stream.send(round_robin(6, shards=3))
         with replay(stream) as consumer:
             with pytest.raises(NotSubscribedError):
                 consumer.assign(Shard("clicks"))
@@ -354,7 +354,7 @@ class ConsumerContract(Contract):
     # single shards, where they can be moved
 
     def test_single_shards_are_moved(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(6, shards=2))
+        receipts = stream.send(round_robin(6, shards=2))
         zero, one = Shard("orders", 0), Shard("orders", 1)
         ends = {shard: sequences[-1] + 1 for shard, sequences in by_shard(receipts).items()}
         with create_consumer(stream.url()) as consumer:
@@ -376,11 +376,11 @@ class ConsumerContract(Contract):
                     consumer.go_to(wrong)
             consumer.go_to(ends)
             assert consumer.next(0) is None, "nothing was moved by a call that raised"
-            more = stream.send(in_turn(2, shards=2), first_ms=9_000)
+            more = stream.send(round_robin(2, shards=2), first_ms=9_000)
             assert by_shard(take(consumer, 2)) == by_shard(more)
 
     def test_a_single_shard_that_is_not_read_cannot_be_moved(self, stream: Stream) -> None:
-        stream.send(in_turn(6, shards=3))
+        stream.send(round_robin(6, shards=3))
         with replay(stream) as consumer:
             consumer.unassign(Shard("orders", 0))
             consumer.rewind(Edge.BEGINNING)
@@ -399,12 +399,12 @@ class ConsumerContract(Contract):
         waiting.join(0.05)
         assert waiting.is_alive()
         consumer.close()
-        waiting.join(PATIENCE)
+        waiting.join(TIMEOUT_SECONDS)
         assert not waiting.is_alive()
         assert found == []
 
     def test_a_closed_consumer_neither_reads_nor_moves(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(4, shards=2))
+        receipts = stream.send(round_robin(4, shards=2))
         zero = Shard("orders", 0)
         consumer = create_consumer(stream.url())
         take(consumer, 1)
@@ -447,7 +447,7 @@ class ProducerContract(Contract):
         assert found[1].timestamp == datetime(1970, 1, 1, 0, 0, 1, 1000, timezone.utc)
 
     def test_sequences_grow_in_each_shard_over_several_producers(self, stream: Stream) -> None:
-        receipts = stream.send(in_turn(9, shards=3)) + stream.send(in_turn(9, shards=3))
+        receipts = stream.send(round_robin(9, shards=3)) + stream.send(round_robin(9, shards=3))
         for sequences in by_shard(receipts).values():
             assert sequences == sorted(set(sequences))
             assert len(sequences) == 6
@@ -476,14 +476,14 @@ class ProducerContract(Contract):
     def test_what_cannot_be_sent_is_refused_and_takes_nobody_with_it(self, stream: Stream) -> None:
         found: list[bytes | None] = []
         with create_producer(stream.url()) as producer:
-            for number, words in enumerate(NOT_SENT):
+            for number, words in enumerate(INVALID_MESSAGES):
                 producer.send(b"%d" % number)
                 with pytest.raises((InvalidOptionError, InvalidStreamKeyError)):
                     producer.send(**{"payload": b"refused", **words})
                 found.append(b"%d" % number)
             # Nothing is refused, or sent as it is: where there are tombstones, it is one.
             with contextlib.suppress(InvalidOptionError):
-                producer.send(**NOTHING)
+                producer.send(**TOMBSTONE)
                 found.append(None)
             buffer: Any = bytearray(b"as it was")
             producer.send(buffer)
@@ -540,13 +540,13 @@ class ProducerContract(Contract):
         with create_producer(stream.url()) as producer:
             with harness.outage(stream.location):
                 # A send that raises has not taken its message, and those before it are where they were.
-                for number in range(FULL):
+                for number in range(MORE_THAN_QUEUE_HOLDS):
                     try:
                         producer.send(b"%06d" % number + b"x" * 1000)
                         taken.append(number)
                     except StreamAssetsError as error:
                         refused.append(error)
-                    if len(refused) == REFUSED:
+                    if len(refused) == MAX_REJECTED:
                         break
             assert {error.facts["undelivered"] for error in refused} == {len(taken)}
             assert taken == list(range(len(taken)))

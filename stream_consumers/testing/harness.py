@@ -76,7 +76,7 @@ class Stream:
             ]
 
 
-def in_turn(count: int, shards: int = 1, streams: Sequence[str] = STREAMS[:1]) -> list[Shard]:
+def round_robin(count: int, shards: int = 1, streams: Sequence[str] = STREAMS[:1]) -> list[Shard]:
     """``count`` places, all shards of all streams in turn."""
     every = [Shard(stream, number) for stream in streams for number in range(shards)]
     return [every[index % len(every)] for index in range(count)]

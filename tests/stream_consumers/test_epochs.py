@@ -78,7 +78,7 @@ def test_the_broker_hears_of_the_epoch_that_it_has(source: EpochSource) -> None:
 def test_a_hint_of_another_epoch_is_none_of_this_one() -> None:
     names = EpochNames({"orders": "orders#2"})
     ours = {"offset": 7, "positions": {"orders/0": 5, "clicks/0": 3}}
-    written = names.hint_out(ours)
+    written = names.hint_to_epochs(ours)
     assert written == {"offset": 7, "positions": {"orders#2/0": 5, "clicks/0": 3}}
-    assert names.hint_back(written) == ours
-    assert names.hint_back(ours) == {"offset": 7, "positions": {"clicks/0": 3}}
+    assert names.hint_to_streams(written) == ours
+    assert names.hint_to_streams(ours) == {"offset": 7, "positions": {"clicks/0": 3}}

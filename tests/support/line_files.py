@@ -113,13 +113,13 @@ class LineConsumer(Consumer):
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._lock:
             self._check_open()
-            chosen = self._assignment.of(self._folder.shards())
+            chosen = self._assignment.select(self._folder.shards())
             if not any(is_wanted(message) for shard in chosen for message in self._folder.messages(shard)):
                 raise no_message_error(place, self._url)
             self._begin({}, is_wanted)
 
     def _begin(self, places: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:
-        self._assignment.begin()
+        self._assignment.apply()
         self._places, self._begun, self._is_wanted = places, set(), is_wanted
 
     def assign(self, shard: Shard) -> None:

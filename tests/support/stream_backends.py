@@ -30,7 +30,7 @@ class BehindMemory:
     def age(self, stream: str, group: str, entry_id: str, seconds: float) -> None:
         """Let a pending entry be idle for so long."""
         pending = self.backend._group(stream, group).pending
-        pending[int(entry_id.partition("-")[0]) - 1].touched = time.monotonic() - seconds
+        pending[int(entry_id.partition("-")[0]) - 1].last_touched = time.monotonic() - seconds
 
 
 @dataclass

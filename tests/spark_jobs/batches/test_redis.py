@@ -18,7 +18,7 @@ from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.verify import verify
-from stream_consumers.batches import Known, Range, Resume, known_places
+from stream_consumers.batches import PositionFacts, Range, Resume, position_facts_in
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
 from stream_consumers.messages import Shard
@@ -251,7 +251,7 @@ def test_the_count_behind_a_hole_is_that_after_it_is_filled(redis_address: str, 
         assert plan is not None
         covered[own] |= Intervals.of((MIN_SEQUENCE, 0))
         hint = _hint_after(source, plan, covered)
-        assert known_places(hint) == {own: (ids[4], Known(4, 0, 0))}
+        assert position_facts_in(hint) == {own: (ids[4], PositionFacts(4, 0, 0))}
         plan = source.plan({own: Range(ids[4], ids[5])}, limits=Limits(), parallelism=1)
         assert plan is not None
         assert _hint_after(source, plan, {own: Intervals.of((MIN_SEQUENCE, ids[4]))}) == plan.hint

@@ -286,10 +286,10 @@ def test_r12_a_name_that_holds_something_is_not_removed(stream: Stream) -> None:
     name = ClaimName("main", 1, BID)
     stream.read_as(str(name), 1)
     with stream.source.claims(stream.group) as claims:
-        assert not claims.forget(Shard(stream.name), name)
+        assert not claims.remove_name(Shard(stream.name), name)
         assert stream.held() == {str(name).encode(): 1}
         stream.client.xack(stream.keys[0], stream.group, stream.entry_ids()[0])
-        assert claims.forget(Shard(stream.name), name)
+        assert claims.remove_name(Shard(stream.name), name)
         assert stream.consumers() == set()
 
 

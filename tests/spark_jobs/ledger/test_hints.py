@@ -12,7 +12,7 @@ import pytest
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import Known, LastMessage, Range, known_places, with_places
+from stream_consumers.batches import LastMessage, PositionFacts, Range, hint_with_facts, position_facts_in
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog
 
@@ -23,7 +23,9 @@ MANY = (A, B, OTHER, *(Shard("orders", number) for number in range(2, 60)))
 
 def at(**positions: int) -> Mapping[str, object] | None:
     """A hint with ten entries before the position 10, and so on."""
-    return with_places(None, {{"a": A, "b": B, "other": OTHER}[name]: (n, Known(n)) for name, n in positions.items()})
+    return hint_with_facts(
+        None, {{"a": A, "b": B, "other": OTHER}[name]: (n, PositionFacts(n)) for name, n in positions.items()}
+    )
 
 
 class Group:
@@ -44,13 +46,15 @@ class Group:
 
     def batch(self, shard: Shard, start: int, end: int, **fields: object) -> LedgerEntry:
         entry = self.planned(
-            ranges={shard: Range(start, end)}, hint=with_places(None, {shard: (end, Known(end))}), **fields
+            ranges={shard: Range(start, end)}, hint=hint_with_facts(None, {shard: (end, PositionFacts(end))}), **fields
         )
         self.commit(entry)
         return entry
 
     def known(self) -> Mapping[Shard, tuple[int, int]]:
-        return {shard: (position, known.added) for shard, (position, known) in known_places(self.read().hint).items()}
+        return {
+            shard: (position, known.added) for shard, (position, known) in position_facts_in(self.read().hint).items()
+        }
 
 
 @pytest.fixture(params=[(A, B, OTHER), MANY], ids=["all_full", "some_full"])
@@ -129,16 +133,16 @@ def test_what_is_known_at_an_origin_outlives_a_restore_to_before_it(tmp_path: Pa
     group = Group(tmp_path / "table", MANY)
     new, adopted = Shard("added", 0), Shard("copied", 0)
     group.batch(A, 0, 5)
-    counted = {new: Known(4, 2, 3), adopted: Known(1)}
+    counted = {new: PositionFacts(4, 2, 3), adopted: PositionFacts(1)}
     group.commit(group.planned("init", origin={new: 6, adopted: 20}, adopted={adopted: 8}, counted=counted))
-    assert known_places(group.read().hint)[new] == (6, Known(4, 2, 3))
+    assert position_facts_in(group.read().hint)[new] == (6, PositionFacts(4, 2, 3))
     assert adopted not in group.known(), "the position is behind its rows"
     for _ in range(2):
         group.batch(new, group.read().positions[new], 12)
         group.log.restore(version=1)
-        places = known_places(group.read().hint)
-        assert (places[new], places[adopted]) == ((6, Known(4, 2, 3)), (8, Known(1)))
-        assert places[A] == (5, Known(5))
+        places = position_facts_in(group.read().hint)
+        assert (places[new], places[adopted]) == ((6, PositionFacts(4, 2, 3)), (8, PositionFacts(1)))
+        assert places[A] == (5, PositionFacts(5))
 
 
 def test_what_is_known_at_the_first_origin_outlives_a_restore_to_before_the_group(tmp_path: Path) -> None:
@@ -148,19 +152,19 @@ def test_what_is_known_at_the_first_origin_outlives_a_restore_to_before_the_grou
     log.ours(ledger.entry("init", ledger.read(), origin={A: 3}, hint=at(a=3)))
     log.ours(ledger.entry("batch", ledger.read(), ranges={A: Range(3, 9)}, hint=at(a=9)))
     log.restore(version=0)
-    assert known_places(ledger.read().hint) == {A: (3, Known(3))}
+    assert position_facts_in(ledger.read().hint) == {A: (3, PositionFacts(3))}
 
 
 @pytest.mark.parametrize("last", [None, LastMessage(4, 5, 6)], ids=["unread", "read"])
-@pytest.mark.parametrize("counted", [None, Known(3), Known(3, 0, 2)], ids=str)
-def test_a_state_is_read_back(last: LastMessage | None, counted: Known | None) -> None:
+@pytest.mark.parametrize("counted", [None, PositionFacts(3), PositionFacts(3, 0, 2)], ids=str)
+def test_a_state_is_read_back(last: LastMessage | None, counted: PositionFacts | None) -> None:
     state = ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0, last=last, counted=counted)
     assert ShardState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_of_shards_that_have_ended_nothing_is_known(group: Group) -> None:
     new = Shard("orders#2", 0)
-    hint = with_places(None, {new: (7, Known(2))})
+    hint = hint_with_facts(None, {new: (7, PositionFacts(2))})
     fields = {"identities": {"orders#2": "redis"}, "ended": {A: 0, B: 0}, "origin": {new: 7}}
     group.commit(group.planned("accept", hint=hint, **fields))
     assert group.known() == {new: (7, 2), OTHER: (0, 0)}
@@ -168,5 +172,7 @@ def test_of_shards_that_have_ended_nothing_is_known(group: Group) -> None:
 
 def test_what_is_known_is_corrected_where_the_position_stays(group: Group) -> None:
     """As where claims end: what the members recorded as lost was counted by the server."""
-    group.commit(group.planned("fence", ranges={A: Range(0, 0)}, hint=with_places(None, {A: (0, Known(4))})))
+    group.commit(
+        group.planned("fence", ranges={A: Range(0, 0)}, hint=hint_with_facts(None, {A: (0, PositionFacts(4))}))
+    )
     assert group.known() == {A: (0, 4), B: (0, 0), OTHER: (0, 0)}

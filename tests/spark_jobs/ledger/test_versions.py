@@ -17,7 +17,7 @@ from sensors.lag_sensor import LagCursor, read_cursor, write_cursor
 from spark_jobs.dead_letters.table import FORMATS
 from spark_jobs.ledger.entries import FORMAT, Totals
 from spark_jobs.ledger.ledger import Ledger
-from stream_consumers.batches import Range, known_places
+from stream_consumers.batches import Range, position_facts_in
 from stream_consumers.errors import UnsupportedVersionError
 from stream_consumers.messages import Shard
 from tests.support.command_line import SCHEMA, run
@@ -179,7 +179,7 @@ def test_a_cursor_of_another_release_counts_as_none() -> None:
     "hint", [None, [], {"added_before": 3}, {"added_before": {"orders/0": {"at": 5}, "?": [1, 2]}}]
 )
 def test_a_hint_of_another_form_is_ignored(hint: object) -> None:
-    assert known_places(hint) == {}
+    assert position_facts_in(hint) == {}
 
 
 @pytest.mark.spark

@@ -21,7 +21,7 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
 from stream_consumers.testing.batch_source_contract import Identity, identities, read
-from stream_consumers.testing.harness import Stream, in_turn
+from stream_consumers.testing.harness import Stream, round_robin
 
 FIRST_MS = 1_741_564_800_000
 ZERO = Shard("orders")
@@ -43,14 +43,14 @@ def from_number(receipts: Iterable[Receipt], number: int, *, shard: Shard = ZERO
 
 
 def test_a_sequence_is_inclusive(stream: Stream) -> None:
-    receipts = stream.send(in_turn(100))
+    receipts = stream.send(round_robin(100))
     for number in (0, 50, 99):
         bound = Bound.parse(f"orders/0={receipts[number].sequence}")
         assert behind(stream, bound) == from_number(receipts, number)
 
 
 def test_the_same_sequence_for_every_shard(stream: Stream) -> None:
-    receipts = stream.send(in_turn(3, shards=3))
+    receipts = stream.send(round_robin(3, shards=3))
     # Sequences of all shards run side by side, but on Redis, where they are times.
     if len({receipt.sequence for receipt in receipts}) == 1:
         assert behind(stream, Bound.parse(str(receipts[0].sequence))) == identities(receipts)
@@ -65,7 +65,7 @@ def places(stream: Stream, bound: Bound) -> Mapping[Shard, int]:
 
 
 def test_a_time_is_that_of_the_first_message_with_it_or_a_later_one(stream: Stream) -> None:
-    receipts = stream.send(in_turn(10), first_ms=FIRST_MS)
+    receipts = stream.send(round_robin(10), first_ms=FIRST_MS)
     for at, first in (
         ("2025-03-09", 0),
         ("2025-03-10T00:00:00.009Z", 1),
@@ -77,14 +77,14 @@ def test_a_time_is_that_of_the_first_message_with_it_or_a_later_one(stream: Stre
 
 
 def test_a_shard_that_is_not_there_is_refused(stream: Stream) -> None:
-    stream.send(in_turn(3, shards=3))
+    stream.send(round_robin(3, shards=3))
     for listed in ("clicks/0=1", "orders/99=1"):
         with pytest.raises(InvalidOptionError, match=listed.partition("=")[0]):
             places(stream, Bound.parse(listed))
 
 
 def test_a_sequence_outside_the_stream_is_told_with_what_it_holds(stream: Stream) -> None:
-    receipts = stream.send(in_turn(5))
+    receipts = stream.send(round_robin(5))
     first, end = receipts[0].sequence, receipts[-1].sequence + 1
     assert places(stream, Bound.parse(f"orders/0={end}"))[ZERO] == end, "the end is a place: nothing is there yet"
     for wrong in (first - 1, end + 1):
@@ -100,7 +100,7 @@ def goal(stream: Stream, wanted: Replay, covered: Mapping[Shard, Intervals]) -> 
 
 
 def test_a_replay_holds_its_start_and_not_its_stop_and_nothing_that_is_not_covered(stream: Stream) -> None:
-    sequences = [receipt.sequence for receipt in stream.send(in_turn(20))]
+    sequences = [receipt.sequence for receipt in stream.send(round_robin(20))]
     covered = {ZERO: Intervals.of((MIN_SEQUENCE, sequences[15]))}
 
     def between(start: int, stop: int) -> Replay:

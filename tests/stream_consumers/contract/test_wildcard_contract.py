@@ -27,14 +27,14 @@ from stream_consumers.redis import consumer as redis_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
 from stream_consumers.streamer import connect
 from stream_consumers.testing.consumer_contract import places, replay, take
-from stream_consumers.testing.harness import STREAMS, Stream, in_turn
+from stream_consumers.testing.harness import STREAMS, Stream, round_robin
 from stream_consumers.urls import StreamUrl
 from tests.support.contract_backends import BACKENDS
 from tests.support.polling import until
 from tests.support.topics import create_topic, delete_topics
 
 PATIENCE = 60.0
-BOTH = in_turn(12, shards=3, streams=STREAMS)
+BOTH = round_robin(12, shards=3, streams=STREAMS)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_pipe_and_consumers_of_entries_name_their_streams(name: str) -> None:
 
 @pytest.mark.parametrize("harness", [backend for backend in BACKENDS if backend.service != "kafka"], indirect=True)
 def test_a_stream_that_comes_later_is_read(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_consumer, "SHARDS_SECONDS", 0.05)
+    monkeypatch.setattr(redis_consumer, "SHARD_SEARCH_SECONDS", 0.05)
     with create_consumer(stream.url("*")) as consumer:
         assert consumer.next(0) is None
         stream.send([Shard("orders", 0), Shard("refunds", 0)])
@@ -203,7 +203,7 @@ def test_an_empty_redis_is_waited_for_without_a_busy_loop(redis_address: str, mo
 
 
 def test_peek_shows_all_streams(stream: Stream) -> None:
-    stream.send(in_turn(4, streams=STREAMS))
+    stream.send(round_robin(4, streams=STREAMS))
     shown = CliRunner().invoke(main, ["peek", stream.url("*")])
     assert shown.exit_code == 0, shown.output
     assert {line.split(" | ")[1] for line in shown.stdout.splitlines()} == set(STREAMS)

@@ -10,7 +10,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_consumers.batches import BatchPlan, Known, Range, Resume, known_places, with_places
+from stream_consumers.batches import BatchPlan, PositionFacts, Range, Resume, hint_with_facts, position_facts_in
 from stream_consumers.errors import DataLossError, FormatError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import Limits
@@ -182,9 +182,9 @@ def test_what_claims_went_past_is_lost_where_only_the_count_is_known(reader: Rea
     """As after a switch from claims to positions: members were given three entries, and one before them was deleted."""
     (gone,) = reader.delete(2)
     reader.position = reader.sequences()[3]
-    reader.hint = with_places(None, {reader.shard: (reader.position, Known(4))})
+    reader.hint = hint_with_facts(None, {reader.shard: (reader.position, PositionFacts(4))})
     assert reader.lost() == {}
-    reader.hint = with_places(None, {reader.shard: (reader.position, Known(3))})
+    reader.hint = hint_with_facts(None, {reader.shard: (reader.position, PositionFacts(3))})
     assert reader.lost() == {reader.shard: Range(gone, reader.position)}
 
 
@@ -205,7 +205,7 @@ def test_what_a_new_shard_of_a_known_stream_lost_before_the_first_look_is_lost(r
         assert plan is not None
         assert plan.records == 4
         assert plan.lost == source.lost(gap) == {new: Range(0, extent.start)}
-        assert known_places(source.hint({new: 0})) == {new: (0, Known(0, 0, 0))}, "an accepted epoch"
+        assert position_facts_in(source.hint({new: 0})) == {new: (0, PositionFacts(0, 0, 0))}, "an accepted epoch"
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -238,7 +238,7 @@ def test_what_another_run_knows_is_taken_and_what_it_moved_is_not_said(reader: R
         slow.remember(Resume(ends, landed.hint))
         plan = slow.plan({one: Range(ends[one], gaps[one].end)}, limits=Limits(2), parallelism=1)
         assert plan is not None
-        assert known_places(plan.hint) == {one: (plan.ranges[one].end, Known(8, 0, 0))}
+        assert position_facts_in(plan.hint) == {one: (plan.ranges[one].end, PositionFacts(8, 0, 0))}
 
 
 def test_an_entry_that_is_deleted_after_it_was_read_is_not_replaced(reader: Reader) -> None:

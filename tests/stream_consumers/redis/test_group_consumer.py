@@ -26,7 +26,7 @@ from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, 
 from stream_consumers.redis.entries import to_id, to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
-from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
+from stream_consumers.testing.consumer_contract import median_seconds, wait_in_threads
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, take, take_until_silent, unique_name
@@ -349,7 +349,7 @@ def test_0_never_waits_beside_threads_that_wait(place: Place, mode: ConsumerMode
     with member(place, mode) as consumer:
         take(consumer, 3)
         threads, found = wait_in_threads(consumer, 3)
-        assert usual_seconds(lambda: consumer.next(0)) < 0.05
+        assert median_seconds(lambda: consumer.next(0)) < 0.05
         assert all(thread.is_alive() for thread in threads)
         # It leaves the group, and the threads go on where it leads.
         consumer.rewind(receipts[0].sequence)
@@ -767,7 +767,7 @@ def test_a_seek_to_nowhere_stays_in_the_group(place: Place) -> None:
 
 
 def test_new_shards_are_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_consumers.redis.group_consumer.SHARDS_SECONDS", 0.0)
+    monkeypatch.setattr("stream_consumers.redis.group_consumer.SHARD_SEARCH_SECONDS", 0.0)
     place.send(range(2), shards=2, is_sharded=True)
     with member(place, reset=AutoStreamReset.LATEST) as consumer:
         assert is_silent(consumer)

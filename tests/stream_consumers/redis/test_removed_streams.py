@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "REMOVAL_CHECK_SECONDS", 0.05)
 
 
 def make_again(place: Place, *, entries: int = 3) -> None:
@@ -66,7 +66,7 @@ def test_fewer_entries_tell_it_too_whatever_their_ids(place: Place) -> None:
     place.send(range(5))
     with create_consumer(place.url) as consumer:
         take(consumer, 5)
-        until(lambda: consumer.next(0) is None and consumer._watch._seen[Shard(place.stream)].added == 5)
+        until(lambda: consumer.next(0) is None and consumer._removals._recorded[Shard(place.stream)].added == 5)
         place.client.delete(place.stream)
         place.add("1800000000000-0", "msg", "9")
         assert_told(lambda: consumer.next(0), "made again")
@@ -105,7 +105,7 @@ def test_with_the_wildcard_a_stream_that_is_gone_is_no_longer_read(
     from stream_consumers.redis import consumer as redis_consumer
     from tests.support.redis_server import redis_server
 
-    monkeypatch.setattr(redis_consumer, "SHARDS_SECONDS", 0.05)
+    monkeypatch.setattr(redis_consumer, "SHARD_SEARCH_SECONDS", 0.05)
     with redis_server(tmp_path_factory.mktemp("wildcard")) as address:
         kept, gone = Place(address), Place(address)
         kept.send([1])
@@ -144,7 +144,7 @@ def test_in_a_cluster(nodes: list[str]) -> None:
 
 
 def test_many_streams_are_looked_at_in_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LOOK_STREAMS", 2)
+    monkeypatch.setattr(server, "REMOVAL_CHECK_STREAMS", 2)
     place.send(range(7), shards=7, is_sharded=True)
     with create_consumer(place.url) as consumer:
         take(consumer, 7)

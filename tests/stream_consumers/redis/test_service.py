@@ -75,7 +75,7 @@ def claim_everything(url: str, client: Mapping[str, Scalar | EnvironmentVariable
                 found |= set(zip(rows["stream"], rows["shard"], rows["sequence"]))
         claims.touch(held.name, list(held.ids))
         claims.acknowledge(held.ids)
-        assert all(claims.forget(shard, held.name) for shard in held.ids)
+        assert all(claims.remove_name(shard, held.name) for shard in held.ids)
         assert claims.is_drained()
     return found
 

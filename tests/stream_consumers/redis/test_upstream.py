@@ -162,7 +162,7 @@ def test_resumable_1(place: Place, mode: ConsumerMode, auto_commit: AutoCommit) 
 
 
 def test_sharding_by_a_producer_that_comes_after_the_consumer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_consumers.redis.group_consumer.SHARDS_SECONDS", SHORT)
+    monkeypatch.setattr("stream_consumers.redis.group_consumer.SHARD_SEARCH_SECONDS", SHORT)
     with member(place, RESUMABLE, "g") as consumer:
         assert consumer.next(0) is None
         # The stream that the consumer has made is there without numbers.
@@ -175,7 +175,7 @@ def test_sharding_by_a_producer_that_comes_after_the_consumer(place: Place, monk
 
 @pytest.mark.parametrize("assigns", [False, True])
 def test_a_shard_that_comes_later_is_read(place: Place, monkeypatch: pytest.MonkeyPatch, assigns: bool) -> None:
-    monkeypatch.setattr("stream_consumers.redis.consumer.SHARDS_SECONDS", SHORT)
+    monkeypatch.setattr("stream_consumers.redis.consumer.SHARD_SEARCH_SECONDS", SHORT)
     place.send(range(2), shards=2, is_sharded=True)
     with create_consumer(place.url) as consumer:
         assert sorted(numbers(take(consumer, 2))) == [0, 1]

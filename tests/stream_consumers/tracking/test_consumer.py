@@ -26,7 +26,7 @@ from stream_consumers.errors import (
 from stream_consumers.memory import MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Message, Shard
 from stream_consumers.redis.group import RedisCommitter
-from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
+from stream_consumers.testing.consumer_contract import median_seconds, wait_in_threads
 from stream_consumers.tracking.commits import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import Activity, TrackingCallbacks, TrackingOptions
@@ -143,8 +143,8 @@ def test_0_never_waits_beside_threads_that_wait(url: StreamUrl, broker: Broker) 
     with tracked(url, broker) as consumer:
         finish_one(consumer)
         threads, found = wait_in_threads(consumer, 3)
-        assert usual_seconds(lambda: consumer.next(0)) < 0.05
-        assert usual_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
+        assert median_seconds(lambda: consumer.next(0)) < 0.05
+        assert median_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
         assert all(thread.is_alive() for thread in threads)
         send(url, TWO, TWO, TWO)
         for thread in threads:
