@@ -1,7 +1,7 @@
-"""A stream-consumer library: one set of words over files, brokers and memory; no Dagster, no Spark.
+"""A stream-consumer library with one API for files, brokers and memory; it needs neither Dagster nor Spark.
 
-What most programs need is imported from here: ``from stream_consumers import connect, create_consumer, ConsumerMode``.
-Everything else is imported from its module: ``from stream_consumers.errors import DataLossError``.
+Import common names from this package: ``from stream_consumers import connect, create_consumer, ConsumerMode``.
+Import all other names from their modules: ``from stream_consumers.errors import DataLossError``.
 """
 
 from stream_consumers.lazy_exports import lazy_exports

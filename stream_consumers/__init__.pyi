@@ -1,4 +1,4 @@
-"""The names that ``from stream_consumers import …`` gives, each with the module that it is from."""
+"""Type stub: the names that ``stream_consumers`` exports, each imported from its module."""
 
 from stream_consumers.async_consumer import AsyncConsumer as AsyncConsumer
 from stream_consumers.backend import Backend as Backend

@@ -1,4 +1,4 @@
-"""Any consumer for asyncio: a thread of its own reads, and only while a task waits for a message."""
+"""Adapters that read any consumer from asyncio. A dedicated thread reads, only while a task waits for a message."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ Self = TypeVar("Self", bound="AsyncReader[ClosesOnExit, object]")
 
 @dataclass(slots=True)
 class _ReadResult(Generic[Item]):
-    """The outcome of one read, and whether its shard was moved after it."""
+    """The result of one read, and whether its shard was moved afterwards."""
 
     item: Item | None
     is_outdated: bool = False
 
 
 class AsyncReader(ABC, Generic[Reader, Item]):
-    """Items that are awaited by any number of tasks; a context manager that closes.
+    """Lets any number of tasks await the items of a consumer; an asynchronous context manager.
 
-    They get their items in the order in which they asked. Cancelling a task loses none: the next call returns the one
-    that was meant for it, unless its shard was moved since. Nothing is read ahead. Use it in one event loop.
+    Tasks get their items in the order in which they asked. Canceling a task loses no item: the next call returns the
+    item that the task would have got, unless its shard was moved since. Nothing is read ahead. Use it in one event
+    loop.
 
     Args:
-        consumer: what is read; it is closed with this one.
+        consumer: the consumer to read; it is closed with this object.
     """
 
     def __init__(self, consumer: Reader) -> None:
@@ -56,33 +57,33 @@ class AsyncReader(ABC, Generic[Reader, Item]):
 
     @property
     def consumer(self) -> Reader:
-        """The consumer that is read, as it was given."""
+        """The consumer that is read."""
         return self._consumer
 
     def _start_reading(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="consumer")
-        # Held by the task that reads. Tasks get it in the order in which they asked.
+        # The task that reads holds this lock. Tasks acquire it in the order in which they asked.
         self._reading = asyncio.Lock()
-        # A read continues when the task that started it is cancelled; the next task gets its item.
+        # A read continues after the task that started it is canceled; the next task gets its item.
         self._read: Future[_ReadResult[Item]] | None = None
         self._is_waiting = self._is_closed = False
-        # Used by the thread alone, which reads and moves.
+        # Only the reading thread uses it; that thread also moves the consumer.
         self._last: _ReadResult[Item] = _ReadResult(None)
 
     @abstractmethod
     def _read_item(self, seconds: float) -> Item | None:
-        """Read one, waiting at most this long; called by the reading thread."""
+        """Read one item, waiting at most this many seconds; the reading thread calls this method."""
 
     async def close(self) -> None:
-        """Close the consumer and end the thread; tasks that wait get a :class:`StreamEndedError`."""
+        """Close the consumer and end the thread; waiting tasks get a :class:`StreamEndedError`."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            # Not in the reading thread, which may be busy.
+            # The reading thread may be busy, so another thread closes the consumer.
             await asyncio.to_thread(self._consumer.close)
         finally:
-            # The last read ends, since the consumer is closed.
+            # Closing the consumer ends the last read.
             await asyncio.to_thread(self._thread.shutdown)
 
     async def __aenter__(self: Self) -> Self:
@@ -92,10 +93,10 @@ class AsyncReader(ABC, Generic[Reader, Item]):
         await self.close()
 
     async def _next(self, timeout_seconds: float | None) -> Item | None:
-        """The next item; ``None`` if there was none in time.
+        """Return the next item, or ``None`` if none arrived in time.
 
         Args:
-            timeout_seconds: how long to wait for one; ``None`` until there is one, 0 not at all.
+            timeout_seconds: how long to wait; ``None`` waits without a limit, 0 does not wait.
         """
         if self._is_closed:
             raise _closed()
@@ -103,7 +104,7 @@ class AsyncReader(ABC, Generic[Reader, Item]):
         timeout_seconds = None if timeout_seconds == math.inf else timeout_seconds
         deadline = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
         if timeout_seconds == 0 and not self._is_waiting:
-            # The task before this one does not wait either: it ends in a moment.
+            # The task that reads now does not wait either, so it releases the lock shortly.
             timeout_seconds = SHORT_WAIT_SECONDS
         if not await self._acquire_read(timeout_seconds):
             return None
@@ -114,8 +115,8 @@ class AsyncReader(ABC, Generic[Reader, Item]):
             self._reading.release()
 
     async def _acquire_read(self, seconds: float | None) -> bool:
-        """Wait until no other task reads, at most this long; returns whether this task may read now."""
-        # Not with wait_for: up to Python 3.11 it may ignore that its task is cancelled.
+        """Wait at most this long until no other task reads; return whether this task may read now."""
+        # asyncio.wait_for may ignore the cancellation of its task up to Python 3.11.
         taking = asyncio.ensure_future(self._reading.acquire())
         try:
             await asyncio.wait([taking], timeout=seconds)
@@ -128,7 +129,7 @@ class AsyncReader(ABC, Generic[Reader, Item]):
         return taking.done()
 
     async def _read_until(self, deadline: float) -> Item | None:
-        """Look first, and wait only if there is nothing."""
+        """Poll without waiting first, then wait if nothing was found."""
         loop = asyncio.get_running_loop()
         seconds = 0.0
         while True:
@@ -139,7 +140,7 @@ class AsyncReader(ABC, Generic[Reader, Item]):
                 self._is_waiting = seconds > 0
                 self._read = self._thread.submit(self._read_one, seconds)
             answer = asyncio.wrap_future(self._read)
-            # Nothing is logged about an error that a cancelled task does not look at: the next task gets it.
+            # Retrieve the exception: if this task is canceled, the next one gets the error, and asyncio logs nothing.
             answer.add_done_callback(lambda done: done.exception())
             await asyncio.wait([answer])
             self._read = None
@@ -155,11 +156,11 @@ class AsyncReader(ABC, Generic[Reader, Item]):
                 seconds = min(READ_SECONDS, left)
 
     async def _move(self, call: Callable[[], Result], is_moved: Callable[[Item], bool]) -> Result:
-        """Call what moves the consumer in the reading thread; the last item is dropped if it ``is_moved``."""
+        """Move the consumer by ``call`` in the reading thread; drop the last item if ``is_moved`` selects it."""
 
         def move() -> Result:
             result = call()
-            # Here, since a task that is cancelled does not learn whether the move happened.
+            # Mark the item here, because a canceled task does not learn whether the move happened.
             item = self._last.item
             self._last.is_outdated |= item is not None and is_moved(item)
             return result
@@ -183,13 +184,13 @@ def _closed() -> StreamEndedError:
 class AsyncConsumer(AsyncReader[Consumer, Message]):
     """A consumer whose :meth:`next` is awaited; an asynchronous iterator and context manager.
 
-    Several tasks may wait at once: they get their messages in the order in which they asked. Cancelling a task loses no
-    message: the next call returns the one that was meant for it, unless its shard was moved since. Nothing is read
-    ahead. Use it in one event loop.
+    Several tasks may wait at once; they get their messages in the order in which they asked. Canceling a task loses no
+    message: the next call returns the message that the task would have got, unless its shard was moved since. Nothing
+    is read ahead. Use it in one event loop.
 
     Args:
-        consumer: the consumer to read; it is closed with this one. Its other methods may be called
-            directly; those that move it only by :meth:`move`.
+        consumer: the consumer to read; it is closed with this object. Call its other methods directly, but call methods
+            that move it only by :meth:`move`.
 
     Example:
         >>> from stream_consumers.create import create_consumer
@@ -201,17 +202,18 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
     """
 
     async def next(self, timeout_seconds: float | None = None) -> Message | None:
-        """The next message.
+        """Return the next message.
 
         Args:
-            timeout_seconds: how long to wait for one; ``None`` until there is one or the stream ends, 0 not at all.
+            timeout_seconds: how long to wait; ``None`` waits until a message arrives or the stream ends, 0 does not
+                wait.
 
         Returns:
-            ``None`` if there was none in time.
+            The message, or ``None`` if none arrived in time.
 
         Raises:
             StreamEndedError: the stream has ended, or the consumer was closed.
-            StreamAssetsError: the consumer raised it; the task that asked first gets it.
+            StreamAssetsError: the consumer raised an error; the task that asked first gets it.
         """
         return await self._next(None if timeout_seconds is None else check_timeout(timeout_seconds))
 
@@ -221,8 +223,8 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
 
     async def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        place = rewind_target(to)
-        await self.move(lambda: self._consumer.rewind(place))
+        target = rewind_target(to)
+        await self.move(lambda: self._consumer.rewind(target))
 
     async def go_to(self, positions: Positions) -> None:
         """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`.
@@ -234,14 +236,14 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         await self._move(lambda: consumer.go_to(positions), lambda message: message.shard in positions)
 
     async def move(self, call: Callable[[], Result]) -> Result:
-        """Move the consumer in a way of its own, like ``seek_to_committed`` of a tracked one.
+        """Move the consumer by any of its methods, for example ``seek_to_committed`` of a tracked consumer.
 
-        No message that was read before the move is delivered afterwards: neither one whose task was cancelled, nor one
-        of a read that goes on after its task gave up. A call that raises must not have moved anything. If the task that
-        moves is cancelled, the call may happen all the same.
+        No message that was read before the move is delivered afterwards. This includes messages of canceled tasks and
+        of reads that continue after their task timed out. A call that raises must not have moved anything. If the
+        task that moves is canceled, the call may still run.
 
         Args:
-            call: moves the consumer; it is called in the thread that reads.
+            call: moves the consumer; the reading thread calls it.
 
         Returns:
             What ``call`` returned.
@@ -257,7 +259,7 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         await self._in_thread(lambda: self._consumer.unassign(shard))
 
     def ack(self, message: Message) -> object:
-        """Mark a message as done, without waiting; returns what the consumer's own ``ack`` does.
+        """Mark a message as done, without waiting; return the result of the consumer's own ``ack``.
 
         Raises:
             InvalidOptionError: the consumer has no group.
@@ -265,17 +267,17 @@ class AsyncConsumer(AsyncReader[Consumer, Message]):
         return self._consumer.ack(message)
 
     async def commit(self) -> object:
-        """Commit what was acknowledged; returns what the consumer's own ``commit`` does.
+        """Commit the acknowledged messages; return the result of the consumer's own ``commit``.
 
         Raises:
             InvalidOptionError: the consumer has no group.
-            StreamAssetsError: as the consumer says.
+            StreamAssetsError: the consumer raised an error.
         """
-        # Not in the reading thread, which may be busy.
+        # The reading thread may be busy, so another thread commits.
         return await asyncio.to_thread(self._consumer.commit)
 
     async def wait_empty(self, timeout_seconds: float | None = None) -> bool:
-        """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.wait_empty`; other tasks go on meanwhile.
+        """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.wait_empty`; other tasks continue meanwhile.
 
         Raises:
             InvalidOptionError: the consumer does not know which messages are unfinished.

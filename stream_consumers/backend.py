@@ -1,11 +1,13 @@
-"""What a backend is: an object a URL scheme, that opens streams and says what they can do.
+"""The interface of a backend: one object per URL scheme, which opens streams and declares what they support.
 
-``kafka://…`` and ``redis://…`` are backends of this package. Another distribution brings its own with an entry point::
+This package has the backends of ``kafka://…``, ``redis://…`` and others. Another distribution registers its backend
+with an entry point::
 
     [project.entry-points."stream_consumers.backends"]
     pulsar = "stream_pulsar:PulsarStreams"
 
-and proves it with the tests of :mod:`stream_consumers.testing`. A backend is imported when its scheme is first used.
+and tests it with the contract suite in :mod:`stream_consumers.testing`. A backend is imported when its scheme is first
+used.
 """
 
 from __future__ import annotations
@@ -44,16 +46,16 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """How a consumer reads, after the mode and the group were checked.
+    """The options of a consumer, with mode and group already checked.
 
     Args:
-        mode: how it shares and remembers.
+        mode: how the consumer shares the stream and stores positions.
         group: the group, with its default filled in; ``None`` with mode ``real_time``.
         reset: where to start without a position.
-        live: wait at the end; without it the stream ends there.
+        live: wait for more messages at the end; without it, reading ends there.
         client: configuration of the broker's client.
-        group_options: of the type that the backend names.
-        on_dead_letter: called with each part of the stream that cannot be used as a message.
+        group_options: an instance of the backend's :attr:`Backend.group_options`.
+        on_dead_letter: called with each part of the stream that cannot be read as a message.
 
     Example:
         >>> consumer = find_backend("memory").open_consumer(StreamUrl.parse("memory://empty/orders"), ConsumerOptions())
@@ -72,11 +74,11 @@ class ConsumerOptions:
     def __post_init__(self) -> None:
         choose_fields(self, mode=ConsumerMode, reset=AutoStreamReset)
         check_switch("live", self.live)
-        # A group has positions, from which there is something to read.
+        # A group may have a position before the end, so LATEST without live may still read something.
         choose_reset(self.reset, live=self.live or self.group is not None)
         if not callable(self.on_dead_letter):
             raise InvalidOptionError(
-                f"on_dead_letter={self.on_dead_letter!r} cannot be called",
+                f"on_dead_letter={self.on_dead_letter!r} is not callable",
                 remedy="Give a function that takes a DeadLetter, or leave it out.",
             )
 
@@ -84,20 +86,21 @@ class ConsumerOptions:
 class Backend(ABC):
     """The streams of a URL scheme.
 
-    Attributes, which a backend sets, say what it can do. :meth:`check` and :class:`stream_consumers.options.Modes`
-    refuse every URL and option that can be refused without asking a server, before another method is called.
+    A backend declares what it supports by its attributes. :meth:`check` and :class:`stream_consumers.options.Modes`
+    reject every URL and option that can be rejected without asking a server, before another method is called.
 
     Attributes:
         consumer_modes: the modes of its consumers.
         batch_modes: the modes in which batches are ingested; none by default.
-        producer_options: the type of the options of its producers, if they have any.
-        group_options: the type of the options of a member of its groups, if there are any.
-        creates_shards: a stream has as many shards as it was created with; elsewhere a shard begins with a message.
-        takes_shard_count_of_sharder: a stream is created with as many shards as the producer's sharder has, by default.
-        has_one_writer: a place has one writer at a time, so that all producers of a streamer share it.
-        claims_entries: with mode ``load_balanced``, members share entries one by one and not whole shards.
-        is_pipe: a message is read once: there is no position to go back to.
-        kind: shown for its assets, one of the kinds that Dagster has an icon for.
+        producer_options: the type of its producer options; ``None`` if it has none.
+        group_options: the type of the options of a group member; ``None`` if it has none.
+        creates_shards: a stream gets its number of shards when it is created; otherwise, a shard is created by its
+            first message.
+        takes_shard_count_of_sharder: by default, a stream is created with as many shards as the producer's sharder has.
+        has_one_writer: a location has one writer at a time, so that all producers of a streamer share it.
+        claims_entries: with mode ``load_balanced``, members share single entries instead of whole shards.
+        is_pipe: each message can be read only once; a pipe has no position to return to.
+        kind: the kind of its assets, one for which Dagster has an icon.
 
     Example:
         >>> find_backend("kafka").claims_entries, find_backend("redis").claims_entries
@@ -117,54 +120,54 @@ class Backend(ABC):
 
     @abstractmethod
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
-        """A consumer.
+        """Open a consumer.
 
         Raises:
-            StreamAssetsError: as the backend says.
+            StreamAssetsError: the backend raised an error.
         """
 
     @abstractmethod
     def open_producer(
         self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None
     ) -> Producer:
-        """A producer.
+        """Open a producer.
 
         Args:
-            url: where to send.
+            url: the streams to send to.
             client: configuration of the broker's client.
-            options: of the type :attr:`producer_options`.
-            shards: where :attr:`creates_shards`, the number of shards of a stream that has to be created.
+            options: an instance of :attr:`producer_options`.
+            shards: if :attr:`creates_shards`, the number of shards of a stream that must be created.
 
         Raises:
-            StreamAssetsError: as the backend says.
+            StreamAssetsError: the backend raised an error.
         """
 
     def open_batch_source(
         self, url: StreamUrl, *, mode: ConsumerMode, client: ClientConfig, membership: Membership | None
     ) -> BatchSource:
-        """A source of micro-batches.
+        """Open a source of micro-batches.
 
         Args:
-            url: which streams.
+            url: the streams to read.
             mode: one of :attr:`batch_modes`.
             client: configuration of the broker's client.
             membership: commit as this member.
 
         Raises:
             UnsupportedError: the backend has no batches.
-            StreamAssetsError: as the backend says.
+            StreamAssetsError: the backend raised an error.
         """
         raise _no_batches(url)
 
     def shown_sequence(self, sequence: int) -> int:
-        """The sequence as an int that is printed the way people of this backend write it; by default as a number."""
+        """Return an int that prints the sequence in this backend's own notation; a plain number by default."""
         return sequence
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
-        """Refuse what cannot be right, without asking a server; by default any client option.
+        """Reject an invalid URL or client option without asking a server; the default rejects every client option.
 
         Raises:
-            InvalidUrlError, InvalidOptionError: naming it.
+            InvalidUrlError, InvalidOptionError: the URL or an option is invalid.
         """
         if client:
             raise InvalidOptionError(
@@ -174,14 +177,14 @@ class Backend(ABC):
             )
 
     def producer_client_config(self, client: ClientConfig) -> ClientConfig:
-        """The part of a shared configuration that a producer takes; by default all of it."""
+        """Return the part of a shared configuration that a producer accepts; by default all of it."""
         return client
 
     def check_batches(self, url: StreamUrl, mode: ConsumerMode, client: ClientConfig) -> None:
-        """Refuse what cannot be ingested, without asking a server.
+        """Reject a source that cannot be ingested, without asking a server.
 
         Raises:
-            InvalidUrlError, InvalidOptionError, UnsupportedError: naming it.
+            InvalidUrlError, InvalidOptionError, UnsupportedError: the source cannot be ingested.
         """
         url.required_streams()
         if self.is_pipe:
@@ -195,18 +198,18 @@ class Backend(ABC):
         self.batch_modes.check(mode)
 
     def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
-        """Check that the broker answers, and create what is created once, before the first producer.
+        """Check that the broker answers, and create what must exist before the first producer.
 
         Args:
-            url: where; it may name no stream.
+            url: the location; it need not name a stream.
             client: configuration of the broker's client.
-            options: of the producers to come.
+            options: the options of future producers.
 
         Returns:
-            The options of the producers to come, after what they ask for was done.
+            The options for future producers, without the steps that this call has done.
 
         Raises:
-            StreamAssetsError: as the backend says.
+            StreamAssetsError: the backend raised an error.
         """
         return options
 
@@ -216,43 +219,43 @@ class Backend(ABC):
         Raises:
             UnsupportedError: the backend has no such groups.
         """
-        raise UnsupportedError(f"{url}: there are no groups to join", remedy="Use mode 'resumable'.")
+        raise UnsupportedError(f"{url}: the backend has no groups to join", remedy="Use mode 'resumable'.")
 
     def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: EpochNameMap) -> Any:
-        """A group whose members share entries, where :attr:`claims_entries`; close it when done.
+        """Open a group whose members share entries, if :attr:`claims_entries`; close it when done.
 
         Args:
             url: the stream.
-            group: whose members share.
+            group: the consumer group.
             client: configuration of the broker's client.
-            names: for streams that were recreated the names of their epochs, see :mod:`stream_consumers.epochs`.
+            names: the epoch names of recreated streams, see :mod:`stream_consumers.epochs`.
 
         Returns:
-            What ``spark_jobs.claims`` works with: a :class:`stream_consumers.redis.claims.RedisClaims`, which has no
-            protocol of its own while Redis is the only server with claims.
+            A :class:`stream_consumers.redis.claims.RedisClaims` for ``spark_jobs.claims``. It has no protocol class
+            while Redis is the only server with claims.
 
         Raises:
             UnsupportedError: the backend has no such groups.
         """
-        raise UnsupportedError(f"{url}: there are no entries to claim", remedy="Use mode 'resumable'.")
+        raise UnsupportedError(f"{url}: the backend cannot claim entries", remedy="Use mode 'resumable'.")
 
     def committer(
         self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
     ) -> PositionCommitter:
-        """The committer that keeps the positions of a group.
+        """Return the committer that stores the positions of a group.
 
         Args:
             url: the stream.
-            group: whose positions.
-            consumer: that reads.
+            group: the consumer group.
+            consumer: the consumer that reads the stream.
             client: configuration of the broker's client.
 
         Raises:
-            GroupsNotRememberedError: no broker keeps them.
+            GroupsNotRememberedError: no broker stores the positions.
         """
         raise GroupsNotRememberedError(
-            f"no broker remembers the groups of {url}",
-            remedy="Keep the positions yourself, or use ProcessCommitter for the time of this process.",
+            f"no broker stores group positions of {url}",
+            remedy="Store the positions yourself, or use ProcessCommitter to keep them for the life of this process.",
             group=group,
         )
 
@@ -262,20 +265,20 @@ def _no_batches(url: StreamUrl) -> UnsupportedError:
 
 
 def find_backend(scheme: str) -> Backend:
-    """The backend of a URL scheme: one of this package, or one that an installed distribution registers.
+    """Return the backend of a URL scheme, from this package or from an installed distribution.
 
     Args:
-        scheme: what is before ``://``.
+        scheme: the part of the URL before ``://``.
 
     Raises:
-        InvalidUrlError: there is none; it names those there are.
-        BackendLoadError: there is one, but it cannot be loaded, or two distributions claim the scheme.
+        InvalidUrlError: no backend has this scheme; the error lists the known schemes.
+        BackendLoadError: the backend cannot be loaded, or two distributions register the scheme.
 
     Example:
         >>> find_backend("file").kind
         'file'
     """
-    # Only what was found is kept: what is installed later is found later.
+    # Only successful lookups are cached, so that a distribution that is installed later is found.
     return _loaded(_entry_point(scheme))
 
 
@@ -285,13 +288,13 @@ def _loaded(entry: EntryPoint) -> Backend:
         backend = entry.load()()
     except Exception as error:
         raise BackendLoadError(
-            f"the backend of {entry.name}:// cannot be loaded: {_place(entry)} raises {type(error).__name__}: {error}",
-            remedy="Install what it needs, and point it at a class that extends stream_consumers.Backend and is made "
-            "without arguments.",
+            f"the backend of {entry.name}:// cannot be loaded: {_shown(entry)} raises {type(error).__name__}: {error}",
+            remedy="Install what it needs, and point it at a class that extends stream_consumers.Backend and has a "
+            "constructor without arguments.",
         ) from error
     if not isinstance(backend, Backend) or not isinstance(getattr(backend, "consumer_modes", None), Modes):
         raise BackendLoadError(
-            f"the backend of {entry.name}:// cannot be used: {_place(entry)} makes a {type(backend).__name__}",
+            f"the backend of {entry.name}:// cannot be used: {_shown(entry)} creates a {type(backend).__name__}",
             remedy="Extend stream_consumers.Backend, and set consumer_modes of the class to "
             "stream_consumers.options.Modes.",
         )
@@ -306,17 +309,17 @@ def _entry_point(scheme: str) -> EntryPoint:
     if not found:
         known = sorted({*_OURS, *(entry.name for entry in registered)})
         raise InvalidUrlError(
-            f"there is no backend for {scheme!r}",
-            remedy=f"Use one of: {', '.join(known)}; or install a package that has one.",
+            f"no backend has the URL scheme {scheme!r}",
+            remedy=f"Use one of: {', '.join(known)}; or install a package that registers one.",
         )
     if len(found) > 1:
         raise BackendLoadError(
-            f"{scheme}:// has {len(found)} backends: {'; '.join(_place(entry) for entry in found.values())}",
-            remedy="Remove all of them but one.",
+            f"{scheme}:// has {len(found)} backends: {'; '.join(_shown(entry) for entry in found.values())}",
+            remedy="Uninstall all but one of these packages.",
         )
     return next(iter(found.values()))
 
 
-def _place(entry: EntryPoint) -> str:
+def _shown(entry: EntryPoint) -> str:
     package = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
     return f"the entry point {entry.value!r}{package}"

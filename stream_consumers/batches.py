@@ -1,7 +1,7 @@
-"""The micro-batch protocol: what a backend offers to an engine that writes bounded ranges exactly once.
+"""The micro-batch protocol between a backend and an engine that writes bounded ranges exactly once.
 
-A backend never decides where to read. The engine holds the positions (in the Delta log) and asks: how far do the
-shards reach, which ranges of these gaps make one batch, and give me splits that executors can read.
+A backend never decides where to read. The engine holds the positions (in the Delta log). It asks the backend how far
+the shards reach, which ranges within given gaps make up the next batch, and for splits that executors can read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
         pa.field("offset", pa.int64()),
     )
 )
-"""What a split yields: a row a message; ``error`` is set (and ``sequence`` may be null) for a dead letter."""
+"""The schema that a split yields: one row per message. A dead letter has an ``error`` and may have no ``sequence``."""
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 8 * 1024 * 1024
 
 
 class Range(NamedTuple):
-    """Sequences ``[start, end)`` of a shard. ``end - start`` is an upper bound of the messages in it.
+    """The sequences ``[start, end)`` of a shard; ``end - start`` is an upper bound for the number of messages.
 
     Example:
         >>> Range(0, 10).clamp(Range(5, 20))
@@ -59,18 +59,18 @@ class Range(NamedTuple):
         return isinstance(sequence, int) and self.start <= sequence < self.end
 
     def clamp(self, other: Range) -> Range:
-        """The part of this range within ``other``; empty (start == end) if there is none."""
+        """Return the part of this range within ``other``; an empty range (start == end) if they do not overlap."""
         start = max(self.start, other.start)
         return Range(start, max(start, min(self.end, other.end)))
 
 
 class Extent(NamedTuple):
-    """What a shard holds now.
+    """The sequences that a shard holds now.
 
     Args:
-        start: its first sequence.
-        end: the end of what can be read now: the next sequence to come.
-        blocked: the number of sequences after ``end`` that cannot be read yet, because a transaction is open (Kafka).
+        start: the first sequence.
+        end: the end of the readable sequences: the next sequence to come.
+        blocked: the number of sequences after ``end`` that cannot be read yet because a transaction is open (Kafka).
     """
 
     start: int
@@ -79,7 +79,7 @@ class Extent(NamedTuple):
 
 
 def readable_gaps(gaps: Mapping[Shard, Range], extents: Mapping[Shard, Extent]) -> dict[Shard, Range]:
-    """The parts of gaps before the ends of their shards; without those that are empty, and shards without an extent.
+    """Clamp gaps to the ends of their shards; empty gaps and shards without an extent are left out.
 
     Example:
         >>> readable_gaps({Shard("orders", n): Range(4, 20) for n in range(3)}, {Shard("orders", 1): Extent(0, 9)})
@@ -90,7 +90,7 @@ def readable_gaps(gaps: Mapping[Shard, Range], extents: Mapping[Shard, Extent]) 
 
 
 class LastMessage(NamedTuple):
-    """A message that was the last one of a range, remembered to recognise it when the stream is read again.
+    """The last message of a range, stored in the ledger to recognize it when the stream is read again.
 
     Args:
         sequence: its sequence.
@@ -105,12 +105,12 @@ class LastMessage(NamedTuple):
     epoch: int = -1
 
     def is_replaced(self, found: LastMessage) -> bool:
-        """Whether the stream holds another message in this place, or one after it where none was.
+        """Whether the stream now has another message at this sequence, or a message after it where it had none.
 
         Args:
-            found: the last message that the stream holds before the position. If that is an earlier one, this message
-                was removed, by compaction for instance. Leader epochs grow with the sequences, so an earlier message
-                of a newer epoch shows that another log took the place of the one that was read.
+            found: the last message that the stream holds before the position. If it is an earlier message, this message
+                was removed, by compaction for example. Leader epochs grow with the sequences, so an earlier message
+                with a newer epoch shows that another log replaced the one that was read.
 
         Example:
             >>> read = LastMessage(99, 1000, 7, epoch=3)
@@ -125,19 +125,19 @@ class LastMessage(NamedTuple):
 
 
 def message_checksum(key: bytes | None, payload: bytes | None) -> int:
-    """The CRC-32 of a key and a payload."""
+    """Return the CRC-32 of a key and a payload."""
     return zlib.crc32(payload or b"", zlib.crc32(key or b""))
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What an earlier batch recorded for the next one, so that a backend need not search again.
+    """The state that an earlier batch recorded for the next one, so that a backend need not search again.
 
     Args:
-        positions: the next sequence of each shard, as the ledger has them.
-        hint: :attr:`BatchPlan.hint` of an earlier batch: a shortcut, and what is known at the positions, see
-            :func:`position_facts_in`. Shards stand in it as keys, by their names: those of a stream that was
-            recreated since are left out.
+        positions: the next sequence of each shard, from the ledger.
+        hint: :attr:`BatchPlan.hint` of an earlier batch: a shortcut, and the facts known at the positions, see
+            :func:`position_facts_in`. Its keys are the names of shards; shards of a stream that was recreated since
+            are left out.
     """
 
     positions: Mapping[Shard, int]
@@ -148,46 +148,48 @@ class Split(Protocol):
     """A part of a batch that one executor reads; picklable."""
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """The messages as Arrow record batches of :data:`MESSAGE_SCHEMA`.
+        """Read the messages as Arrow record batches of :data:`MESSAGE_SCHEMA`.
 
         Raises:
-            DataLossError: if messages of the range are gone.
+            DataLossError: messages of the range were removed.
         """
         ...
 
 
 @runtime_checkable
 class CountedSplit(Split, Protocol):
-    """A split that knows before it is read how many messages it holds, and afterwards of which stream they were.
+    """A split that knows its number of messages before the read, and the identities of its streams after the read.
 
-    An engine can then write a batch while it reads it: executors compare, and any difference fails the write.
+    An engine can then write a batch while it reads it: executors compare both, and any difference fails the write.
     """
 
     def counts(self) -> Mapping[Shard, int] | None:
-        """How many messages of each shard a read yields if each of them is there, and none is malformed.
+        """Return how many messages of each shard a read yields if none is missing or malformed.
 
-        ``None`` where that is not known, or known not to be so: then the batch is read and counted first.
+        Return ``None`` if the numbers are unknown, or if some messages are known to be missing or malformed: the engine
+        then reads and counts the batch first.
         """
         ...
 
     def identities(self) -> Mapping[str, str]:
-        """The fingerprints of its streams at this moment, as :meth:`BatchSource.identities` has them.
+        """Return the current fingerprints of its streams, as :meth:`BatchSource.identities` does.
 
-        Asked where the split is read, at the end of the read: only then is it known of which stream the messages are.
+        The executor calls this method at the end of the read: only then is it certain from which stream the messages
+        came.
 
         Raises:
-            StreamAssetsError: they cannot be determined.
+            StreamAssetsError: the fingerprints cannot be determined.
         """
         ...
 
 
 def expected_counts(splits: Iterable[Split]) -> Mapping[Shard, int] | None:
-    """How many messages of each shard a read of all these splits gives, if it is not damaged; ``None`` if unknown."""
+    """Return how many messages of each shard these splits yield if no message is damaged; ``None`` if unknown."""
     return total_counts(split.counts() if isinstance(split, CountedSplit) else None for split in splits)
 
 
 def total_counts(parts: Iterable[Mapping[Shard, int] | None]) -> Mapping[Shard, int] | None:
-    """The sum of counts; ``None`` if one of them is not known.
+    """Return the sum of counts; ``None`` if one of them is unknown.
 
     Example:
         >>> total_counts([{Shard("orders"): 3}, {Shard("orders"): 4}])
@@ -203,7 +205,7 @@ def total_counts(parts: Iterable[Mapping[Shard, int] | None]) -> Mapping[Shard, 
 
 
 def add_counts(total: dict[Shard, int], counts: Mapping[Shard, int]) -> None:
-    """Add counts to a total in place, because there may be thousands of shards."""
+    """Add counts to a total in place, because a batch may have thousands of shards."""
     for shard, count in counts.items():
         total[shard] = total.get(shard, 0) + count
 
@@ -213,13 +215,13 @@ class BatchPlan:
     """One micro-batch: the planned ranges, and how to read them.
 
     Args:
-        ranges: what becomes covered when the batch is written, a shard each.
-        splits: disjoint parts that together hold every message of ``ranges`` once.
-        records: messages in the batch as far as known now (an upper bound).
+        ranges: the range of each shard that the batch covers once it is written.
+        splits: disjoint splits that together hold every message of ``ranges`` once.
+        records: an upper bound for the number of messages in the batch.
         hint: see :class:`Resume`.
-        lost: what was removed from the stream before it was read, by the same look at the stream as the plan. Where
-            only the number of lost messages is known it may reach beyond ``ranges``; the hint takes all of it as
-            recorded.
+        lost: the ranges that were removed from the stream before they were read, found in the same state of the stream
+            as the plan. If only the number of lost messages is known, a range may extend beyond ``ranges``; the hint
+            counts all of it as recorded.
     """
 
     ranges: Mapping[Shard, Range]
@@ -232,148 +234,149 @@ class BatchPlan:
 class BatchSource(ClosesOnExit, ABC):
     """A stream as a source of micro-batches. Close it when done; it is a context manager.
 
-    A backend implements the abstract methods. The other methods have defaults for a stream that keeps every message,
-    and has no broker that remembers groups.
+    A backend implements the abstract methods. The defaults of the other methods fit a stream that keeps every message
+    and has no broker that stores positions of groups.
 
     Args:
-        url: where it reads from.
+        url: the streams to read.
     """
 
     has_own_timestamps = True
-    """Whether another message at the same sequence has another timestamp; not where it is a part of the sequence."""
+    """Whether timestamps are independent of sequences; ``False`` if the timestamp is a part of the sequence."""
 
     def __init__(self, url: str | StreamUrl) -> None:
         self.url = StreamUrl.parse(url)
         self.is_exact = True
-        """Whether the last :meth:`extents` found the true ends; ``False`` if its time budget was too short."""
+        """Whether the last :meth:`extents` found the exact ends; ``False`` if its time budget was too short."""
 
     @abstractmethod
     def identities(self) -> Mapping[str, str]:
-        """The fingerprint of each stream that detects a recreated one: a topic id, the creation time of a file.
+        """Return a fingerprint of each stream that detects a recreated one: a topic id, the creation time of a file.
 
-        It is asked for again after each read. Where there is none (Redis), the same text for ever: then a recreated
-        stream is only known by an end that lies before the position.
+        The engine asks for it again after each read. A backend without fingerprints (Redis) always returns the same
+        text: a recreated stream is then detected only by an end before the position.
         """
 
     @abstractmethod
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
-        """What each shard holds at this moment; plans that follow read no further than to these ends.
+        """Return what each shard holds now; later plans do not read beyond these ends.
 
         Args:
-            resume: positions and hint of the ledger, to look only at what is new.
-            budget_seconds: answer within about this time, with lower bounds where that is too short.
+            resume: positions and hint of the ledger; with them, only the new part of a shard is searched.
+            budget_seconds: return within about this time; ends that were not found in time are lower bounds.
         """
 
     @abstractmethod
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
-        """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
+        """Plan the next batch within ``gaps``, clamped to the last :meth:`extents`; ``None`` if they hold nothing."""
 
     @abstractmethod
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
-        """The first sequence with a timestamp at or after this one, per shard; the end where there is none.
+        """Return the first sequence of each shard with a timestamp at or after this one; the end if it has none.
 
-        As of the last :meth:`extents`. Ranges between two moments neither overlap nor leave anything out, also where
-        timestamps do not grow with sequences.
+        The result refers to the last :meth:`extents`. Ranges between successive moments neither overlap nor leave
+        anything out, even if timestamps do not grow with sequences.
         """
 
     def first(self, shard: Shard, extent: Extent) -> int:
-        """Where a shard begins that appeared after its stream was read for the first time.
+        """Return where to start in a shard that appeared after its stream was first read.
 
-        By default at what it holds first, because nothing is known of what was before.
+        By default, this is the first sequence that the shard holds, because nothing is known about earlier messages.
 
         Args:
             shard: the shard.
-            extent: what it holds now.
+            extent: the current extent of the shard.
         """
         return extent.start
 
     def is_in_claim_mode(self, group: str) -> bool:
-        """Whether members of the group claim single messages: then no position says what was read.
+        """Whether members of the group claim single messages, so that no position says what was read.
 
-        By default none do.
+        By default they do not.
         """
         return False
 
     def set_request_timeout(self, seconds: float) -> None:
-        """Let each request to a broker fail after about this time, or earlier if no broker answers; call it first.
+        """Limit the time of each request to a broker; call this method before all others.
 
-        A caller that polls, such as the lag sensor, must not wait as long as a run. By default there is no broker.
+        A request fails after about this time, or earlier if no broker answers. A caller that polls, such as the lag
+        sensor, must not wait as long as a run. The default does nothing, for a stream without a broker.
         """
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """Whether there is more than ``extents``, which :meth:`extents` found last.
+        """Whether the stream has grown since ``extents``, the result of the last :meth:`extents`.
 
-        A run that waits for messages calls it several times a second, so it should be cheap; it may overlook new
-        shards. By default it determines the ends again.
+        A run that waits for messages calls this method several times a second, so it should be cheap; it may overlook
+        new shards. By default it determines the ends again.
 
         Args:
-            extents: what was known.
+            extents: the last known extents.
             resume: see :meth:`extents`.
         """
         found = self.extents(resume=resume)
         return {shard: extent.end for shard, extent in found.items()} != {s: e.end for s, e in extents.items()}
 
     def remember(self, resume: Resume) -> None:
-        """Use what the ledger knows at its positions for the plan that follows.
+        """Use the ledger's hint at its positions for the next plan.
 
-        Another run may have moved them since :meth:`extents`. By default a source keeps nothing by position.
+        Another run may have moved the positions since :meth:`extents`. By default, a source stores nothing by position.
 
         Args:
             resume: positions and hint of the ledger.
         """
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
+        """Return the parts of ``gaps`` that were removed from the stream, as of the last :meth:`extents`."""
         return {}
 
     def hint(
         self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
     ) -> Mapping[str, object] | None:
-        """The hint of an entry that sets positions without a batch: of the first one of a group, or of a move.
+        """Return the hint for a ledger entry that sets positions without a batch: a group's first entry, or a move.
 
         Args:
-            positions: the new ones, as of the last :meth:`extents`.
-            known: the hint before, which stays as it is by default.
+            positions: the new positions, as of the last :meth:`extents`.
+            known: the previous hint; the default returns it unchanged.
         """
         return known
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
-        """The shards that were recreated since these positions, where fingerprints do not show it.
+        """Return the shards that were recreated since these positions, if fingerprints do not show it.
 
-        As of the last :meth:`extents` or :meth:`plan`.
+        The result refers to the last :meth:`extents` or :meth:`plan`.
         """
         return frozenset()
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
-        """The last message of each range, as the stream holds it now, within what :meth:`extents` found last.
+        """Return the last message that the stream now holds in each range, within the last :meth:`extents`.
 
         A shard is left out if its range holds no message, or if finding the last one would take long. An engine that
-        remembers the last message it has read detects by this a stream that lost its newest messages and grew again.
-        By default all shards are left out: the stream never loses messages.
+        stores the last message it has read uses this method to detect a stream that lost its newest messages and grew
+        again. By default all shards are left out, for a stream that never loses messages.
         """
         return {}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
-        """Whether a message that was read is another one now, or was lost with what came after it.
+        """Whether a message that was read was replaced, or lost together with all messages after it.
 
         Args:
-            shard: of the message.
+            shard: the shard of the message.
             read: the last message that was read.
             held: the last message that the stream holds before the position, from :meth:`last_messages`; ``None`` if
-                that found none.
+                that method left the shard out.
         """
         return held is not None and read.is_replaced(held)
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-        """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""
+        """Return the number of messages in ``gaps``, or an upper bound, as of the last :meth:`extents`."""
         return widths(gaps)
 
     def unreadable_tail(self) -> str | None:
-        """Why the bytes after the last message are unreadable, if no producer is still writing them; else ``None``."""
+        """Return why the bytes after the last message are unreadable, unless a producer is still writing them."""
         return None
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """The positions that were committed to the broker for the group; ``None`` where there is no broker."""
+        """Return the positions of the group that the broker stores; ``None`` without a broker."""
         return None
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
@@ -382,23 +385,23 @@ class BatchSource(ClosesOnExit, ABC):
         Args:
             group: the group.
             positions: the next sequence of each shard.
-            metadata: which batch they belong to; stored beside the positions where the broker can.
+            metadata: identifies the batch; stored with the positions if the broker supports it.
         """
 
     def committed_metadata(self, group: str) -> Mapping[Shard, str]:
-        """The metadata of the last commits; a shard without any is left out."""
+        """Return the metadata of the last commits; shards without metadata are left out."""
         return {}
 
     def close(self) -> None:
-        """Release what is open; nothing is, between calls, unless a backend says so."""
+        """Release open resources; the default assumes that none stay open between calls."""
 
 
 class Membership(ClosesOnExit, ABC):
-    """A live member of a group. Close it when done, so that others take its shards at once; it is a context manager."""
+    """A live member of a group; a context manager. Close it when done, so that other members get its shards at once."""
 
     @abstractmethod
     def shards(self) -> frozenset[Shard]:
-        """The shards that are this member's now; they come and go as members do.
+        """Return the shards that are assigned to this member now; they change as members join and leave.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: the membership failed.
@@ -406,14 +409,14 @@ class Membership(ClosesOnExit, ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> bool:
-        """Wait for the first assignment; whether it came. It may be empty where there are more members than shards."""
+        """Wait for the first assignment, which may be empty if members outnumber shards; return whether it arrived."""
 
     @abstractmethod
     def commit(self, positions: Mapping[Shard, int], *, metadata: str = "") -> bool:
-        """Commit positions to the broker; ``False`` if it refused, because another member has the shards by now.
+        """Commit positions to the broker; return ``False`` if it refuses because another member now has the shards.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the commit failed.
         """
 
     @abstractmethod
@@ -422,16 +425,16 @@ class Membership(ClosesOnExit, ABC):
 
 
 def fair_shares(wanted: Mapping[Shard, int], total: int, *, turn: int = 0) -> Mapping[Shard, int]:
-    """Give each shard an equal share of a total; what one does not need goes to the others.
+    """Give each shard an equal share of a total; the unused part of a share goes to the other shards.
 
     Args:
-        wanted: how much each shard could use.
+        wanted: the most that each shard can use.
         total: the total to share.
-        turn: selects the shards that get a remainder: a number that grows by what was given, so that each shard gets
-            something in the end where the total is below the number of shards.
+        turn: selects the shards that get the remainder. It should grow with what was given, so that each shard gets a
+            share eventually even if the total is smaller than the number of shards.
 
     Returns:
-        The shards that get something.
+        The share of each shard whose share is not zero.
 
     Example:
         >>> a, b, c = (Shard("orders", n) for n in range(3))
@@ -458,14 +461,14 @@ def fair_shares(wanted: Mapping[Shard, int], total: int, *, turn: int = 0) -> Ma
 
 
 def _in_turn(shards: Mapping[Shard, object], turn: int) -> list[Shard]:
-    """The shards in order, starting with number ``turn`` (modulo their count)."""
+    """Return the shards in order, starting with number ``turn`` (modulo their count)."""
     ordered = sorted(shards)
     start = turn % len(ordered) if ordered else 0
     return ordered[start:] + ordered[:start]
 
 
 def widths(gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-    """The sequences in each range: the most messages that can be in it where sequences grow by one.
+    """Return the number of sequences in each range, an upper bound for the messages if sequences grow by one.
 
     Example:
         >>> widths({Shard("orders"): Range(3, 10)})
@@ -482,20 +485,20 @@ MessageRow = tuple[
 
 
 def message_row(message: Message) -> MessageRow:
-    """A message as a row."""
-    shard, place = message.shard, (message.sequence, message.timestamp_ms)
-    return (shard.stream, shard.id, *place, message.key, message.payload, message.headers or None, None, None)
+    """Return a message as a row."""
+    shard, position = message.shard, (message.sequence, message.timestamp_ms)
+    return (shard.stream, shard.id, *position, message.key, message.payload, message.headers or None, None, None)
 
 
-def dead_letter_row(letter: DeadLetter) -> MessageRow:
-    """A dead letter as a row."""
-    shard = letter.shard
-    place = (shard.stream, shard.id, letter.sequence, letter.timestamp_ms)
-    return (*place, None, letter.payload, None, letter.error, letter.offset)
+def dead_letter_row(dead_letter: DeadLetter) -> MessageRow:
+    """Return a dead letter as a row."""
+    shard = dead_letter.shard
+    position = (shard.stream, shard.id, dead_letter.sequence, dead_letter.timestamp_ms)
+    return (*position, None, dead_letter.payload, None, dead_letter.error, dead_letter.offset)
 
 
 def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
-    """Pack rows into record batches of :data:`MESSAGE_SCHEMA`, of some thousand rows or some megabytes each."""
+    """Pack rows into record batches of :data:`MESSAGE_SCHEMA` of several thousand rows or several megabytes each."""
     block: list[MessageRow] = []
     size = 0
     for row in rows:
@@ -515,7 +518,7 @@ def plain_batch(
     timestamps_ms: pa.Array[Any],
     payloads: pa.Array[Any],
 ) -> pa.RecordBatch:
-    """Messages of one stream that have no keys and no headers, as a record batch of :data:`MESSAGE_SCHEMA`."""
+    """Return messages of one stream without keys and headers as a record batch of :data:`MESSAGE_SCHEMA`."""
     count = len(sequences)
     columns: list[pa.Array[Any]] = [
         pa.array(pa.repeat(stream, count), pa.string()),
@@ -532,7 +535,7 @@ def plain_batch(
 
 
 def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small record batches into ones of some thousand rows or some megabytes each."""
+    """Join small record batches into batches of several thousand rows or several megabytes each."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in chain(batches, [None]):
@@ -554,7 +557,7 @@ def _record_batch(rows: list[MessageRow]) -> pa.RecordBatch:
 
 
 def headers_array(headers: Sequence[Headers | None]) -> pa.Array[Any]:
-    """Headers as a column of :data:`HEADERS_TYPE`; null where a message has none."""
+    """Return headers as a column of :data:`HEADERS_TYPE`; null for a message without headers."""
     if not any(headers):
         return pa.array([None] * len(headers), HEADERS_TYPE)
     listed = [[{"name": name, "value": value} for name, value in pairs] if pairs else None for pairs in headers]
@@ -566,12 +569,12 @@ _MORE = ("deleted", "removed")
 
 
 class PositionFacts(NamedTuple):
-    """What is known of a stream at a position, when every entry that was lost after it is accounted for.
+    """The facts known about a stream at a position, once every loss after the position is recorded.
 
     Args:
-        added: entries ever added before the position; entries that were lost after it and are accounted for count, too.
-        deleted: the highest sequence that was deleted by then; ``None`` where that is unknown.
-        removed: entries that were removed from the stream by then, in whatever way; ``None`` where that is unknown.
+        added: the number of entries ever added before the position, plus the recorded losses after it.
+        deleted: the highest sequence that was deleted by then; ``None`` if unknown.
+        removed: the number of entries removed from the stream by then, in any way; ``None`` if unknown.
     """
 
     added: int
@@ -580,11 +583,11 @@ class PositionFacts(NamedTuple):
 
 
 PositionFactsByShard = Mapping[Shard, tuple[int, PositionFacts]]
-"""The position of each shard, and what is known there."""
+"""The position of each shard, and the facts known there."""
 
 
 def position_facts_in(hint: object, of: Set[Shard] | None = None) -> PositionFactsByShard:
-    """The position of each shard in a hint, or of some of them, and what is known there; other forms are ignored.
+    """Return the position facts in a hint, of all shards or of some; malformed ones are ignored.
 
     Example:
         >>> position_facts_in({"added_before": {"orders/0": [5, 3], "orders/1": "?"}, "deleted": {"orders/0": 2}})
@@ -601,8 +604,8 @@ def position_facts_in(hint: object, of: Set[Shard] | None = None) -> PositionFac
     }
 
 
-def hint_with_facts(shortcut: Mapping[str, object] | None, places: PositionFactsByShard) -> Mapping[str, object] | None:
-    """A hint with these places, and with all else that another hint says; ``None`` if it says nothing.
+def hint_with_facts(shortcut: Mapping[str, object] | None, facts: PositionFactsByShard) -> Mapping[str, object] | None:
+    """Return a hint with these position facts and the other keys of ``shortcut``; ``None`` if it is empty.
 
     Example:
         >>> hint_with_facts({"offset": 7}, {Shard("orders"): (5, PositionFacts(3))})
@@ -610,8 +613,8 @@ def hint_with_facts(shortcut: Mapping[str, object] | None, places: PositionFacts
         >>> hint_with_facts({"added_before": {"orders/0": [5, 3]}}, {})
     """
     hint = {name: part for name, part in (shortcut or {}).items() if name not in (_ADDED, *_MORE)}
-    if places:
-        listed = [(str(shard), position, known) for shard, (position, known) in sorted(places.items())]
+    if facts:
+        listed = [(str(shard), position, known) for shard, (position, known) in sorted(facts.items())]
         hint[_ADDED] = {shard: [position, known.added] for shard, position, known in listed}
         hint["deleted"] = {shard: known.deleted for shard, _, known in listed if known.deleted is not None}
         hint["removed"] = {shard: known.removed for shard, _, known in listed if known.removed is not None}
@@ -622,7 +625,7 @@ def _listed(hint: object, key: str, count: int, names: Set[str] | None) -> Mappi
     listed = hint.get(key) if isinstance(hint, Mapping) else None
     found: dict[Shard, list[int]] = {}
     for name, value in listed.items() if isinstance(listed, Mapping) else ():
-        # To parse the names of a thousand shards takes 25 ms.
+        # Parsing the names of a thousand shards takes 25 ms, so names that are not wanted are skipped.
         if names is not None and name not in names:
             continue
         with suppress(ValueError, TypeError, OverflowError, InvalidUrlError):

@@ -1,4 +1,4 @@
-"""Configuration for a broker's own client. Secrets are named in it, not written down, and hidden in its errors."""
+"""Configuration of broker clients: secrets come from the environment and are hidden in error messages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from stream_consumers.urls import is_address
 
 Scalar = str | int | float | bool
 HIDDEN = "[hidden]"
-"""Stands in the text of a client or a server for the value of an option."""
-# Options whose values are shown: a file, if the value is a path; an address, if it has no credentials; and what names
-# or chooses something. All others may be secrets.
+"""Replaces the value of an option in a text from a client or a server."""
+# Options whose values are shown: a file, if the value is a path; an address without credentials; and names and
+# choices. All other values may be secrets.
 _FILE = re.compile(
     r"(location|file|path|certs|bundle|keytab|(key|trust).?store|service_account|application_credentials)$",
     re.IGNORECASE,
 )
 _PATH = re.compile(r"[~.]{0,2}/[^\n\"'{}=;?#]*|[\w./-]+\.[a-z]\w{0,6}")
 _ADDRESS = re.compile(r"(url(_s3)?|uri|endpoint|servers?|host|address|proxy)$", re.IGNORECASE)
-# The type of a key store and the provider of credentials are no secrets.
+# The type of a key store and the provider of credentials are not secret.
 _SECRET = re.compile(
     r"(?!.*(algorithm|provider|source|type)$).*(pass|pwd|secret|token|key|user.?info|auth(orization)?$|credential)",
     re.IGNORECASE | re.DOTALL,
@@ -38,7 +38,7 @@ _CHOICE = re.compile(
     r"|(client|group|instance|transactional|tenant|pool|project).?id)$",
     re.IGNORECASE,
 )
-# No secret, whatever the option is; and no secret, unless the option is one.
+# Values that are never secret, and values that are secret only if the option is.
 _WORD = re.compile(r"\s*(true|false|none|arn:aws[\w-]*:\S*)\s*", re.IGNORECASE)
 _NO_SECRET = re.compile(r"required|optional|-?\d+(\.\d+)?\w{0,2}|arn:\S*|.{0,3}", re.IGNORECASE | re.DOTALL)
 _BETWEEN_PARTS = re.compile(r"[\s:@/?#&,;=\"'{}\\]+")
@@ -49,10 +49,10 @@ _NO_PARTS = frozenset({
 })  # fmt: skip
 _BACKSLASHES = re.compile(r"\\+")
 _LEAST_PART = 4
-# A client or a server may cut what it repeats: the first 12 characters of a value are taken for it. A shorter value may
-# be a word, and is not looked for in other words.
+# A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
+# be a common word, so it is not searched for within other words.
 _LEAST_BEGINNING = 12
-# At the beginning and the end of a word; what an escape ends with is before a word.
+# Word boundaries; the end of an escape sequence also precedes a word.
 _BEFORE_WORD = (
     r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
     r"|(?<=\\[abfnrtv0])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
@@ -62,19 +62,19 @@ _AFTER_WORD = r"(?![^\W_])"
 
 @runtime_checkable
 class Deferred(Protocol):
-    """A value that is looked up when the client is made; ``dagster.EnvVar`` is one."""
+    """A value that is looked up when the client is created, such as ``dagster.EnvVar``."""
 
     def get_value(self) -> Scalar | None:
-        """The value now; ``None`` if it is not set."""
+        """Return the current value; ``None`` if it is not set."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentVariable:
-    """A value that stays in the environment until the client is made, so that it shows up nowhere.
+    """A value that stays in the environment until the client is created, so that no log or page shows it.
 
     Args:
-        name: of the variable.
+        name: the name of the variable.
 
     Example:
         >>> EnvironmentVariable("KAFKA_PASSWORD")
@@ -84,7 +84,7 @@ class EnvironmentVariable:
     name: str
 
     def get_value(self) -> str | None:
-        """What the variable holds."""
+        """Return the value of the variable."""
         return os.environ.get(self.name)
 
 
@@ -92,11 +92,11 @@ ClientConfig = Mapping[str, "Scalar | Deferred"]
 
 
 def resolve(config: ClientConfig) -> dict[str, Scalar]:
-    """The configuration with every deferred value looked up.
+    """Return the configuration with every deferred value looked up.
 
     Raises:
-        InvalidOptionError: a variable is not set, a value is no text, number or truth value, or text has a NUL or a
-            lone surrogate.
+        InvalidOptionError: a variable is not set, a value is not text, a number or a Boolean, or text contains a NUL
+            or a lone surrogate.
 
     Example:
         >>> resolve({"security.protocol": "SASL_SSL"})
@@ -104,7 +104,7 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
     """
     resolved: dict[str, Scalar] = {}
     for name, value in config.items():
-        # dagster.EnvVar is a str that must not be used as one, so this comes first.
+        # Test this first: dagster.EnvVar is a str that must not be used as one.
         if isinstance(value, Deferred):
             resolved[name] = resolve_value(value, f"the option {name!r}")
         elif isinstance(value, (str, int, float, bool)):
@@ -112,20 +112,20 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
         else:
             raise InvalidOptionError(
                 f"the option {name!r} is a {type(value).__name__}",
-                remedy="Use text, a number, a truth value or an EnvVar: executors get a copy.",
+                remedy="Use text, a number, a Boolean or an EnvVar, because executors get a copy.",
             )
         if not is_plain_text(f"{name}{resolved[name]}"):
             raise InvalidOptionError(
-                f"the option {name!r}, or its value, has a NUL or a lone surrogate", remedy="Give it as UTF-8 text."
+                f"the option {name!r} or its value contains a NUL or a lone surrogate", remedy="Use valid UTF-8 text."
             )
     return resolved
 
 
 def parse_client_option(text: str) -> tuple[str, Scalar | Deferred]:
-    """Read ``NAME=VALUE``; a value ``env:VARIABLE`` stays in the environment.
+    """Parse ``NAME=VALUE``; a value ``env:VARIABLE`` stays in the environment.
 
     Raises:
-        InvalidOptionError: no ``=`` in it.
+        InvalidOptionError: the text has no ``=`` or no name.
 
     Example:
         >>> parse_client_option("sasl.password=env:KAFKA_PASSWORD")
@@ -133,21 +133,23 @@ def parse_client_option(text: str) -> tuple[str, Scalar | Deferred]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidOptionError("an option without a name or a value", remedy="Write NAME=VALUE or NAME=env:VARIABLE.")
+        raise InvalidOptionError(
+            "a client option has no name or no value", remedy="Write NAME=VALUE or NAME=env:VARIABLE."
+        )
     if value.startswith("env:"):
         return name, EnvironmentVariable(value.removeprefix("env:"))
     return name, value
 
 
 def check_header_value(secret: str, name: str) -> str:
-    r"""A secret as it can stand in a header of HTTP; one in a file ends with a newline, which is taken away.
+    r"""Return a secret as a valid HTTP header value; white space around it, such as a file's newline, is removed.
 
     Args:
         secret: a token.
-        name: of its option.
+        name: the name of its option.
 
     Raises:
-        InvalidOptionError: it has characters that no header may have.
+        InvalidOptionError: it contains characters that a header cannot contain.
 
     Example:
         >>> check_header_value("abc\n", "token")
@@ -155,16 +157,16 @@ def check_header_value(secret: str, name: str) -> str:
     """
     value = secret.strip()
     if not (value.isascii() and value.isprintable()):
-        raise InvalidOptionError(f"the {name} has characters that no header may have", remedy="Correct it.")
+        raise InvalidOptionError(f"the {name} contains characters that no header may have", remedy="Correct it.")
     return value
 
 
 def resolve_value(value: Deferred, what: str) -> Scalar:
-    """What a deferred value holds now.
+    """Return the current value of a deferred option.
 
     Args:
-        value: that is deferred.
-        what: comes from it, for the message.
+        value: the deferred value.
+        what: the option, for the error message.
 
     Raises:
         InvalidOptionError: the variable is not set.
@@ -172,29 +174,29 @@ def resolve_value(value: Deferred, what: str) -> Scalar:
     found = value.get_value()
     if found is None:
         raise InvalidOptionError(
-            f"{what} comes from the environment variable {variable_name(value)}, which is not set",
+            f"{what} is read from the environment variable {variable_name(value)}, which is not set",
             remedy="Set it where this process runs: the daemon's code server and the runs.",
         )
     return found
 
 
 def variable_name(value: object) -> str:
-    """The name of the variable that a value comes from."""
+    """Return the name of the variable that holds a deferred value."""
     return str(getattr(value, "env_var_name", None) or getattr(value, "name", "environment"))
 
 
 def redact_options(text: str, options: Mapping[str, object]) -> str:
-    """The text of a client or a server, which may repeat the options that it was given, without their values.
+    """Remove secret option values from a text of a client or a server, which may repeat them.
 
-    Shown are numbers, truth values, paths of files, addresses without credentials, and what names or chooses something,
-    such as a user or a region; anything else may be a secret. A secret is recognized as it is, encoded for a URL, in
-    base64, in hexadecimal digits and escaped. One of fewer than 12 characters is recognized only as a word of its own,
-    and a longer one also in another case, and by its beginning; without its first 12 characters it is not. Its parts
-    are secrets, too, such as the password in a URL, unless it is the path of a file.
+    Numbers, Booleans, file paths, addresses without credentials, names and choices (such as a user or a region) stay;
+    any other value may be a secret. A secret is recognized verbatim, encoded for a URL, in base64, in hexadecimal
+    digits and escaped. A secret of fewer than 12 characters is recognized only as a whole word. A longer one is also
+    recognized in another case and by its beginning, but not without its first 12 characters. The parts of a secret,
+    such as the password in a URL, are secrets as well, unless the value is the path of a file.
 
     Args:
-        text: of an error.
-        options: with the secrets looked up.
+        text: the text of an error.
+        options: the options, with the secrets looked up.
 
     Example:
         >>> redact_options("unknown command 'HELLO' with '3' 'AUTH' 'me' 's3cret'", {"password": "s3cret", "db": 3})
@@ -223,9 +225,9 @@ def _may_be_secret(name: str, value: object) -> bool:
 
 @lru_cache(maxsize=256)
 def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
-    """A secret and its parts, also in base64 and hexadecimal, and as they are after a client has decoded a URL."""
+    """Return a secret and its parts: verbatim, decoded from a URL, in base64 and in hexadecimal."""
     credentials = value.partition("://")[2].rpartition("@")[0] or value
-    # A password may have in it what stands between parts.
+    # A password may contain the characters that separate parts.
     parts = {*_BETWEEN_PARTS.split(value), credentials, credentials.partition(":")[2]}
     parts |= {quoted[2] for quoted in _QUOTED.finditer(value)}
     plain = {value, value.strip()}
@@ -234,13 +236,13 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
     plain |= set(map(unquote, plain))
     codes = (b64encode, urlsafe_b64encode, hexlify)
     coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in codes}
-    # Of white space and of backslashes any number may be written for one.
+    # A text may repeat a space or a backslash any number of times.
     return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded) - {""}
 
 
 @lru_cache(maxsize=1024)
 def _beginning(secret: str) -> re.Pattern[str]:
-    """What is looked for: a short secret as a word, and of a longer one its beginning."""
+    """Return the search pattern: a short secret as a whole word, or the beginning of a longer one."""
     pattern = "".join(map(_written, secret[:_LEAST_BEGINNING]))
     if len(secret) >= _LEAST_BEGINNING:
         return re.compile(pattern, re.IGNORECASE)
@@ -267,8 +269,8 @@ def _redact(text: str, secret: str) -> str:
 
 
 def _written(char: str) -> str:
-    """A pattern of a character as it is, encoded for a URL, or escaped, each also several times over."""
-    # Bounded, because the text may come from anyone, and repeat a character any number of times.
+    """Return a pattern for a character: verbatim, encoded for a URL or escaped, possibly several times over."""
+    # Repetitions are bounded, because an untrusted text may repeat a character any number of times.
     if char == " ":
         return r"(?:\s|\+|%(?:25){0,3}(?:20|0[9ABCDabcd])|\\{1,4}[fnrtv]){1,40}"
     utf_8, utf_16 = char.encode(), char.encode("utf-16-be").hex()

@@ -1,4 +1,4 @@
-"""Objects that are closed at the end of a ``with`` block."""
+"""A base class for objects that a ``with`` block closes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Self = TypeVar("Self", bound="ClosesOnExit")
 
 
 class ClosesOnExit:
-    """A context manager that closes.
+    """A context manager that closes itself on exit.
 
     Example:
         >>> class Door(ClosesOnExit):
@@ -29,4 +29,4 @@ class ClosesOnExit:
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is open."""
+        """Release open resources."""

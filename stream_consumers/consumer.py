@@ -1,8 +1,8 @@
-"""Consumers read a stream message by message, the same on every backend.
+"""The interface of consumers, which read a stream message by message and behave the same on every backend.
 
-:class:`Consumer` is what users call and backends extend. Below it are what several backends share (which shards are
-assigned, how threads share a client), what some consumers can do beyond it (:class:`PositionedConsumer` and others),
-and where positions of groups are kept (:class:`PositionCommitter`).
+Users call :class:`Consumer`, and backends extend it. This module also has the code that backends share (assigned
+shards, locks for clients), the protocols for optional features (:class:`PositionedConsumer` and others), and the
+protocol for storing positions of groups (:class:`PositionCommitter`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stream_consumers.messages import INTERNAL_KEY, WILDCARD, DeadLetter, Messag
 from stream_consumers.options import check_count, check_timeout, choice
 
 POLL_SECONDS = 0.1
-# How long a poll that does not wait waits for another one that does not wait either.
+# How long a poll with timeout 0 waits for another poll with timeout 0 that holds the lock.
 SHORT_WAIT_SECONDS = 0.05
 DeadLetterObserver = Callable[[DeadLetter], None]
 Positions = Mapping[Shard, int]
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Edge(enum.Enum):
-    """The two places of a stream that need no number.
+    """The beginning and the end of a stream, as targets of a rewind.
 
     Example:
         >>> from stream_consumers.create import create_consumer
@@ -52,10 +52,10 @@ class Edge(enum.Enum):
 
 
 def rewind_target(to: object) -> Edge | int:
-    """Where a rewind goes: an edge, which may be given as text, or a sequence.
+    """Return the target of a rewind: an edge, which may be given as text, or a sequence.
 
     Raises:
-        InvalidOptionError: it is neither.
+        InvalidOptionError: the value is neither.
 
     Example:
         >>> rewind_target("end"), rewind_target(7)
@@ -66,8 +66,8 @@ def rewind_target(to: object) -> Edge | int:
     return choice(Edge, to, option="to", others="a sequence, which is a whole number, or ")
 
 
-def log_dead_letter(letter: DeadLetter) -> None:
-    """The default observer: one warning a dead letter, without its bytes.
+def log_dead_letter(dead_letter: DeadLetter) -> None:
+    """Log one warning per dead letter, without its bytes; the default observer.
 
     Example:
         >>> from stream_consumers.create import create_consumer
@@ -75,15 +75,15 @@ def log_dead_letter(letter: DeadLetter) -> None:
         ...     len(list(orders))
         3
     """
-    _log.warning("dead letter in %s at offset %s: %s", letter.shard, letter.offset, letter.error)
+    _log.warning("dead letter in %s at offset %s: %s", dead_letter.shard, dead_letter.offset, dead_letter.error)
 
 
 class PollingLock:
-    """Lets one thread at a time use a client, and no thread wait for one that waits for a message.
+    """A lock that lets one thread at a time use a client, without long waits behind a thread that waits for a message.
 
-    The thread that polls keeps the lock while it waits. Meanwhile a poll with timeout 0 is refused at once, and a
-    thread that moves the client (a seek, a pause, closing) is next, however many threads poll: it waits for one poll at
-    most. A thread that has the lock may take it again, because clients call back while they are polled.
+    A polling thread holds the lock while it waits for a message. Meanwhile, a poll with timeout 0 fails at once, and a
+    thread that moves the client (by a seek, a pause or closing) gets the lock next: it waits for one poll at most,
+    however many threads poll. The lock is re-entrant, because clients call back while they are polled.
 
     Example:
         >>> lock = PollingLock()
@@ -103,10 +103,11 @@ class PollingLock:
         self._movers = 0
 
     def acquire(self, seconds: float) -> bool:
-        """Take the lock for a poll that waits at most this long; returns whether that was possible within this time.
+        """Acquire the lock for a poll of at most this many seconds; return whether it was acquired within this time.
 
-        With 0 it is refused if the lock belongs to a poll that waits. If it belongs to one that does not wait either,
-        it waits :data:`SHORT_WAIT_SECONDS`, so that threads that share a stream do not take each other for its end.
+        With 0, the call fails if a waiting poll holds the lock. If another poll with timeout 0 holds it, the call waits
+        up to :data:`SHORT_WAIT_SECONDS`, so that a thread does not take another thread's short poll for the end of the
+        stream.
         """
         me = threading.get_ident()
         with self._changed:
@@ -122,7 +123,7 @@ class PollingLock:
             return True
 
     def release(self) -> None:
-        """Give it back, once for each time that it was taken."""
+        """Release the lock, once for each acquisition."""
         with self._changed:
             self._depth -= 1
             if not self._depth:
@@ -131,7 +132,7 @@ class PollingLock:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Keep every poll out within the context, so that the client may be moved."""
+        """Block every poll within the context, so that the client can be moved."""
         me = threading.get_ident()
         with self._changed:
             if self._owner != me:
@@ -150,10 +151,10 @@ class PollingLock:
 
 
 class PollingReader(ClosesOnExit, ABC, Generic[Item]):
-    """A reader that says how it polls once; waiting, the timeout and the closed reader are the same for all."""
+    """A reader whose subclass implements a single poll; waiting, timeouts and closing are implemented here."""
 
     poll_seconds: ClassVar[float] = POLL_SECONDS
-    """The longest wait of a single poll."""
+    """The longest wait of a single poll, in seconds."""
     remedy_if_closed: ClassVar[str] = "Create a new one."
 
     def __init__(self) -> None:
@@ -161,24 +162,24 @@ class PollingReader(ClosesOnExit, ABC, Generic[Item]):
 
     @abstractmethod
     def _poll(self, seconds: float) -> Item | None:
-        """Look once for an item.
+        """Poll once for an item.
 
-        Any number of threads call it. :meth:`_poll_until` calls it with 0 first, and waits only if there is nothing. It
-        may return ``None`` early: it is called again until the time is over, and then once more with 0. What was found
-        but is not for this reader (a dead letter, another member's message) does not count.
+        Any number of threads may call this method. :meth:`_poll_until` calls it with 0 first, and waits only if that
+        finds nothing. It may return ``None`` early: it is called again until the timeout, and then once more with 0.
+        An item that is not for this reader (a dead letter, another member's message) does not count as found.
 
-        A poll that waits holds no lock that one with 0 waits for; where the client serves one thread at a time, take a
-        :class:`stream_consumers.consumer.PollingLock`.
+        A waiting poll must not hold a lock that a poll with 0 waits for. If the client serves one thread at a time,
+        use a :class:`stream_consumers.consumer.PollingLock`.
 
         Args:
-            seconds: the most that it may wait; 0 does not wait at all.
+            seconds: the longest wait; 0 does not wait.
 
         Raises:
             StreamEndedError: the stream has an end, and it was reached; see :func:`end_of_stream`.
         """
 
     def _poll_until(self, timeout_seconds: float | None) -> Item | None:
-        """Poll until there is an item, or the time is over; ``None`` waits without an end."""
+        """Poll until an item arrives or the timeout passes; ``None`` waits without a limit."""
         deadline = math.inf if timeout_seconds is None else time.monotonic() + check_timeout(timeout_seconds)
         seconds = 0.0
         while True:
@@ -192,7 +193,7 @@ class PollingReader(ClosesOnExit, ABC, Generic[Item]):
             seconds = min(self.poll_seconds, left)
 
     def _check_open(self) -> None:
-        """Refuse a reader that was closed; a poll that takes a lock asks again when it has it."""
+        """Raise if the reader was closed; a poll that takes a lock calls this again once it has the lock."""
         if self._closed.is_set():
             raise StreamEndedError("the consumer was closed", remedy=self.remedy_if_closed)
 
@@ -200,14 +201,15 @@ class PollingReader(ClosesOnExit, ABC, Generic[Item]):
 class Consumer(PollingReader[Message]):
     """Reads one message at a time. Close it when done; it is a context manager and an iterator.
 
-    Meanings are the same on every backend: a rewind to n delivers n first (inclusive), a seek to t delivers the
+    Methods mean the same on every backend: a rewind to n delivers n first (inclusive), and a seek to t delivers the
     first message with a timestamp at or after t.
 
-    With a group (modes ``resumable`` and ``load_balanced``) it is a member, and :meth:`ack` and :meth:`commit` say what
-    is done. What a group remembers differs. Kafka keeps a position in each shard: acknowledging a message says that it
-    and all before it in its shard are done, and a :class:`stream_consumers.tracking.consumer.TrackedConsumer` finishes
-    them in any order. Redis keeps each entry, and ``group_options`` say whether ``ack`` and ``commit`` are left to the
-    user. Groups of files, of memory and of pipes live as long as their members, and remember nothing.
+    With a group (modes ``resumable`` and ``load_balanced``) the consumer is a member of it, and :meth:`ack` and
+    :meth:`commit` report finished messages. Groups store different state. Kafka stores a position for each shard:
+    acknowledging a message also acknowledges all messages before it in its shard. With a
+    :class:`stream_consumers.tracking.consumer.TrackedConsumer`, messages can be finished in any order. Redis stores the
+    state of each entry, and ``group_options`` decide whether the user calls ``ack`` and ``commit``. Groups of files,
+    memory and pipes live as long as their members and store nothing.
 
     A backend implements the abstract methods; one with groups also :attr:`group`, :meth:`ack` and :meth:`commit`.
 
@@ -223,13 +225,14 @@ class Consumer(PollingReader[Message]):
     """
 
     def next(self, timeout_seconds: float | None = None) -> Message | None:
-        """The next message of the assigned shards.
+        """Return the next message of the assigned shards.
 
         Args:
-            timeout_seconds: how long to wait for one; ``None`` until there is one or the stream ends, 0 not at all.
+            timeout_seconds: how long to wait; ``None`` waits until a message arrives or the stream ends, 0 does not
+                wait.
 
         Returns:
-            ``None`` if there was none in time.
+            The message, or ``None`` if none arrived in time.
 
         Raises:
             StreamEndedError: the stream has an end, and it was reached.
@@ -241,7 +244,7 @@ class Consumer(PollingReader[Message]):
         """Continue at the first message with a timestamp at or after ``moment``, in every assigned shard.
 
         Raises:
-            OutOfBoundsError: no assigned shard has one; the position stays.
+            OutOfBoundsError: no assigned shard has such a message; the position does not change.
         """
 
     @abstractmethod
@@ -249,51 +252,51 @@ class Consumer(PollingReader[Message]):
         """Continue at the beginning, at the end, or at a sequence (inclusive), in every assigned shard.
 
         Raises:
-            OutOfBoundsError: no assigned shard has a message at or after that sequence; the position stays.
+            OutOfBoundsError: no assigned shard has a message at or after that sequence; the position does not change.
         """
 
     @abstractmethod
     def assign(self, shard: Shard) -> None:
-        """Read this shard too, from the next seek or rewind on.
+        """Also read this shard, starting with the next seek or rewind.
 
         Raises:
-            NotSubscribedError: its stream is none of the consumer's.
+            NotSubscribedError: the consumer does not read the stream of this shard.
         """
 
     @abstractmethod
     def unassign(self, shard: Shard) -> None:
-        """Stop reading this shard, from the next seek or rewind on.
+        """Stop reading this shard, starting with the next seek or rewind.
 
         Raises:
-            NotSubscribedError: it is not assigned, or it is the last one.
+            NotSubscribedError: the shard is not assigned, or it is the last assigned shard.
         """
 
     @property
     def group(self) -> str | None:
-        """The group's name; ``None`` without one."""
+        """The group's name; ``None`` without a group."""
         return None
 
     def ack(self, message: Message) -> object:
         """Mark a message as done; the next commit reports it to the group.
 
         Raises:
-            InvalidOptionError: there is no group, or its ``group_options`` acknowledge by themselves.
-            NotSubscribedError: it is of a stream that is not read.
+            InvalidOptionError: the consumer has no group, or its ``group_options`` acknowledge automatically.
+            NotSubscribedError: the consumer does not read the stream of the message.
         """
         raise self._no_group()
 
     def commit(self) -> object:
-        """Commit to the group what was acknowledged; returns how many positions or entries it took.
+        """Commit the acknowledged messages to the group; return how many positions or entries were committed.
 
         Raises:
-            InvalidOptionError: there is no group, or its ``group_options`` commit by themselves.
-            StreamAssetsError: as the broker says; the next commit repeats it.
+            InvalidOptionError: the consumer has no group, or its ``group_options`` commit automatically.
+            StreamAssetsError: the commit failed; the next commit includes the same messages.
         """
         raise self._no_group()
 
     def _no_group(self) -> InvalidOptionError:
         return InvalidOptionError(
-            f"{type(self).__name__} has no group that could remember what is done",
+            f"{type(self).__name__} has no group that could store what is done",
             remedy="Use a mode with a group, or a TrackedConsumer.",
         )
 
@@ -308,7 +311,7 @@ class Consumer(PollingReader[Message]):
 
 
 def end_of_stream(stream: object = "the stream") -> StreamEndedError:
-    """What a poll raises when everything was read and nothing is waited for.
+    """Return the error of a poll at the end of a stream that is not read live.
 
     Example:
         >>> end_of_stream("orders").what
@@ -318,11 +321,11 @@ def end_of_stream(stream: object = "the stream") -> StreamEndedError:
 
 
 def no_message_error(place: str, stream: object = "the stream") -> OutOfBoundsError:
-    """What a seek or rewind raises that finds no message.
+    """Return the error of a seek or rewind that finds no message.
 
     Args:
-        place: where it looked, like "at or after 2026-01-01".
-        stream: what was read.
+        place: the place that was searched, such as "at or after 2026-01-01".
+        stream: the stream that was searched.
 
     Example:
         >>> no_message_error("from sequence 7 on", "orders").what
@@ -332,12 +335,12 @@ def no_message_error(place: str, stream: object = "the stream") -> OutOfBoundsEr
 
 
 class Assignment:
-    """The shards that a consumer reads: all that there are, until one is assigned or unassigned.
+    """The shards that a consumer reads: all shards of its streams, until one is assigned or unassigned.
 
-    A choice counts from the next seek or rewind on; :meth:`is_read` says which shards are read until then.
+    A change takes effect at the next seek or rewind; until then, :meth:`is_read` returns which shards are read.
 
     Args:
-        streams: those that the consumer is for; with the wildcard among them, all but SeaStreamer's own.
+        streams: the streams of the consumer; the wildcard includes all streams except SeaStreamer's own.
 
     Example:
         >>> assignment = Assignment(["orders"])
@@ -357,16 +360,16 @@ class Assignment:
 
     @property
     def has_wildcard(self) -> bool:
-        """Whether it is for all streams."""
+        """Whether the consumer reads all streams."""
         return WILDCARD in self._streams
 
     def subscribes(self, stream: str) -> bool:
-        """Whether it is for this stream."""
+        """Whether the consumer reads this stream."""
         return stream in self._streams or (self.has_wildcard and stream != INTERNAL_KEY)
 
     @property
     def chosen(self) -> frozenset[Shard] | None:
-        """The shards that were chosen; ``None`` if none were, so that new ones are read, too."""
+        """The chosen shards; ``None`` if none were chosen, so that new shards are read as well."""
         return self._chosen
 
     def __contains__(self, shard: object) -> bool:
@@ -374,27 +377,28 @@ class Assignment:
         return is_subscribed and (self._chosen is None or shard in self._chosen)
 
     def is_read(self, shard: Shard) -> bool:
-        """Whether it was to be read at the last seek or rewind."""
+        """Whether the shard is read since the last seek or rewind."""
         return self.subscribes(shard.stream) and (self._read is None or shard in self._read)
 
     @property
     def is_all_read(self) -> bool:
-        """Whether all shards were to be read at the last seek or rewind, so that new ones are, too."""
+        """Whether all shards are read since the last seek or rewind, so that new shards are read as well."""
         return self._read is None
 
     def apply(self) -> None:
-        """A seek or rewind: what is chosen is read from here on."""
+        """Start reading the chosen shards, at a seek or rewind."""
         self._read = self._chosen
 
     def select(self, shards: Iterable[Shard]) -> list[Shard]:
-        """Those of ``shards`` that are to be read, in order."""
+        """Return the chosen shards among ``shards``, in order."""
         return sorted(shard for shard in shards if shard in self)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
         if not self.subscribes(check_shard(shard).stream):
             raise NotSubscribedError(
-                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
+                f"{shard} does not belong to a subscribed stream",
+                remedy=f"Use one of: {', '.join(sorted(self._streams))}.",
             )
         self._chosen = (self._chosen or frozenset()) | {shard}
 
@@ -402,13 +406,13 @@ class Assignment:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`.
 
         Args:
-            shard: which one.
-            shards: all that there are.
+            shard: the shard.
+            shards: all existing shards.
         """
         assigned = frozenset(self.select(shards)) if self._chosen is None else self._chosen
         if shard not in assigned:
             raise NotSubscribedError(
-                f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
+                f"{shard} is not assigned", remedy=f"The assigned shards are: {', '.join(map(str, sorted(assigned)))}."
             )
         if len(assigned) == 1:
             raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
@@ -419,8 +423,8 @@ class LockedConsumer(Consumer):
     """A consumer whose client serves one thread at a time.
 
     Args:
-        streams: the streams that it is for.
-        on_dead_letter: called for messages that cannot be used.
+        streams: the streams that it reads.
+        on_dead_letter: called for each dead letter.
     """
 
     def __init__(self, streams: Iterable[str], on_dead_letter: DeadLetterObserver) -> None:
@@ -432,7 +436,7 @@ class LockedConsumer(Consumer):
 
     @abstractmethod
     def _take(self, seconds: float) -> Message | DeadLetter | None:
-        """Look once for an item, as :meth:`_poll` does; only one thread at a time calls it."""
+        """Poll once for an item, as :meth:`_poll` does; only one thread at a time calls this method."""
 
     def _poll(self, seconds: float) -> Message | None:
         while self._lock.acquire(seconds):
@@ -460,10 +464,10 @@ class LockedConsumer(Consumer):
 
 
 class DetachableMember(Consumer):
-    """A member of a group that leaves it with a seek or rewind: from then on it reads by position.
+    """A member of a group that leaves the group at a seek or rewind, and reads by position from then on.
 
     Args:
-        open_standalone: opens the consumer that reads by position; called when that is needed first.
+        open_standalone: opens the consumer that reads by position; called when it is first needed.
     """
 
     def __init__(self, open_standalone: Callable[[], Consumer]) -> None:
@@ -513,16 +517,16 @@ class DetachableMember(Consumer):
 
 
 def resolve_positions(positions: Positions, read: frozenset[Shard], ends: Callable[[], Positions]) -> Positions:
-    """Where a consumer can continue that is asked to go to these positions: as :meth:`Consumer.rewind` for each shard.
+    """Check positions that a consumer is to go to, and clamp negative ones to 0.
 
     Args:
-        positions: as asked for; one before everything, like -1, is the beginning.
+        positions: the requested positions; a negative position means the beginning.
         read: the shards that the consumer reads.
-        ends: returns the end of each shard, which is the last position to go to.
+        ends: returns the end of each shard, the last valid position.
 
     Raises:
-        NotSubscribedError: naming the first shard that is not read.
-        OutOfBoundsError: naming the first position behind the end of its shard.
+        NotSubscribedError: the consumer does not read one of the shards.
+        OutOfBoundsError: a position is after the end of its shard.
 
     Example:
         >>> orders = Shard("orders")
@@ -533,7 +537,7 @@ def resolve_positions(positions: Positions, read: frozenset[Shard], ends: Callab
     unknown = sorted(positions.keys() - read)
     if unknown:
         raise NotSubscribedError(
-            f"{unknown[0]} is not read by this consumer", remedy=f"Read are: {', '.join(map(str, sorted(read)))}."
+            f"{unknown[0]} is not read by this consumer", remedy=f"It reads: {', '.join(map(str, sorted(read)))}."
         )
     found = {shard: max(0, position) for shard, position in positions.items()}
     if any(found.values()):
@@ -542,17 +546,17 @@ def resolve_positions(positions: Positions, read: frozenset[Shard], ends: Callab
             if position > known.get(shard, 0):
                 raise OutOfBoundsError(
                     f"{shard} ends before the position {position}",
-                    remedy="Go to the end of the shard at most; was the stream made anew?",
+                    remedy="Go no further than the end of the shard; check whether the stream was recreated.",
                     end=known.get(shard, 0),
                 )
     return found
 
 
 def check_positions(positions: object) -> None:
-    """Refuse what is not a mapping of shards to sequences.
+    """Raise unless ``positions`` is a mapping of shards to sequences.
 
     Raises:
-        InvalidOptionError: naming what it is instead.
+        InvalidOptionError: it is something else.
 
     Example:
         >>> check_positions("orders")
@@ -571,31 +575,31 @@ sequences, like {Shard('orders'): 3}.
 
 @runtime_checkable
 class PositionedConsumer(Protocol):
-    """A consumer whose shards can be moved one by one."""
+    """A consumer that can move single shards."""
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
         ...
 
     def go_to(self, positions: Positions) -> None:
-        """Continue these shards at these sequences; others go on where they are.
+        """Continue these shards at these sequences; other shards stay where they are.
 
         Args:
-            positions: the next sequence to read, per shard: one before everything, like -1, is the beginning, and the
-                end of the shard is the last place to go to.
+            positions: the next sequence to read, per shard. A negative one means the beginning; the last valid one is
+                the end of the shard.
 
         Raises:
             NotSubscribedError: a shard is not read by this consumer; no shard is moved.
-            OutOfBoundsError: a position is behind the end of its shard; no shard is moved.
+            OutOfBoundsError: a position is after the end of its shard; no shard is moved.
         """
         ...
 
 
 def require_positioned(consumer: object) -> PositionedConsumer:
-    """This consumer, if its shards can be moved one by one.
+    """Return ``consumer`` if it can move single shards.
 
     Raises:
-        InvalidOptionError: they cannot.
+        InvalidOptionError: it cannot.
 
     Example:
         >>> require_positioned("no consumer")
@@ -609,54 +613,54 @@ def require_positioned(consumer: object) -> PositionedConsumer:
 
 @runtime_checkable
 class PausableConsumer(Protocol):
-    """A consumer that can stop fetching single shards."""
+    """A consumer that can pause single shards."""
 
     def pause(self, shards: Iterable[Shard]) -> None:
-        """Fetch nothing of these."""
+        """Stop fetching messages of these shards."""
         ...
 
     def resume(self, shards: Iterable[Shard]) -> None:
-        """Fetch them again."""
+        """Fetch messages of these shards again."""
         ...
 
 
 class ShardObserver(Protocol):
-    """Is called by the thread that reads when shards come and go."""
+    """An observer of shard assignments; the reading thread calls it."""
 
     def on_assigned(self, shards: frozenset[Shard]) -> None:
-        """These are read from here on."""
+        """Called when these shards are assigned to the consumer."""
         ...
 
     def on_revoked(self, shards: frozenset[Shard]) -> None:
-        """These are given back when this returns, so it is the last moment to commit them."""
+        """Called before these shards are given up: the last chance to commit their positions."""
         ...
 
 
 @runtime_checkable
 class ObservableConsumer(Protocol):
-    """A consumer whose shards come and go."""
+    """A consumer whose assigned shards change."""
 
     def observe(self, observer: ShardObserver) -> None:
-        """Call ``observer`` from now on."""
+        """Notify ``observer`` of changes from now on."""
         ...
 
 
 @runtime_checkable
 class EndReportingConsumer(Protocol):
-    """A consumer that finds ends that are not messages, like the end of a partition."""
+    """A consumer that detects the end of a shard separately from messages, like the end of a Kafka partition."""
 
     def reached_ends(self) -> Positions:
-        """The ends that were reached since the last call."""
+        """Return the ends that were reached since the last call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEnd:
-    """Where a shard ends.
+    """The end of a shard.
 
     Args:
-        readable: the sequence behind what can be read (Kafka's last stable offset with ``read_committed``).
-        written: the sequence behind what was written; greater while a transaction is open.
+        readable: the sequence after the last readable message (Kafka's last stable offset with ``read_committed``).
+        written: the sequence after the last written message; greater than ``readable`` while a transaction is open.
 
     Example:
         >>> ShardEnd(readable=7, written=9).written
@@ -669,13 +673,13 @@ class ShardEnd:
 
 @runtime_checkable
 class MeasurableConsumer(Protocol):
-    """A consumer that can ask how far its shards reach."""
+    """A consumer that can determine the ends of its shards."""
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
-        """The ends of the shards that are read, now; any thread may ask, also while another one waits in ``next``.
+        """Return the current ends of the shards that are read; any thread may call this, even while another waits.
 
         Raises:
-            StreamAssetsError: as the broker says.
+            StreamAssetsError: the broker returned an error.
         """
         ...
 
@@ -685,12 +689,12 @@ class DrainableConsumer(Protocol):
     """A consumer that knows which messages are unfinished."""
 
     def wait_empty(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until everything that was handed out is finished; whether that came true in time."""
+        """Wait until all delivered messages are finished; return whether that happened in time."""
         ...
 
 
 class PositionCommitter(Protocol):
-    """Keeps the positions of one group. A position is the next sequence to read; 0 is not "none".
+    """Stores the positions of one group. A position is the next sequence to read; 0 is a position, not "none".
 
     Example:
         >>> committer: PositionCommitter = ProcessCommitter({Shard("orders"): 3})
@@ -700,19 +704,19 @@ class PositionCommitter(Protocol):
 
     @property
     def is_transactional(self) -> bool:
-        """Whether a commit ends a transaction, so that only the one who fills it may call it."""
+        """Whether a commit ends a transaction, so that only the code that fills the transaction may call it."""
         ...
 
     def commit(self, positions: Positions) -> object:
-        """Keep these positions.
+        """Store these positions.
 
         Raises:
-            StreamAssetsError: they were not kept.
+            StreamAssetsError: the positions were not stored.
         """
         ...
 
     def committed(self) -> Positions:
-        """What is kept; shards without a position are left out.
+        """Return the stored positions; shards without a position are left out.
 
         Raises:
             StreamAssetsError: the positions cannot be read.
@@ -722,7 +726,7 @@ class PositionCommitter(Protocol):
 
 @runtime_checkable
 class TransactionCommitter(PositionCommitter, Protocol):
-    """Beyond :class:`PositionCommitter`: its commits end a transaction.
+    """A :class:`PositionCommitter` whose commits end a transaction.
 
     Example:
         >>> isinstance(ProcessCommitter(), TransactionCommitter)
@@ -731,25 +735,25 @@ class TransactionCommitter(PositionCommitter, Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction was begun and has not ended."""
+        """Whether a transaction is open."""
         ...
 
     def commit(self, positions: Positions, *, start_new_transaction: bool = True) -> None:
-        """Keep these positions, and end the transaction with them.
+        """Store these positions in the open transaction, and end the transaction.
 
         Args:
             positions: the next sequence to read, per shard.
-            start_new_transaction: begin the next one at once.
+            start_new_transaction: begin the next transaction immediately.
 
         Raises:
-            StreamAssetsError: they were not kept.
+            StreamAssetsError: the positions were not stored.
         """
         ...
 
 
 @runtime_checkable
 class EntryCommitter(Protocol):
-    """Beyond :class:`PositionCommitter`: keeps message by message which ones are finished, in any order.
+    """Beyond :class:`PositionCommitter`: stores which single messages are finished, in any order.
 
     Example:
         >>> isinstance(ProcessCommitter(), EntryCommitter)
@@ -757,19 +761,19 @@ class EntryCommitter(Protocol):
     """
 
     def commit_entries(self, entries: Entries) -> None:
-        """Keep that these messages are finished.
+        """Store that these messages are finished.
 
         Args:
             entries: their sequences, per shard.
 
         Raises:
-            StreamAssetsError: they may not have been kept.
+            StreamAssetsError: it is unknown whether they were stored.
         """
         ...
 
 
 class ProcessCommitter:
-    """Keeps positions in this process only: for streams whose broker remembers none.
+    """Keeps positions only in this process, for streams whose broker stores none.
 
     Example:
         >>> committer = ProcessCommitter()

@@ -1,4 +1,4 @@
-"""Opens the streams of a URL with the backend of its scheme."""
+"""Functions that open the streams of a URL with the backend of its scheme."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False)
 class StreamSource:
-    """Where batches come from, as a value: nothing is opened yet.
+    """The source of batches, as a value; creating it opens nothing.
 
     Args:
         url: the stream URL.
-        mode: how the group shares and remembers.
-        client: configuration of the broker's client; shown nowhere.
+        mode: how the group shares the stream and stores positions.
+        client: configuration of the broker's client; left out of the representation.
 
     Raises:
-        InvalidUrlError: unknown protocol, no stream.
-        InvalidOptionError: a mode that the backend does not have, or client options where there is no client.
-        UnsupportedError: a pipe, which cannot be read twice.
+        InvalidUrlError: the protocol is unknown, or the URL names no stream.
+        InvalidOptionError: the backend does not have the mode, or takes no client options.
+        UnsupportedError: the source is a pipe, which cannot be read twice.
 
     Example:
         >>> StreamSource("memory://shop/orders").mode.value
@@ -59,10 +59,10 @@ class StreamSource:
         return find_backend(self.url.protocol)
 
     def group(self, name: str | None) -> str:
-        """The group's name in the ledger, a default where there is one.
+        """Return the group's name in the ledger, with the default of the mode if it has one.
 
         Raises:
-            InvalidOptionError: none given where one is needed, or one where there is none.
+            InvalidOptionError: the mode needs a name and none is given, or the mode has no group.
         """
         return self.backend.batch_modes.group(self.mode, name) or self.mode.value
 
@@ -70,55 +70,55 @@ class StreamSource:
         """Become a member of the group (mode ``load_balanced``); close it when done.
 
         Raises:
-            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: the broker returned an error.
         """
         return self.backend.join(self.url, group, self.client)
 
     @property
     def is_claimed(self) -> bool:
-        """Whether members share by claiming entries one by one, not whole shards."""
+        """Whether members share the stream by claiming single entries instead of whole shards."""
         return self.may_be_claimed and self.mode is ConsumerMode.LOAD_BALANCED
 
     @property
     def may_be_claimed(self) -> bool:
-        """Whether the backend has groups whose entries are claimed."""
+        """Whether the backend has groups whose members claim entries."""
         return self.backend.claims_entries
 
     def claims(self, group: str, names: EpochNameMap | None = None) -> RedisClaims:
-        """The group, where entries are claimed; close it when done.
+        """Open the group whose members claim entries; close it when done.
 
         Args:
-            group: whose members share.
-            names: for streams that were recreated the names of their epochs.
+            group: the consumer group.
+            names: the epoch names of recreated streams.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError: as the server says.
+            BrokerUnavailableError, AccessDeniedError: the server returned an error.
         """
         claims: RedisClaims = self.backend.claims(self.url, group, self.client, names or {})
         return claims
 
     def open(self, membership: Membership | None = None) -> BatchSource:
-        """The batch source; close it when done.
+        """Open the batch source; close it when done.
 
         Args:
             membership: commit as this member.
 
         Raises:
-            StreamNotFoundError, FormatError: as the backend says.
+            StreamNotFoundError, FormatError: the stream cannot be opened.
         """
         return self.backend.open_batch_source(self.url, mode=self.mode, client=self.client, membership=membership)
 
 
 def open_batch_source(url: str | StreamUrl, *, client: ClientConfig | None = None) -> BatchSource:
-    """The batch source of a URL, in ``resumable`` mode; close it when done.
+    """Open the batch source of a URL in ``resumable`` mode; close it when done.
 
     Args:
-        url: which streams, each by its name.
+        url: the streams, each by its name.
         client: configuration of the broker's client.
 
     Raises:
-        InvalidUrlError: unknown protocol, no stream.
-        StreamNotFoundError, FormatError: as the backend says.
+        InvalidUrlError: the protocol is unknown, or the URL names no stream.
+        StreamNotFoundError, FormatError: the stream cannot be opened.
 
     Example:
         >>> with open_batch_source("memory://example/clicks") as source:
@@ -139,24 +139,26 @@ def create_consumer(
     group_options: object | None = None,
     on_dead_letter: DeadLetterObserver = log_dead_letter,
 ) -> Consumer:
-    """A consumer of the streams of a URL; with a group, a member of it.
+    """Create a consumer of the streams of a URL; with a group, it is a member of the group.
 
     Args:
-        url: where to read.
-        mode: ``real_time`` has no group; ``resumable`` continues where the group is, with all shards; ``load_balanced``
-            shares with the group's other members: shards on Kafka, messages elsewhere. Members that read a file or
-            memory are those of this process, see :class:`stream_consumers.in_process_groups.SharedGroupConsumer`.
+        url: the streams to read.
+        mode: ``real_time`` has no group; ``resumable`` continues at the position of the group, with all shards;
+            ``load_balanced`` shares the stream with the other members: shards on Kafka, messages elsewhere. Groups of
+            files and memory exist within this process, see
+            :class:`stream_consumers.in_process_groups.SharedGroupConsumer`.
         group: the consumer group.
         reset: where to start without a position.
-        live: wait at the end; without it the stream ends there.
+        live: wait for more messages at the end; without it, reading ends there.
         client: configuration of the broker's client.
-        group_options: of a member of a group, of the backend's own type: ``RedisGroupOptions`` say when it commits,
-            and what it takes over.
-        on_dead_letter: called with each part of the stream that cannot be used as a message.
+        group_options: options of a group member, of the backend's own type. ``RedisGroupOptions`` decide when it
+            commits, and which entries it takes over.
+        on_dead_letter: called with each part of the stream that cannot be read as a message.
 
     Raises:
-        InvalidUrlError: unknown protocol, no stream.
-        InvalidOptionError: a group or a mode that the backend does not have, or options of a group where there is none.
+        InvalidUrlError: the protocol is unknown, or the URL names no stream.
+        InvalidOptionError: the backend does not have the group or the mode, or ``group_options`` are given without a
+            group.
 
     Example:
         >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
@@ -193,19 +195,19 @@ def create_producer(
     producer_options: object | None = None,
     shards: int | None = None,
 ) -> Producer:
-    """A producer for the streams of a URL.
+    """Create a producer for the streams of a URL.
 
     Args:
-        url: where to send.
+        url: the streams to send to.
         client: configuration of the broker's client.
-        producer_options: of the backend's own type: ``FileProducerOptions`` for a ``.ss`` file,
+        producer_options: options of the backend's own type: ``FileProducerOptions`` for a ``.ss`` file,
             ``StdioProducerOptions`` for lines on stdout.
-        shards: the number of shards of a stream that has to be created, where they do not come by themselves (Kafka,
-            Redis). Without it, a missing Kafka topic is an error.
+        shards: the number of shards of a stream that must be created (Kafka, Redis; other backends create shards
+            automatically). Without it, a missing Kafka topic is an error.
 
     Raises:
-        InvalidUrlError: unknown protocol, no stream.
-        InvalidOptionError: options of another backend.
+        InvalidUrlError: the protocol is unknown, or the URL names no stream.
+        InvalidOptionError: the options are of another backend.
 
     Example:
         >>> with create_producer("memory://example-connect/orders") as producer:
@@ -220,16 +222,16 @@ def create_producer(
 
 
 def check_options(option: str, given: object | None, expected: type | None, url: StreamUrl) -> None:
-    """Refuse options of another type than the backend's.
+    """Raise if options are of another type than the backend's.
 
     Args:
-        option: what to call them.
+        option: the name of the argument, for the error.
         given: the options, if any.
-        expected: the type; ``None`` where there are none.
-        url: for what.
+        expected: the type of the backend's options; ``None`` if it has none.
+        url: the stream URL, for the error.
 
     Raises:
-        InvalidOptionError: naming both types.
+        InvalidOptionError: the types differ.
     """
     if given is None or (expected is not None and isinstance(given, expected)):
         return

@@ -1,4 +1,4 @@
-"""Text for people: bytes and text from outside without anything that a terminal obeys, and numbers with nouns."""
+"""Text for people: untrusted bytes and text without terminal control characters, and numbers with nouns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def as_text(data: bytes) -> str | None: ...
 @overload
 def as_text(data: None) -> None: ...
 def as_text(data: bytes | None) -> str | None:
-    r"""The text that bytes are, or ``None`` if they are not UTF-8.
+    r"""Decode bytes as UTF-8; return ``None`` if they are not valid UTF-8.
 
     Example:
         >>> as_text(b'{"id": 1}'), as_text(b"\xff\x00")
@@ -25,7 +25,7 @@ def as_text(data: bytes | None) -> str | None:
 
 
 def printable(text: str) -> str:
-    r"""The text in one line, in which what cannot be seen is written as an escape: a terminal obeys nothing of it.
+    r"""Return the text as one line, with every non-printable character escaped.
 
     Example:
         >>> print(printable("caf\u00e9\x1b[2J\n\u202e"))
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""The same of each line of a text: the lines stay.
+    r"""Apply :func:`printable` to each line of a text, and keep the line breaks.
 
     Example:
         >>> print(printable_lines("a\x1b[2J\nb"))
@@ -48,7 +48,7 @@ def printable_lines(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, or its beginning and an ellipsis: at most ``most`` characters.
+    """Truncate the text to ``most`` characters; an ellipsis marks the truncation.
 
     Example:
         >>> shortened("a dead letter", 6), shortened("short", 6)
@@ -58,11 +58,11 @@ def shortened(text: str, most: int) -> str:
 
 
 def shown_bytes(data: bytes | None, *, most: int | None = None) -> str:
-    r"""Bytes as one line for people: text where they are, else hexadecimal digits; shortened, with how many there are.
+    r"""Return bytes as one readable line: text if they are UTF-8, else hexadecimal digits; long ones are truncated.
 
     Args:
-        data: the bytes; ``None`` for none, which is something else than no bytes.
-        most: the most characters, about; all by default.
+        data: the bytes; ``None`` is shown as a dash, and empty bytes as "(empty)".
+        most: the approximate limit of characters, after which the number of bytes is shown; no limit by default.
 
     Example:
         >>> shown_bytes(b'{"id": 1}\n'), shown_bytes(b"\xff\x00\x01", most=6), shown_bytes(b""), shown_bytes(None)
@@ -80,12 +80,12 @@ def shown_bytes(data: bytes | None, *, most: int | None = None) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """The number with its noun.
+    """Return a number with its noun in the singular or plural.
 
     Args:
         count: the number.
-        noun: in the singular.
-        plural: of the noun, where it is not the noun with an "s".
+        noun: the singular.
+        plural: the plural; by default, the noun with an "s".
 
     Example:
         >>> counted(1, "shard"), counted(0, "dead letter"), counted(2, "entry", "entries")

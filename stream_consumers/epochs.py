@@ -1,8 +1,8 @@
-"""Epochs: what a stream is called after it was deleted and made again, or replaced by another one of the same name.
+"""Epochs: names for streams that were deleted and created again, or replaced by another stream of the same name.
 
-The sequences of the new stream collide with those of the old one. So that a row is still known by stream, shard and
-sequence alone, the first epoch has the stream's own name, and the later ones have names that no stream key can be:
-``orders``, ``orders#2``, ``orders#3``. An engine that keeps positions sees an epoch as a stream like any other.
+The sequences of the new stream collide with those of the old one. Stream, shard and sequence must still identify a row,
+so the first epoch has the stream's own name, and later epochs have names that are not valid stream keys: ``orders``,
+``orders#2``, ``orders#3``. To an engine that stores positions, an epoch is a stream like any other.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stream_consumers.options import Limits
 
 T = TypeVar("T")
 EpochNameMap = Mapping[str, str]
-"""For each stream key the name of its epoch."""
+"""The epoch name of each stream key."""
 Hint = Mapping[str, object]
-"""What a source keeps in the ledger for its next plan."""
+"""The state that a source stores in the ledger for its next plan."""
 
 
 def epoch_name(stream: str, epoch: int) -> str:
-    """The name of an epoch of a stream.
+    """Return the name of an epoch of a stream.
 
     Example:
         >>> epoch_name("orders", 1), epoch_name("orders", 2)
@@ -37,7 +37,7 @@ def epoch_name(stream: str, epoch: int) -> str:
 
 
 def split_epoch(name: str) -> tuple[str, int]:
-    """The stream key and the number of an epoch.
+    """Split an epoch name into the stream key and the number of the epoch.
 
     Example:
         >>> split_epoch("orders"), split_epoch("orders#2")
@@ -48,7 +48,7 @@ def split_epoch(name: str) -> tuple[str, int]:
 
 
 def newest_epochs(known: Iterable[str], streams: Iterable[str]) -> EpochNameMap:
-    """For each stream the name of its newest epoch among those that are known; its first one where none is.
+    """Return the newest known epoch of each stream; the first epoch if none is known.
 
     Example:
         >>> newest_epochs(["orders", "orders#2", "clicks"], ["orders", "users"])
@@ -62,35 +62,35 @@ def newest_epochs(known: Iterable[str], streams: Iterable[str]) -> EpochNameMap:
 
 
 def accept_remedy(name: str) -> str:
-    """How to continue with a stream that was recreated.
+    """Return the remedy for a stream that was recreated.
 
     Args:
-        name: of the epoch that the ledger has.
+        name: the epoch name in the ledger.
     """
     following, how = _next_epoch(name)
     return (
         f"If it was recreated on purpose, accept it: {how}. The group continues with the first message of the new "
-        f"stream, whose rows have _stream = '{following}'; the rows that are there stay."
+        f"stream, whose rows have _stream = '{following}'; existing rows stay."
     )
 
 
 def truncation_remedy(name: str) -> str:
-    """How to continue with a stream that lost its newest messages.
+    """Return the remedy for a stream that lost its newest messages.
 
     Args:
-        name: of the epoch that the ledger has.
+        name: the epoch name in the ledger.
     """
     following, how = _next_epoch(name)
     return (
-        "A broker was restored to an older state, or a replica that lagged behind became the leader. If the messages "
-        "can be brought back, bring them back. To continue without them, set on_data_loss to 'record', or accept the "
-        f"stream once: {how}. The group continues where the stream and the table differ, with _stream = "
-        f"'{following}'; the rows that are there stay."
+        "A broker was restored to an older state, or a lagging replica became the leader. Restore the messages if you "
+        "can. To continue without them, set on_data_loss to 'record', or accept the stream once: "
+        f"{how}. The group continues where the stream and the table differ, with _stream = "
+        f"'{following}'; existing rows stay."
     )
 
 
 def _next_epoch(name: str) -> tuple[str, str]:
-    """The name of the next epoch, and how to accept it."""
+    """Return the name of the next epoch, and how to accept it."""
     stream, epoch = split_epoch(name)
     following = epoch_name(stream, epoch + 1)
     command = f"stream-assets accept --as {following}, with the same --source, --table and --group"
@@ -98,11 +98,11 @@ def _next_epoch(name: str) -> tuple[str, str]:
 
 
 def with_epoch_names(source: BatchSource, names: EpochNameMap) -> BatchSource:
-    """The source, with its streams called by the names of their epochs.
+    """Wrap a source so that its streams have their epoch names.
 
     Args:
-        source: the stream.
-        names: for each stream of the source the name of its epoch.
+        source: the source.
+        names: the epoch name of each stream of the source.
     """
     if isinstance(source, EpochSource) or all(stream == name for stream, name in names.items()):
         return source
@@ -111,10 +111,10 @@ def with_epoch_names(source: BatchSource, names: EpochNameMap) -> BatchSource:
 
 @dataclass(frozen=True, slots=True)
 class EpochNames:
-    """Shards by the names of epochs, and by the keys of their streams.
+    """Translates shards between epoch names and stream keys.
 
     Args:
-        names: for each stream key the name of its epoch.
+        names: the epoch name of each stream key.
 
     Example:
         >>> names = EpochNames({"orders": "orders#2"})
@@ -125,28 +125,28 @@ class EpochNames:
     names: EpochNameMap
 
     def to_epoch(self, shard: Shard) -> Shard:
-        """The shard, by the name of its epoch."""
+        """Return the shard with its epoch name."""
         return Shard(self.names.get(shard.stream, shard.stream), shard.id)
 
     def to_stream(self, shard: Shard) -> Shard:
-        """The shard, by the key of its stream."""
+        """Return the shard with its stream key."""
         return Shard(split_epoch(shard.stream)[0], shard.id)
 
     def all_to_epochs(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
-        """As :meth:`to_epoch`, for what is known of several shards."""
+        """Apply :meth:`to_epoch` to the keys of a mapping."""
         return {self.to_epoch(shard): value for shard, value in values.items()}
 
     def all_to_streams(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
-        """As :meth:`to_stream`; without the shards of other epochs and of other streams."""
+        """Apply :meth:`to_stream` to the keys of a mapping; drop shards of other epochs and of other streams."""
         own = frozenset(self.names.values())
         return {self.to_stream(shard): value for shard, value in values.items() if shard.stream in own}
 
     def hint_to_epochs(self, hint: Hint | None) -> Hint | None:
-        """A hint with its shards by the names of epochs; hints have them as keys."""
+        """Translate the shards in a hint, which are keys, to epoch names."""
         return None if hint is None else self._hint(hint, to_epochs=True)
 
     def hint_to_streams(self, hint: Hint | None) -> Hint | None:
-        """A hint with its shards by the keys of streams; without those of other epochs of these streams."""
+        """Translate the shards in a hint to stream keys; drop those of other epochs of these streams."""
         return None if hint is None else self._hint(hint, to_epochs=False)
 
     def _hint(self, hint: Hint, *, to_epochs: bool) -> Hint:
@@ -171,7 +171,7 @@ def _shard(key: str) -> Shard | None:
 
 @dataclass(frozen=True, slots=True)
 class EpochSplit:
-    """A split whose messages carry the names of epochs."""
+    """A split whose messages have epoch names."""
 
     split: Split
     names: EpochNameMap
@@ -196,11 +196,11 @@ class EpochSplit:
 
 
 class EpochSource(BatchSource):
-    """A batch source whose streams are called by the names of their epochs.
+    """A batch source whose streams have their epoch names.
 
     Args:
-        source: the stream.
-        names: for each stream of the source the name of its epoch.
+        source: the wrapped source.
+        names: the epoch name of each stream of the source.
     """
 
     def __init__(self, source: BatchSource, names: EpochNameMap) -> None:

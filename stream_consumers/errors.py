@@ -1,8 +1,8 @@
-"""The error tree: one root, and leaves that say whether trying again can help.
+"""The error tree: one root class, and leaf classes that say whether a retry can succeed.
 
-Every message has three parts: what happened, the numbers, and what to do. A runner decides on a retry with
-``isinstance(error, Transient)``, never by reading the message. All of them survive pickling, because they cross
-process boundaries (Spark workers, Dagster steps).
+Every message has three parts: what happened, the numbers, and the remedy. Code decides on a retry with
+``isinstance(error, Transient)``, never by reading the message. All errors can be pickled, because they cross process
+boundaries (Spark workers, Dagster steps).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Mapping
 from stream_consumers.display import ELLIPSIS, printable_lines
 
 LONGEST_PART = 4_000
-"""What happened, the remedy, and each fact have at most this many characters in the text of an error."""
+"""The longest shown description, remedy and fact of an error, in characters."""
 
 
 class StreamAssetsError(Exception):
-    """Root of every error raised on purpose by this project.
+    """The root of every error that this project raises deliberately.
 
     Args:
-        what: what happened, naming the thing (path, URL, option).
-        remedy: what the reader should do about it.
-        facts: the numbers that belong to it, shown as ``name=value`` and kept as attributes of :attr:`facts`.
+        what: what happened, including the name of the object (path, URL, option).
+        remedy: what the user should do.
+        facts: the numbers of the error, shown as ``name=value`` and stored in :attr:`facts`.
 
-    Its text reaches logs and Dagster, so that it holds no values of messages. What may hold some, such as the text of
-    an error of Spark or of a user's function, is its :attr:`detail`, which is shown only by :meth:`revealed`. Names in
-    schemas and what servers answer are part of it: what a terminal would obey is written as an escape, and each part
-    has a length limit.
+    The text of an error reaches logs and Dagster, so it contains no values of messages. Text that may contain such
+    values, for example an error message of Spark or of a user's function, is stored in :attr:`detail`, which only
+    :meth:`revealed` shows. The text may contain names from schemas and replies from servers, so terminal control
+    characters are escaped, and each part has a length limit.
 
     Example:
         >>> str(StreamAssetsError("orders.ss ends early", remedy="Run again when it has grown.", offset=12))
@@ -42,11 +42,11 @@ class StreamAssetsError(Exception):
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{name}={_shown(str(value))}" for name, value in self.facts.items())
-        # What a client library says often is a sentence already.
+        # A message from a client library often ends with a period.
         return f"{self.what.rstrip('.')}{f' ({numbers})' if numbers else ''}. {self.remedy}"
 
     def revealed(self) -> StreamAssetsError:
-        """The same error with its detail in its text.
+        """Return the same error with its detail in the text.
 
         Example:
             >>> error = StreamAssetsError("the transform raised ValueError", remedy="Correct it.")
@@ -66,7 +66,7 @@ class StreamAssetsError(Exception):
 
 def _shown(text: str) -> str:
     if len(text) > LONGEST_PART:
-        # What is long is a value in the middle of a sentence.
+        # In a long text, the long part is a value in the middle of the sentence.
         text = f"{text[: LONGEST_PART // 2]}{ELLIPSIS}{text[-LONGEST_PART // 2 + 1 :]}"
     return printable_lines(text)
 
@@ -76,7 +76,7 @@ def _rebuild(kind: type[StreamAssetsError], what: str, remedy: str, facts: dict[
 
 
 class Terminal:
-    """Mixed into errors that come back until something is changed.
+    """A mixin for errors that a retry cannot resolve.
 
     Example:
         >>> issubclass(InvalidUrlError, Terminal)
@@ -85,7 +85,7 @@ class Terminal:
 
 
 class Transient:
-    """Mixed into errors that may be gone at the next try.
+    """A mixin for errors that a retry may resolve.
 
     Example:
         >>> issubclass(BrokerUnavailableError, Transient)
@@ -102,27 +102,27 @@ class InvalidStreamKeyError(InvalidUrlError):
 
 
 class InvalidOptionError(StreamAssetsError, Terminal):
-    """An option or an argument that is unknown, of the wrong type, out of range, or at odds with another one."""
+    """An option or an argument is unknown, has the wrong type, is out of range, or conflicts with another one."""
 
 
 class UnsupportedError(StreamAssetsError, Terminal):
-    """Something that this backend cannot do at all."""
+    """The backend does not support the operation."""
 
 
 class StreamNotFoundError(StreamAssetsError, Terminal):
-    """The file, topic or key is not there."""
+    """The file, topic or key does not exist."""
 
 
 class StreamExistsError(StreamAssetsError, Terminal):
-    """The file is there although it must not be."""
+    """The file exists although it must not."""
 
 
 class FormatError(StreamAssetsError, Terminal):
-    """The bytes are not in the format they should be in."""
+    """The bytes do not have the expected format."""
 
 
 class UnsupportedVersionError(FormatError):
-    """The format is right, but its version is newer than this reader."""
+    """The format is valid, but this release cannot read its newer version."""
 
 
 class TruncatedTailError(FormatError):
@@ -134,11 +134,11 @@ class ProducerBusyError(StreamAssetsError, Transient):
 
 
 class ProducerEndedError(StreamAssetsError, Terminal):
-    """Something was sent after the producer had ended."""
+    """A message was sent after the producer had ended."""
 
 
 class SizeLimitError(StreamAssetsError, Terminal):
-    """A file, or a message, would be larger than its limit."""
+    """A file or a message would exceed its size limit."""
 
 
 class StreamEndedError(StreamAssetsError, Terminal):
@@ -146,43 +146,43 @@ class StreamEndedError(StreamAssetsError, Terminal):
 
 
 class StreamRemovedError(StreamAssetsError, Terminal):
-    """The stream was removed or cut while it was being read."""
+    """The stream was removed or truncated while it was being read."""
 
 
 class OutOfBoundsError(StreamAssetsError, Terminal):
-    """A seek or rewind to a place that the stream does not have."""
+    """A seek or rewind has a target that the stream does not have."""
 
 
 class NotSubscribedError(StreamAssetsError, Terminal):
-    """A stream or shard that the consumer was not created for."""
+    """The consumer does not read the stream or shard."""
 
 
 class DataLossError(StreamAssetsError, Terminal):
-    """Messages that should be read are not there any more."""
+    """Messages that should be read no longer exist."""
 
 
 class BatchTooLargeError(StreamAssetsError, Transient):
-    """A batch whose size was estimated holds more bytes than it may; the next plan of it counts them."""
+    """A batch whose size was estimated exceeds its limit of bytes; its next plan counts them exactly."""
 
 
 class SourceRecreatedError(DataLossError):
-    """The stream is another one than the ledger remembers."""
+    """The stream is not the one that the ledger has positions of."""
 
 
 class SourceTruncatedError(SourceRecreatedError):
-    """The stream lost its newest messages, which were read, and holds others in their place, or ends before them."""
+    """The stream lost its newest messages after they were read: it ends before them, or holds others in their place."""
 
 
 class TableUnreadableError(StreamAssetsError, Terminal):
-    """The path is there but no Delta table can be read from it."""
+    """The path exists, but no Delta table can be read from it."""
 
 
 class LedgerUnreadableError(StreamAssetsError, Transient):
-    """The Delta log could not be read when it had to be; nothing was committed on a guess."""
+    """The Delta log could not be read when it was needed; nothing was committed without it."""
 
 
 class LedgerTruncatedError(StreamAssetsError, Terminal):
-    """The Delta log was cleaned so far that the positions in it cannot be known."""
+    """The Delta log was cleaned up so far that the positions cannot be determined."""
 
 
 class ForeignCommitError(StreamAssetsError, Terminal):
@@ -190,7 +190,7 @@ class ForeignCommitError(StreamAssetsError, Terminal):
 
 
 class UntrustedFileError(StreamAssetsError, Terminal):
-    """A file is not what it should be, or another user could change the code or read the messages in it."""
+    """A file is not the expected one, or another user could change code or read messages in it."""
 
 
 class UnsafeStorageError(StreamAssetsError, Terminal):
@@ -198,7 +198,7 @@ class UnsafeStorageError(StreamAssetsError, Terminal):
 
 
 class StorageMismatchError(StreamAssetsError, Terminal):
-    """Spark and this process see different storage where the table is, or it was replaced while it was in use."""
+    """Spark and this process see different storage at the table's location, or the table was replaced while in use."""
 
 
 class ConstraintViolatedError(StreamAssetsError, Terminal):
@@ -214,11 +214,11 @@ class TransformError(StreamAssetsError, Terminal):
 
 
 class DecoderCrashedError(StreamAssetsError, Terminal):
-    """A decoder ends its process, or exhausts its memory, for too many messages."""
+    """A decoder crashes its process, or exhausts its memory, for too many messages."""
 
 
 class CatalogUnavailableError(StreamAssetsError, Transient):
-    """The catalog that knows where a table is, or what it is called, does not answer."""
+    """The catalog that resolves the location or the name of a table does not answer."""
 
 
 class SparkSessionError(StreamAssetsError, Terminal):
@@ -226,7 +226,7 @@ class SparkSessionError(StreamAssetsError, Terminal):
 
 
 class SparkEndedError(StreamAssetsError, Transient):
-    """The Spark of a run has ended: the next run gets another one, this one does not."""
+    """The Spark session of a run has ended; this run cannot continue, and the next run starts another session."""
 
 
 class WriteError(StreamAssetsError, Transient):
@@ -242,19 +242,19 @@ class BrokerError(StreamAssetsError, Transient):
 
 
 class AccessDeniedError(StreamAssetsError, Terminal):
-    """The broker, the storage of a table, or a schema registry does not let us in, or not do that."""
+    """The broker, the storage of a table, or a schema registry denies access or the operation."""
 
 
 class TokenProviderError(StreamAssetsError, Transient):
-    """The function that makes tokens for a broker failed, or returned no valid token."""
+    """The function that creates tokens for a broker failed, or returned an invalid token."""
 
 
 class GroupActiveError(StreamAssetsError, Transient):
-    """The group has live members that are not ours, so that its positions cannot be set from outside."""
+    """The group has live members of other programs, so its positions cannot be set."""
 
 
 class GroupNotFoundError(StreamAssetsError, Terminal):
-    """A consumer group that was to be there is not."""
+    """A required consumer group does not exist."""
 
 
 class GroupRemovedError(StreamAssetsError, Terminal):
@@ -262,15 +262,15 @@ class GroupRemovedError(StreamAssetsError, Terminal):
 
 
 class DeliverySettledError(StreamAssetsError, Terminal):
-    """A delivery was acknowledged, rejected or given back a second time."""
+    """A delivery was acknowledged, rejected or returned a second time."""
 
 
 class ShutdownTimeoutError(StreamAssetsError, Transient):
-    """Handlers were still running when the time to close was over; what they work on stays pending."""
+    """Handlers were still running when the shutdown timeout passed; their messages stay pending."""
 
 
 class GroupsNotRememberedError(StreamAssetsError, Terminal):
-    """No broker remembers the positions of groups for this stream."""
+    """No broker stores positions of groups for this stream."""
 
 
 class ProducerFencedError(StreamAssetsError, Terminal):
@@ -278,19 +278,19 @@ class ProducerFencedError(StreamAssetsError, Terminal):
 
 
 class TransactionAbortedError(StreamAssetsError, Transient):
-    """A transaction was given up: neither its messages nor its positions count."""
+    """A transaction was aborted: neither its messages nor its positions take effect."""
 
 
 class MissingDependencyError(StreamAssetsError, Terminal):
-    """A tool that is needed (Java, a jar) is not on this machine."""
+    """A required tool (Java, a jar) is not installed on this machine."""
 
 
 class SchemaRegistryError(StreamAssetsError, Transient):
-    """The schema registry does not answer, or says that it cannot for now."""
+    """The schema registry does not answer, or reports that it is temporarily unavailable."""
 
 
 class SchemaNotFoundError(StreamAssetsError, Terminal):
-    """The schema registry has no such schema, or no such subject."""
+    """The schema registry does not have the schema or the subject."""
 
 
 class BackendLoadError(StreamAssetsError, Terminal):

@@ -19,12 +19,12 @@ OpenConsumer = Callable[[], Consumer]
 
 
 class GroupSettings(NamedTuple):
-    """The way in which a group reads; it is the same for all of its members.
+    """The settings of a group, the same for all of its members.
 
     Args:
         streams: the streams that it reads.
         reset: where it starts.
-        live: whether it waits for more at the end.
+        live: whether it waits for more messages at the end.
     """
 
     streams: frozenset[str]
@@ -34,23 +34,23 @@ class GroupSettings(NamedTuple):
 
 @dataclass(eq=False)
 class _Member:
-    """A member, and a heap of the messages that wait for it, each with its number in the order of reading."""
+    """A member, and a heap of the messages that wait for it, numbered in the order of reading."""
 
-    # The consumer. Not held, so that one that is dropped without being closed is noticed.
+    # The consumer, by a weak reference: a consumer that was dropped without being closed is noticed.
     owner: weakref.ref[object]
     queue: list[tuple[int, Message]] = field(default_factory=list)
 
 
 class SharedGroup:
-    """One reader, and the members that share what it reads. A member that waits for a message reads for all of them.
+    """One reader, and the members that share its messages. A member that waits for a message reads for all members.
 
     Args:
-        reading: the way in which it reads.
-        reader: the consumer that it reads with; it is closed with the last member.
+        settings: the settings of the group.
+        reader: the consumer that reads for the group; it is closed with the last member.
     """
 
-    def __init__(self, reading: GroupSettings, reader: Consumer) -> None:
-        self.reading = reading
+    def __init__(self, settings: GroupSettings, reader: Consumer) -> None:
+        self.settings = settings
         self._reader = reader
         self._changed = threading.Condition()
         self._members: list[_Member] = []
@@ -59,19 +59,19 @@ class SharedGroup:
 
     @property
     def has_members(self) -> bool:
-        """Whether a member is left that was not dropped."""
+        """Whether the group has a member that was not dropped."""
         with self._changed:
             return any(member.owner() is not None for member in self._members)
 
     def join(self, owner: object) -> _Member:
-        """Add a member; it gets its share of what is read from now on, until it leaves or ``owner`` is dropped."""
+        """Add a member; it gets its share of messages from now on, until it leaves or ``owner`` is dropped."""
         member = _Member(weakref.ref(owner))
         with self._changed:
             self._members.append(member)
         return member
 
     def leave(self, member: _Member) -> bool:
-        """Remove a member and deal its waiting messages to the others; returns whether it was the last one."""
+        """Remove a member, and assign its waiting messages to the others; return whether it was the last one."""
         with self._changed:
             if member not in self._members:
                 return False
@@ -83,10 +83,10 @@ class SharedGroup:
         self._reader.close()
 
     def take(self, member: _Member, seconds: float) -> tuple[Message | None, bool]:
-        """The member's next message, waiting at most ``seconds`` for it, and whether any message was read.
+        """Return the member's next message, waiting at most ``seconds``, and whether any message was read.
 
         Raises:
-            StreamEndedError: the stream has ended, and nothing is left for this member.
+            StreamEndedError: the stream has ended, and no message waits for this member.
         """
         with self._changed:
             for dropped in [other for other in self._members if other.owner() is None]:
@@ -117,7 +117,7 @@ class SharedGroup:
         self._changed.notify_all()
 
     def _assign_message(self, number: int, message: Message) -> None:
-        """Give a message to the member that its sequence selects."""
+        """Assign a message to the member that its sequence selects."""
         if self._members:
             heappush(self._members[message.sequence % len(self._members)].queue, (number, message))
 
@@ -126,7 +126,7 @@ class SharedGroup:
         return heappop(member.queue)[1] if member.queue else None
 
 
-# By file or broker, and by the name of the group. The members keep a group alive.
+# The groups by file or broker and group name. Members keep their group alive.
 _groups: weakref.WeakValueDictionary[tuple[str, str], SharedGroup] = weakref.WeakValueDictionary()
 _groups_lock = threading.Lock()
 
@@ -135,23 +135,24 @@ class SharedGroupConsumer(DetachableMember):
     """A member of a group in this process; see :class:`stream_consumers.consumer.Consumer`.
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
-    which they joined; members are counted when it is read (SeaStreamer's rule). Messages of a member that does not ask
-    wait for it; when it leaves, or is dropped without being closed, the others get them. The group ends with its last
-    member: files and memory store no positions of it, so that a new group starts where ``reset`` says.
+    which they joined; members are counted when the message is read (SeaStreamer's rule). Messages of a member that does
+    not ask for them wait for it; when it leaves, or is dropped without being closed, the other members get them. The
+    group ends with its last member. Files and memory store no positions of groups, so a new group starts where
+    ``reset`` says.
 
     A :meth:`seek` or :meth:`rewind` leaves the group; the consumer then reads every message of the assigned shards. A
-    thread that waits in :meth:`next` meanwhile goes on there.
+    thread that is waiting in :meth:`next` continues there.
 
     Args:
         url: the file or broker and its streams; the same for all members.
         group: the group's name.
         reset: where the group starts; the same for all members.
-        live: wait for more at the end; the same for all members.
-        open_consumer: opens a consumer that reads everything. The one of the first member reads for the group, and
-            reports damage to its observer; the one of a later member is opened when it leaves the group.
+        live: wait for more messages at the end; the same for all members.
+        open_consumer: opens a consumer that reads everything. The consumer of the first member reads for the group, and
+            reports dead letters to its observer; the consumer of a later member is opened when it leaves the group.
 
     Raises:
-        InvalidOptionError: the members of the group would read differently.
+        InvalidOptionError: the settings differ from those of the existing group.
 
     Example:
         >>> from stream_consumers.create import create_consumer, create_producer
@@ -171,7 +172,7 @@ class SharedGroupConsumer(DetachableMember):
     ) -> None:
         url = StreamUrl.parse(url)
         super().__init__(open_consumer)
-        reading = GroupSettings(frozenset(url.required_streams()), reset, live)
+        settings = GroupSettings(frozenset(url.required_streams()), reset, live)
         self._key = (f"{url.protocol}://{','.join(url.nodes)}", group)
         with _groups_lock:
             found = _groups.get(self._key)
@@ -179,10 +180,10 @@ class SharedGroupConsumer(DetachableMember):
                 found.close()
                 found = None
             if found is None:
-                found = _groups[self._key] = SharedGroup(reading, open_consumer())
-            elif found.reading != reading:
+                found = _groups[self._key] = SharedGroup(settings, open_consumer())
+            elif found.settings != settings:
                 raise InvalidOptionError(
-                    f"group {group!r} of {url} reads differently: {found.reading}",
+                    f"group {group!r} of {url} has other settings: {found.settings}",
                     remedy="Give all members the same streams, reset and live, or another group.",
                 )
             self._group = found
@@ -194,7 +195,7 @@ class SharedGroupConsumer(DetachableMember):
         return self._key[1]
 
     def ack(self, message: Message) -> None:
-        """Do nothing: the group remembers nothing, a message is done when it was handed out."""
+        """Do nothing: the group stores nothing, and a message is done once it is delivered."""
         self._check_open()
 
     def commit(self) -> int:
@@ -211,15 +212,15 @@ class SharedGroupConsumer(DetachableMember):
             except StreamEndedError:
                 if not self._is_detached:
                     raise
-                # A seek or rewind has left the group, which ended with its last member. This thread goes on there.
+                # A seek or rewind left the group, which ended with its last member. This thread continues there.
                 return None
-            # A message for another member does not count: look for the next one.
+            # Messages for other members do not count: read the next one.
             if message is not None or not was_read:
                 return message
             self._check_open()
 
     def close(self) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.close`; its waiting messages go to the other members."""
+        """See :meth:`stream_consumers.consumer.Consumer.close`; the other members get its waiting messages."""
         self._closed.set()
         self._leave()
         self._close_standalone()

@@ -1,4 +1,4 @@
-"""Names of a package that are imported from their modules when they are first asked for."""
+"""Lazy exports: a package imports each name from its module on first access."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ListNames = Callable[[], list[str]]
 
 
 def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> tuple[GetAttribute, ListNames]:
-    """``__getattr__`` and ``__dir__`` of a package, so that importing it imports none of its modules.
+    """Return ``__getattr__`` and ``__dir__`` for a package, so that importing it imports none of its modules.
 
-    Type checkers and editors read the names in the stub ``__init__.pyi`` beside the package's ``__init__.py``.
+    Type checkers and editors read the names from the stub ``__init__.pyi`` of the package.
 
     Args:
-        package: its name.
-        exports: for each module, the names that the package offers of it.
+        package: the name of the package.
+        exports: the exported names of each module.
 
     Example:
         >>> import stream_consumers

@@ -1,6 +1,6 @@
-"""Streams in memory, for users' tests of their pipelines: nothing to start, nothing to clean up.
+"""Streams in memory, for tests of pipelines: they need no server and no cleanup.
 
-Executors get the messages inside their splits, so that they work with any Spark session.
+Splits contain the messages themselves, so executors of any Spark session can read them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _sequence = attrgetter("sequence")
 
 @dataclass
 class HeldEntry:
-    """A message that a group has delivered to a consumer, and that was not acknowledged.
+    """A message that a group has delivered to a consumer and that is not acknowledged.
 
     Args:
         consumer: the consumer that holds it.
-        attempt: how often it was delivered.
+        attempt: the number of deliveries.
         first_delivered_ms: the time of its first delivery, unix milliseconds.
-        last_touched: when it was last delivered or kept by a heartbeat, in seconds of the monotonic clock.
+        last_touched: the time of its last delivery or heartbeat, in seconds of the monotonic clock.
     """
 
     consumer: str
@@ -73,13 +73,13 @@ class HeldEntry:
 
 @dataclass
 class MemoryGroup:
-    """A group that shares a stream message by message, as Redis has them.
+    """A group that shares a stream message by message, like a Redis group.
 
     Args:
-        position: the next sequence that it delivers for the first time.
-        pending: what was delivered and not acknowledged, by sequence.
+        position: the next sequence to deliver for the first time.
+        pending: the delivered entries that are not acknowledged, by sequence.
         consumers: the names of its members.
-        cursors: where the next search of each member for idle entries begins.
+        cursors: the sequence where each member's next search for idle entries starts.
     """
 
     position: int
@@ -88,24 +88,24 @@ class MemoryGroup:
     cursors: dict[str, int] = field(default_factory=dict)
 
     def held_by(self, consumer: str, sequences: Iterable[int]) -> list[HeldEntry]:
-        """Those of the pending entries that this consumer holds."""
+        """Return the pending entries among ``sequences`` that this consumer holds."""
         found = (self.pending.get(sequence) for sequence in sequences)
         return [held for held in found if held is not None and held.consumer == consumer]
 
 
 @dataclass
 class MemoryBroker:
-    """The messages of one ``memory://name``; shared by everything in this process that opens the same name.
+    """The messages of one ``memory://name``, shared by all users of the same name in this process.
 
     Args:
         created_ns: the time of its creation, unix nanoseconds.
-        messages: per shard, in order of their sequences.
-        arrivals: the shard of each message, in the order in which they came.
-        ends: per shard, the next sequence; messages may have been removed before it.
-        committed: positions, by group and shard.
-        metadata: what was stored beside the last commit of each, by group and shard.
+        messages: the messages of each shard, in order of their sequences.
+        arrivals: the shard of each message, in the order of arrival.
+        ends: the next sequence of each shard; messages before it may have been removed.
+        committed: the committed positions, by group and shard.
+        metadata: the metadata of the last commits, by group and shard.
         groups: the groups that deliver message by message, by shard and group.
-        changed: the lock of all of these, notified of each message.
+        changed: the lock of all these fields; it is notified of each message.
 
     Example:
         >>> MemoryBroker().append(Shard("orders"), b"{}", timestamp_ms=1000)
@@ -122,7 +122,7 @@ class MemoryBroker:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def append(self, shard: Shard, payload: bytes | None, timestamp_ms: int | None = None) -> Receipt:
-        """Add a message behind the last one; sequences count from 0."""
+        """Append a message; sequences start at 0."""
         with self.changed:
             moment = now_milliseconds() if timestamp_ms is None else timestamp_ms
             sequence = self.ends.get(shard, 0)
@@ -133,7 +133,7 @@ class MemoryBroker:
             return Receipt(shard, sequence, moment)
 
     def between(self, shard: Shard, start: int = 0, end: int = sys.maxsize) -> Iterator[Message]:
-        """The messages of the shard with sequences from ``start`` on and below ``end``; hold :attr:`changed`."""
+        """Return the messages of the shard in ``[start, end)``; the caller must hold :attr:`changed`."""
         log = self.messages.get(shard, [])
         return map(log.__getitem__, range(*(bisect_left(log, edge, key=_sequence) for edge in (start, end))))
 
@@ -143,7 +143,7 @@ _brokers_lock = threading.Lock()
 
 
 def memory_broker(url: str | StreamUrl) -> MemoryBroker:
-    """The broker of this URL, created by the first call.
+    """Return the broker of this URL; the first call creates it.
 
     Example:
         >>> broker = memory_broker("memory://example/orders")
@@ -156,7 +156,7 @@ def memory_broker(url: str | StreamUrl) -> MemoryBroker:
 
 
 def forget_memory_broker(url: str | StreamUrl) -> None:
-    """Drop the broker of this URL; the next one starts empty.
+    """Remove the broker of this URL; the next use starts with an empty one.
 
     Example:
         >>> url = "memory://forgotten/orders"
@@ -172,7 +172,7 @@ def forget_memory_broker(url: str | StreamUrl) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """The messages themselves, and of which broker they are."""
+    """A split that contains its messages and the fingerprints of their streams."""
 
     messages: tuple[Message, ...]
     fingerprints: Mapping[str, str]
@@ -186,7 +186,7 @@ class MemorySplit:
         return Counter(message.shard for message in self.messages)
 
     def identities(self) -> Mapping[str, str]:
-        """Those of the broker that they were taken from: nothing can become of them since."""
+        """Return the fingerprints of the broker that the messages were copied from; copies cannot change."""
         return self.fingerprints
 
 
@@ -212,7 +212,7 @@ class MemoryBatchSource(BatchSource):
         self._extents: dict[Shard, Extent] = {}
 
     def identities(self) -> Mapping[str, str]:
-        """The time of the broker's creation."""
+        """Return the creation time of the broker as the fingerprint of each stream."""
         return {stream: f"memory:{self._broker.created_ns}" for stream in sorted(self._streams)}
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
@@ -226,7 +226,7 @@ class MemoryBatchSource(BatchSource):
         return self._extents
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
-        """See :meth:`stream_consumers.batches.BatchSource.plan`; fills up the batch shard by shard."""
+        """See :meth:`stream_consumers.batches.BatchSource.plan`; fills the batch shard by shard."""
         chosen: list[Message] = []
         ranges: dict[Shard, Range] = {}
         size, is_full = 0, False
@@ -247,8 +247,8 @@ class MemoryBatchSource(BatchSource):
         if not ranges:
             return None
         share = -(-max(1, len(chosen)) // parallelism)
-        places = range(0, max(1, len(chosen)), share)
-        splits = [MemorySplit(tuple(chosen[place : place + share]), self.identities()) for place in places]
+        starts = range(0, max(1, len(chosen)), share)
+        splits = [MemorySplit(tuple(chosen[start : start + share]), self.identities()) for start in starts]
         return BatchPlan(ranges, splits, len(chosen))
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
@@ -273,7 +273,7 @@ class MemoryBatchSource(BatchSource):
         }
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """The positions of the group."""
+        """Return the positions of the group."""
         with self._broker.changed:
             return {
                 shard: end
@@ -282,13 +282,13 @@ class MemoryBatchSource(BatchSource):
             }
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
-        """Remember the positions of the group."""
+        """Store the positions of the group."""
         with self._broker.changed:
             self._broker.committed.update({(group, shard): end for shard, end in positions.items()})
             self._broker.metadata.update({(group, shard): metadata for shard in positions})
 
     def committed_metadata(self, group: str) -> Mapping[Shard, str]:
-        """The metadata of the last commits."""
+        """Return the metadata of the last commits."""
         with self._broker.changed:
             return {shard: text for (owner, shard), text in self._broker.metadata.items() if owner == group and text}
 
@@ -297,9 +297,9 @@ class MemoryConsumer(Consumer):
     """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
-        url: ``memory://name/orders``; with ``*`` all streams, also those that come later.
+        url: ``memory://name/orders``; ``*`` stands for all streams, including future ones.
         reset: where to start.
-        live: wait at the end; without it the stream ends there.
+        live: wait for more messages at the end; without it, reading ends there.
 
     Example:
         >>> url = "memory://consumed/orders"
@@ -319,11 +319,11 @@ class MemoryConsumer(Consumer):
         self._live = live
         self._assignment = Assignment(url.subscribed_streams())
         self._next: dict[Shard, int] = {}
-        # The shards that may have a message, in the order of their turns, and how many arrivals they account for: a
-        # message costs the same however many shards there are.
+        # The shards that may have a message, in round-robin order, and the number of arrivals they account for. So the
+        # cost of a message does not depend on the number of shards.
         self._turns: OrderedDict[Shard, None] = OrderedDict()
         self._arrivals_seen = 0
-        # A shard begins with its first wanted message after a seek or rewind; from then on every message is read.
+        # After a seek or rewind, a shard starts with its first wanted message; from then on every message is read.
         self._started: set[Shard] = set()
         self._is_wanted: Callable[[Message], bool] = _any_message
         if reset is AutoStreamReset.LATEST:
@@ -373,10 +373,10 @@ class MemoryConsumer(Consumer):
         """See :meth:`stream_consumers.consumer.PositionedConsumer.go_to`."""
         with self._broker.changed:
             self._check_open()
-            places = resolve_positions(positions, self.assigned(), lambda: self._broker.ends)
-            self._next |= places
-            self._started |= places.keys()
-            self._turns |= dict.fromkeys(places)
+            resolved = resolve_positions(positions, self.assigned(), lambda: self._broker.ends)
+            self._next |= resolved
+            self._started |= resolved.keys()
+            self._turns |= dict.fromkeys(resolved)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
@@ -407,7 +407,7 @@ class MemoryConsumer(Consumer):
                 self._started.add(shard)
                 self._turns[shard] = None
                 return message
-            # Messages that are not wanted need not be looked at again.
+            # Skip the unwanted messages, so that they are not examined again.
             self._next[shard] = max(position, self._broker.ends[shard])
         return None
 
@@ -461,15 +461,15 @@ class MemoryProducer(Producer):
         return self._broker.append(shard, payload, timestamp_ms)
 
     def _flush(self) -> None:
-        """A message is in memory as soon as it was sent."""
+        """Do nothing: a sent message is already in memory."""
 
 
 class MemoryCommitter:
-    """Keeps positions in the broker of a ``memory://`` URL.
+    """Stores the positions of a group in the broker of a ``memory://`` URL.
 
     Args:
-        url: where.
-        group: whose.
+        url: the streams.
+        group: the consumer group.
 
     Example:
         >>> committer = MemoryCommitter("memory://commits/orders", "billing")

@@ -1,4 +1,4 @@
-"""Messages and their coordinates: streams, shards, sequences, timestamps (SeaStreamer's terms)."""
+"""Messages and their coordinates: streams, shards, sequences and timestamps (SeaStreamer's terms)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, I
 
 MAX_STREAM_KEY_BYTES = 249
 WILDCARD = "SEA_STREAMER_WILDCARD"
-"""The stream key that subscribes to all streams (SeaStreamer's); ``*`` is short for it."""
+"""The stream key that subscribes to all streams (SeaStreamer's); ``*`` is an abbreviation."""
 INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
 """The stream key of SeaStreamer's own messages, like the end of a stream."""
 MAX_SEQUENCE = 2**63 - 2
-"""The greatest sequence: the position behind it is a signed number of 64 bits, as tables and logs have them."""
+"""The greatest sequence: the position after it still fits into a signed 64-bit number of tables and logs."""
 MAX_SHARD = 2**63 - 1
-"""The greatest number of a shard."""
+"""The greatest shard number."""
 MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The times that a datetime, and a TIMESTAMP of Spark, can say: the years 1 to 9999."""
+"""The range of a datetime and of a Spark TIMESTAMP: the years 1 to 9999."""
 EPOCH_MARK = "#"
-"""Stands in the names of epochs before their number, see :mod:`stream_consumers.epochs`; no stream key holds it."""
+"""Precedes the number in an epoch name, see :mod:`stream_consumers.epochs`; no stream key contains it."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
 _RESERVED = frozenset(f" %/,*?{EPOCH_MARK}'\"`\\^<>")
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -41,7 +41,7 @@ def check_stream_key(key: str) -> str:
     """Return ``key`` if it is a stream key: ``[a-zA-Z0-9._-]``, at most 249 bytes (SeaStreamer's rule).
 
     Raises:
-        InvalidStreamKeyError: naming the key and its length.
+        InvalidStreamKeyError: it is not a stream key.
 
     Example:
         >>> check_stream_key("orders-2026.eu")
@@ -57,11 +57,12 @@ def check_stream_key(key: str) -> str:
 
 
 def encode_key(key: bytes) -> str:
-    r"""The stream key of a server's key that may be any bytes (Redis): it as it is, but for some characters.
+    r"""Encode a server's key of arbitrary bytes (Redis) as a stream key; most characters stay as they are.
 
-    Percent-encoded are those that a URL, a list of streams or a shard give a meaning (``% / , * ? #``), quotes,
-    ``\ ^ < >``, white space, what cannot be printed, bytes that are not UTF-8, and the colon before a number at the
-    end, since ``user:42`` is shard 42 of ``user`` (SeaStreamer's rule). So the text may stand in a URL and in SQL.
+    These are percent-encoded: characters with a meaning in a URL, a list of streams or a shard (``% / , * ? #``),
+    quotes, ``\ ^ < >``, white space, characters that cannot be printed, bytes that are not UTF-8, and a colon before
+    a number at the end, because ``user:42`` is shard 42 of ``user`` (SeaStreamer's rule). So the text is safe in a
+    URL and in SQL.
 
     Example:
         >>> encode_key(b"user:events"), encode_key(b"user:42"), encode_key(b"tenants/7, new"), encode_key(b"\xff")
@@ -74,7 +75,7 @@ def encode_key(key: bytes) -> str:
 
 
 def decode_key(stream: str) -> bytes:
-    """The key that a stream key of :func:`encode_key` stands for.
+    """Decode a stream key of :func:`encode_key`.
 
     Example:
         >>> decode_key("user:events"), decode_key("user%3A42")
@@ -84,10 +85,10 @@ def decode_key(stream: str) -> bytes:
 
 
 def check_encoded_key(text: str) -> str:
-    """Return the stream key that ``text`` writes, as :func:`encode_key` would.
+    """Return ``text`` as the stream key that :func:`encode_key` would return.
 
     Raises:
-        InvalidStreamKeyError: a character has to be percent-encoded; or the text may be read in two ways.
+        InvalidStreamKeyError: a character must be percent-encoded, or the text is ambiguous.
 
     Example:
         >>> check_encoded_key("user%3aevents")
@@ -98,22 +99,22 @@ def check_encoded_key(text: str) -> str:
     if wrong is not None:
         written = quote(wrong, safe="", errors="replace")
         raise InvalidStreamKeyError(
-            f"{text[:60]!r} is not a stream key: {wrong!r} has a meaning here, or cannot be shown",
+            f"{text[:60]!r} is not a stream key: {wrong!r} has a special meaning or cannot be printed",
             remedy=f"Write it as {written}."
-            + (" Keys are no patterns; '*' alone stands for all streams." if wrong == "*" else ""),
+            + (" Keys are not patterns; only '*' alone stands for all streams." if wrong == "*" else ""),
         )
     numbered = _shard_suffix(text)
     if numbered:
         stream, number = text[: numbered.end(1)], numbered[2]
         raise InvalidStreamKeyError(
-            f"{text[:60]!r} may be shard {number} of the stream {stream!r}, or a key of its own",
+            f"{text[:60]!r} is ambiguous: shard {number} of the stream {stream!r}, or a key",
             remedy=f"Write {stream} for that stream with all its shards, or {stream}%3A{number} for the key.",
         )
     return encode_key(decode_key(text)) if "%" in text else text
 
 
 def _shard_suffix(text: str) -> re.Match[str] | None:
-    """How a key ends that is a shard; see :func:`stream_consumers.redis.entries.is_shard_id`."""
+    """Match the shard number at the end of a key; see :func:`stream_consumers.redis.entries.is_shard_id`."""
     found = _NUMBERED.search(text)
     return found if found and int(found[2]) <= MAX_SHARD else None
 
@@ -128,11 +129,11 @@ def _encoded(char: str) -> str:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Shard:
-    """One ordered part of a stream: a Kafka partition, a Redis key ``orders:3``, a shard id in a file.
+    """An ordered part of a stream: a Kafka partition, a Redis key ``orders:3``, or a shard id in a file.
 
     Args:
-        stream: the stream key; of Redis, as :func:`encode_key` writes it.
-        id: its number, from 0.
+        stream: the stream key; for Redis, as encoded by :func:`encode_key`.
+        id: the shard number, from 0.
 
     Example:
         >>> str(Shard("orders", 3)), Shard.parse("orders/3") == Shard("orders", 3)
@@ -147,10 +148,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read ``stream/id`` back; the stream may be an epoch, like ``orders#2``.
+        """Parse ``stream/id``; the stream may be an epoch, like ``orders#2``.
 
         Raises:
-            InvalidUrlError: if there is no ``/``, or no whole number up to :data:`MAX_SHARD` behind it.
+            InvalidUrlError: the text has no ``/`` followed by a whole number up to :data:`MAX_SHARD`.
         """
         stream, slash, number = text.rpartition("/")
         if not slash or not _NUMBER.fullmatch(number) or int(number) > MAX_SHARD:
@@ -166,12 +167,12 @@ class Message:
     """One message of a stream; (shard, sequence) identifies it.
 
     Args:
-        shard: the stream and shard it came from.
-        sequence: its place in the shard, from 0, growing but not always by one.
-        timestamp_ms: when it was sent, unix milliseconds UTC.
+        shard: the stream and shard of the message.
+        sequence: the sequence in the shard, from 0; sequences grow, but not always by one.
+        timestamp_ms: the send time in Unix milliseconds (UTC).
         payload: the bytes; ``None`` for a Kafka tombstone.
-        key: the partitioning key where the backend has one.
-        headers: (name, value) pairs in order where the backend has them.
+        key: the partitioning key, if the backend has keys.
+        headers: (name, value) pairs in order, if the backend has headers.
 
     Example:
         >>> Message(Shard("orders"), 7, 1_700_000_000_020, b"{}").text()
@@ -191,18 +192,18 @@ class Message:
         return from_milliseconds(self.timestamp_ms)
 
     def text(self) -> str:
-        """The payload as UTF-8 text (empty for a tombstone).
+        """Return the payload as UTF-8 text (empty for a tombstone).
 
         Raises:
-            UnicodeDecodeError: if it is not UTF-8.
+            UnicodeDecodeError: the payload is not UTF-8.
         """
         return (self.payload or b"").decode()
 
     def to_json(self) -> Mapping[str, object]:
-        """The message as a JSON object, under SeaStreamer's header names; :meth:`from_json` reads it back.
+        """Return the message as a JSON object with SeaStreamer's header names; :meth:`from_json` parses it.
 
-        Bytes that are not UTF-8 are in base64, under a name with ``_base64`` at its end. ``key`` and ``headers`` are
-        left out where the message has none.
+        Bytes that are not UTF-8 are encoded in base64, under a name that ends with ``_base64``. ``key`` and ``headers``
+        are left out if the message has none.
 
         Example:
             >>> Message(Shard("orders"), 7, 20, b"{}", key=b"a", headers=(("n", None),)).to_json()["headers"]
@@ -223,10 +224,10 @@ class Message:
 
     @classmethod
     def from_json(cls, document: object) -> Message:
-        r"""Read :meth:`to_json` back; what a document leaves out is shard 0, sequence 0, now, or nothing.
+        r"""Parse the result of :meth:`to_json`; the defaults are shard 0, sequence 0, now, and no payload.
 
         Raises:
-            InvalidOptionError: it is not such an object, or one of its values is of another kind.
+            InvalidOptionError: the document is not such an object, or a value has another type.
 
         Example:
             >>> message = Message(Shard("orders", 3), 7, 1_700_000_000_020, b"\xff", key=b"a")
@@ -271,7 +272,7 @@ def _utc(moment: object) -> str:
 
 
 def bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
-    """Bytes as text; those that are not UTF-8 in base64, under the name with ``_base64`` at its end."""
+    """Return bytes as text, or in base64 under a name that ends with ``_base64`` if they are not UTF-8."""
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
@@ -279,10 +280,10 @@ def bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
 
 
 def bytes_from_json(name: str, document: Mapping[str, object]) -> bytes | None:
-    """Read :func:`bytes_to_json` back.
+    """Parse the result of :func:`bytes_to_json`.
 
     Raises:
-        TypeError, ValueError: a value of another kind, no base64, or both ways at once.
+        TypeError, ValueError: the value has another type, is not base64, or is given twice.
     """
     encoded, text = document.get(f"{name}_base64"), document.get(name)
     if encoded is not None and text is not None:
@@ -296,9 +297,9 @@ class Receipt:
     """The shard, sequence and timestamp of a message that was sent.
 
     Args:
-        shard: the shard it was sent to.
-        sequence: its place in the shard, or a function that waits for the broker to assign it.
-        timestamp_ms: the time it was sent with.
+        shard: the shard of the message.
+        sequence: its sequence in the shard, or a function that waits for the broker to assign it.
+        timestamp_ms: its timestamp in Unix milliseconds.
 
     Example:
         >>> Receipt(Shard("orders"), lambda: 7, 1_700_000_000_020).sequence
@@ -314,25 +315,25 @@ class Receipt:
 
     @property
     def sequence(self) -> int:
-        """Its place in the shard; waits until it is known.
+        """The sequence in the shard; waits until it is known.
 
         Raises:
-            StreamAssetsError: the message was not delivered; the error of the producer.
+            StreamAssetsError: the message was not delivered.
         """
         if not isinstance(self._sequence, int):
             self._sequence = self._sequence()
         return self._sequence
 
     def __repr__(self) -> str:
-        sequence = self._sequence if isinstance(self._sequence, int) else "on its way"
+        sequence = self._sequence if isinstance(self._sequence, int) else "pending"
         return f"Receipt({self.shard}, {sequence}, {self.timestamp_ms})"
 
 
 def check_shard(shard: object) -> Shard:
-    """Return ``shard`` if it is one.
+    """Return ``shard`` if it is a valid shard.
 
     Raises:
-        InvalidOptionError: naming what it is instead.
+        InvalidOptionError: it is not.
 
     Example:
         >>> check_shard(Shard("orders", "0"))
@@ -349,19 +350,19 @@ Shard('orders', 3), with a number from 0.
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A part of a stream that cannot be used as a message, with its original bytes.
+    """A part of a stream that cannot be read as a message, with its original bytes.
 
     Args:
-        shard: the shard that it counts towards.
-        sequence: its sequence, or ``None`` if that is unknown since framing was lost.
-        timestamp_ms: its send time, or ``None`` if that is unknown.
+        shard: the shard that counts it.
+        sequence: its sequence; ``None`` if it is unknown because framing was lost.
+        timestamp_ms: its send time in Unix milliseconds; ``None`` if unknown.
         payload: the original bytes.
-        error: the reason why it cannot be used.
-        offset: where it starts, in bytes from the start of the file.
+        error: the reason why it cannot be read as a message.
+        offset: its start, in bytes from the beginning of the file.
 
     Example:
-        >>> letter = DeadLetter(Shard("orders"), 7, 1_700_000_000_000, b"?", "checksum mismatch", offset=128)
-        >>> letter.sequence, letter.error
+        >>> dead_letter = DeadLetter(Shard("orders"), 7, 1_700_000_000_000, b"?", "checksum mismatch", offset=128)
+        >>> dead_letter.sequence, dead_letter.error
         (7, 'checksum mismatch')
     """
 
@@ -374,7 +375,7 @@ class DeadLetter:
 
 
 def to_milliseconds(moment: datetime) -> int:
-    """Unix milliseconds of an aware datetime (a naive one is read as UTC), rounded down.
+    """Convert a datetime to Unix milliseconds, rounded down; a naive datetime is taken as UTC.
 
     Example:
         >>> to_milliseconds(datetime(1970, 1, 1, 0, 0, 1))
@@ -384,13 +385,13 @@ def to_milliseconds(moment: datetime) -> int:
         InvalidOptionError: it is not a datetime.
     """
     if not isinstance(moment, datetime):
-        raise InvalidOptionError(f"{moment!r} is not a datetime", remedy="Give one with its zone, or in UTC.")
+        raise InvalidOptionError(f"{moment!r} is not a datetime", remedy="Give one with a time zone, or in UTC.")
     aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
     return (aware - _EPOCH) // _MILLISECOND
 
 
 def from_milliseconds(milliseconds: int) -> datetime:
-    """The aware UTC datetime of unix milliseconds.
+    """Convert Unix milliseconds to an aware UTC datetime.
 
     Example:
         >>> from_milliseconds(1000).isoformat()
@@ -400,7 +401,7 @@ def from_milliseconds(milliseconds: int) -> datetime:
 
 
 def now_milliseconds() -> int:
-    """The current time in unix milliseconds.
+    """Return the current time in Unix milliseconds.
 
     Example:
         >>> from_milliseconds(now_milliseconds()) <= datetime.now(timezone.utc)
@@ -410,15 +411,15 @@ def now_milliseconds() -> int:
 
 
 def is_recent(moment: float, *, now: float, seconds: float) -> bool:
-    """Whether a moment on the system's clock is within ``seconds`` of now, on either side.
+    """Whether a moment on the system's clock is within ``seconds`` before or after now.
 
-    A moment further ahead was noted before the clock was set back. It counts as long past: what waits for it to pass
-    would wait for as long as the clock was set back.
+    A moment further in the future was recorded before the clock was set back. It counts as long past, because waiting
+    for it to pass would take as long as the clock was set back.
 
     Args:
-        moment: in seconds since 1970, like ``now``.
-        now: the clock.
-        seconds: how long a moment is recent.
+        moment: the moment, in seconds since 1970.
+        now: the current time, in seconds since 1970.
+        seconds: the greatest distance of a recent moment.
 
     Example:
         >>> [is_recent(moment, now=100.0, seconds=10.0) for moment in (80.0, 95.0, 105.0, 3700.0)]
@@ -428,7 +429,7 @@ def is_recent(moment: float, *, now: float, seconds: float) -> bool:
 
 
 def utc_text(milliseconds: int) -> str:
-    """Unix milliseconds in ISO 8601 with the zone, or as their number where no date can say them.
+    """Format Unix milliseconds in ISO 8601 with the zone, or as a number outside the range of dates.
 
     Example:
         >>> utc_text(20), utc_text(1 << 60)

@@ -1,4 +1,4 @@
-"""Modes and options, as values."""
+"""Modes, options and checks of arguments."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 
 
 class ConsumerMode(str, enum.Enum):
-    """How a consumer shares and remembers (SeaStreamer's three modes).
+    """How a consumer shares a stream and stores positions (SeaStreamer's three modes).
 
-    ``real_time``: no group; ingestion begins at the end, and only the ledger remembers. ``resumable``: one member reads
-    all shards and continues where its group was. ``load_balanced``: several members share the shards, or the messages.
+    ``real_time``: no group; ingestion starts at the end, and only the ledger stores positions. ``resumable``: one
+    member reads all shards and continues at the position of its group. ``load_balanced``: several members share the
+    shards or the messages.
 
     Example:
         >>> ConsumerMode("load_balanced") is ConsumerMode.LOAD_BALANCED
@@ -37,7 +38,7 @@ class ConsumerMode(str, enum.Enum):
 
 
 class AutoStreamReset(str, enum.Enum):
-    """Where a consumer starts that has no position yet.
+    """Where a consumer without a position starts.
 
     Example:
         >>> AutoStreamReset("latest") is AutoStreamReset.LATEST
@@ -49,10 +50,10 @@ class AutoStreamReset(str, enum.Enum):
 
 
 class DataLoss(str, enum.Enum):
-    """What to do when messages are gone from the stream before they were read.
+    """What to do when messages were removed from the stream before they were read.
 
-    Data loss is never silent. ``error``: stop, and say what is gone. ``record``: skip the lost range and continue; the
-    exact range goes into the ledger, the metadata and the dead-letter table.
+    Data loss is always reported. ``error``: stop with an error that names the lost ranges. ``record``: skip the lost
+    range and continue; the exact range is recorded in the ledger, the metadata and the dead-letter table.
 
     Example:
         >>> DataLoss("record") is DataLoss.RECORD
@@ -64,10 +65,10 @@ class DataLoss(str, enum.Enum):
 
 
 class SchemaChanges(str, enum.Enum):
-    """What becomes of columns, and of fields of structs, that a table does not have.
+    """How to handle columns, and fields of structs, that a table does not have.
 
-    ``fail``: an error that names them, before anything is read. ``add_columns``: they come into the table. ``rescue``:
-    the table stays as it is, but for one more column, ``_rescued``, with a JSON object of them.
+    ``fail``: raise an error that names them, before anything is read. ``add_columns``: add them to the table.
+    ``rescue``: leave the table unchanged except for the column ``_rescued``, which stores them as a JSON object.
 
     Example:
         >>> SchemaChanges("add_columns") is SchemaChanges.ADD_COLUMNS
@@ -80,10 +81,10 @@ class SchemaChanges(str, enum.Enum):
 
 
 class OnBadRows(str, enum.Enum):
-    """What becomes of rows that the table does not take, or that the transform fails for.
+    """How to handle rows that the table rejects, or for which the transform fails.
 
-    ``fail``: the run fails, and says what to do. ``dead_letter``: their messages become dead letters, and the others
-    are written. Rows that the transform rejects become dead letters either way.
+    ``fail``: fail the run with an error that gives the remedy. ``dead_letter``: turn their messages into dead letters,
+    and write the other rows. Rows that the transform rejects become dead letters in both cases.
 
     Example:
         >>> OnBadRows("dead_letter") is OnBadRows.DEAD_LETTER
@@ -95,18 +96,18 @@ class OnBadRows(str, enum.Enum):
 
 
 def choice(kind: type[Choice], value: object, *, option: str, others: str = "") -> Choice:
-    """The member of ``kind`` that this is, or that has this text as its value.
+    """Return a member of an enumeration, given as the member or as the text of its value.
 
-    Every argument that takes an enumeration is checked here, so that text works everywhere.
+    Every argument of an enumeration type is checked here, so that text is accepted everywhere.
 
     Args:
         kind: the enumeration.
         value: a member, or its value as text.
-        option: what to call it in the error.
-        others: what else the option takes, for the error.
+        option: the name of the option, for the error.
+        others: other values that the option accepts, for the error.
 
     Raises:
-        InvalidOptionError: listing the values there are.
+        InvalidOptionError: the value is unknown; the error lists the valid values.
 
     Example:
         >>> choice(ConsumerMode, "resumable", option="mode").name
@@ -117,21 +118,21 @@ def choice(kind: type[Choice], value: object, *, option: str, others: str = "") 
     if isinstance(value, kind):
         return value
     known = {str(member.value): member for member in kind}
-    # A member of another enumeration may have the same text, and means something else.
+    # Reject a member of another enumeration with the same text, because its meaning differs.
     if not isinstance(value, str) or isinstance(value, enum.Enum) or value not in known:
         raise InvalidOptionError(f"{option}={value!r} is unknown", remedy=f"Use {others}one of: {', '.join(known)}.")
     return known[value]
 
 
 def choose_reset(reset: object, *, live: bool) -> AutoStreamReset:
-    """Return where a consumer without a position starts; refuse a start at the end that is not followed.
+    """Return where a consumer without a position starts; reject ``latest`` for a consumer that is not live.
 
     Args:
         reset: a member, or its value as text.
-        live: whether the consumer waits for more at the end.
+        live: whether the consumer waits for more messages at the end.
 
     Raises:
-        InvalidOptionError: it is unknown, or ``latest`` without ``live``, which reads nothing.
+        InvalidOptionError: the value is unknown, or it is ``latest`` without ``live``, which reads nothing.
 
     Example:
         >>> choose_reset("latest", live=True).name
@@ -140,21 +141,21 @@ def choose_reset(reset: object, *, live: bool) -> AutoStreamReset:
     chosen = choice(AutoStreamReset, reset, option="reset")
     if chosen is AutoStreamReset.LATEST and not live:
         raise InvalidOptionError(
-            "reset='latest' with live=False reads nothing: it starts at the end, and ends there",
+            "reset='latest' with live=False reads nothing, because it starts and ends at the end",
             remedy="Use reset='earliest', or live=True.",
         )
     return chosen
 
 
 def choose_fields(options: object, **kinds: type[enum.Enum]) -> None:
-    """Make members of those fields of a frozen dataclass that may be given as text; see :func:`choice`.
+    """Convert fields of a frozen dataclass that may be given as text to members of enumerations; see :func:`choice`.
 
     Args:
         options: the dataclass, in its ``__post_init__``.
-        **kinds: per field, its enumeration.
+        **kinds: the enumeration of each field.
 
     Raises:
-        InvalidOptionError: listing the values there are.
+        InvalidOptionError: a value is unknown; the error lists the valid values.
 
     Example:
         >>> FileProducerOptions(creation="never").creation
@@ -167,17 +168,17 @@ def choose_fields(options: object, **kinds: type[enum.Enum]) -> None:
 def check_range(
     name: str, value: float | None, *, at_least: float = 0.0, more_than: float | None = None, at_most: float = math.inf
 ) -> None:
-    """Refuse a number that is outside of its range, or not finite.
+    """Raise if a number is outside its range or not finite.
 
     Args:
-        name: of the option.
-        value: what it is set to.
-        at_least: the smallest number that is allowed.
-        more_than: instead of ``at_least``: the number that it must be greater than.
-        at_most: the largest number that is allowed.
+        name: the name of the option.
+        value: the value to check.
+        at_least: the smallest valid number.
+        more_than: an exclusive lower bound, instead of ``at_least``.
+        at_most: the largest valid number.
 
     Raises:
-        InvalidOptionError: naming the option, the value and the range.
+        InvalidOptionError: the number is not valid; the error names the option, the value and the range.
 
     Example:
         >>> check_range("commit_interval_seconds", -1)
@@ -185,7 +186,7 @@ def check_range(
         stream_consumers.errors.InvalidOptionError: commit_interval_seconds=-1 is out of range. It must be a finite \
 number >= 0.
     """
-    # A truth value would be compared as a number, and text would fail in the comparison with a TypeError.
+    # A Boolean would compare as a number, and text would raise a TypeError in the comparison.
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     is_enough = number >= at_least if more_than is None else number > more_than
     if not (math.isfinite(number) and is_enough and number <= at_most):
@@ -197,16 +198,16 @@ number >= 0.
 
 
 def check_count(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> int:
-    """Return ``value`` if it is a whole number of this range.
+    """Return ``value`` if it is a whole number in this range.
 
     Args:
-        name: of the argument.
-        value: what it is set to.
-        at_least: the smallest number that is allowed.
-        at_most: the largest number that is allowed.
+        name: the name of the argument.
+        value: the value to check.
+        at_least: the smallest valid number.
+        at_most: the largest valid number.
 
     Raises:
-        InvalidOptionError: naming the argument, the value and the range.
+        InvalidOptionError: the value is not valid; the error names the argument, the value and the range.
 
     Example:
         >>> check_count("max_messages", 0)
@@ -227,14 +228,14 @@ def check_count(name: str, value: object, *, at_least: int = 1, at_most: int | N
 
 
 def check_timeout(seconds: object, *, name: str = "timeout_seconds") -> float:
-    """The seconds to wait: a negative number is 0, and ``math.inf`` waits without an end.
+    """Return the seconds to wait; a negative number counts as 0, and ``math.inf`` waits without a limit.
 
     Args:
-        seconds: what was given.
-        name: of the argument.
+        seconds: the value to check.
+        name: the name of the argument.
 
     Raises:
-        InvalidOptionError: it is not a number.
+        InvalidOptionError: the value is not a number.
 
     Example:
         >>> check_timeout(-1), check_timeout(2.5)
@@ -246,38 +247,39 @@ def check_timeout(seconds: object, *, name: str = "timeout_seconds") -> float:
 
 
 def check_switch(name: str, value: object) -> bool:
-    """Return ``value`` if it is ``True`` or ``False``: text like ``"false"`` would count as true.
+    """Return ``value`` if it is ``True`` or ``False``; text like ``"false"`` would count as true.
 
     Args:
-        name: of the argument.
-        value: what it is set to.
+        name: the name of the argument.
+        value: the value to check.
 
     Raises:
-        InvalidOptionError: it is something else.
+        InvalidOptionError: the value is not a Boolean.
 
     Example:
         >>> check_switch("single_writer", "false")
         Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: single_writer='false' is neither on nor off. Use True or False.
+        stream_consumers.errors.InvalidOptionError: single_writer='false' is not a Boolean. Use True or False.
     """
     if not isinstance(value, bool):
-        raise InvalidOptionError(f"{name}={value!r} is neither on nor off", remedy="Use True or False.")
+        raise InvalidOptionError(f"{name}={value!r} is not a Boolean", remedy="Use True or False.")
     return value
 
 
 def check_name(name: str, value: object, *, without: str = "") -> str:
-    """Return ``value`` if it is text that names something.
+    """Return ``value`` if it is a valid name.
 
-    Clients that are written in C end a name at its first NUL, so that two groups would be one, and end the process
-    over text that has no UTF-8.
+    Clients written in C cut a name at its first NUL, so that two groups would become one, and crash the process on text
+    that cannot be encoded as UTF-8.
 
     Args:
-        name: of the argument.
-        value: what it is set to.
-        without: characters that it cannot have.
+        name: the name of the argument.
+        value: the value to check.
+        without: the characters that the name must not contain.
 
     Raises:
-        InvalidOptionError: it is not text, has only spaces, or has one of those characters, a NUL or a lone surrogate.
+        InvalidOptionError: the value is not text, is blank, or contains one of these characters, a NUL or a lone
+            surrogate.
 
     Example:
         >>> check_name("group", "a/b", without="/")
@@ -293,14 +295,14 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
 
 
 def check_iterable(name: str, values: object) -> None:
-    """Refuse what is not several values; text is refused because each of its letters would be one.
+    """Raise unless ``values`` is an iterable of values; text is rejected, because each character would be a value.
 
     Args:
-        name: of the argument.
-        values: what it is set to.
+        name: the name of the argument.
+        values: the values to check.
 
     Raises:
-        InvalidOptionError: it is text, or nothing to iterate over.
+        InvalidOptionError: it is text, or not iterable.
 
     Example:
         >>> check_iterable("owners", ["team:shop"])
@@ -321,7 +323,7 @@ Write owners=['team:shop'].
 
 
 def is_plain_text(text: str) -> bool:
-    r"""Whether a client that is written in C takes this text as it is.
+    r"""Whether a client written in C accepts this text unchanged.
 
     Example:
         >>> is_plain_text("ü"), is_plain_text("a\0b"), is_plain_text("\ud800")
@@ -332,12 +334,12 @@ def is_plain_text(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one micro-batch holds.
+    """The limits of one micro-batch.
 
     Args:
-        max_records: messages; at least 1. Where single Redis entries are claimed, no more than 500,000 are.
-        max_bytes: of payloads, keys and headers, and of the names of headers and fields; a batch always takes at least
-            one message.
+        max_records: the most messages; at least 1. If single Redis entries are claimed, the limit is at most 500,000.
+        max_bytes: the most bytes of payloads, keys and headers, and of the names of headers and fields; a batch always
+            holds at least one message.
 
     Example:
         >>> Limits(max_records=10).max_records
@@ -352,30 +354,30 @@ class Limits:
             check_count(name, getattr(self, name))
 
     def override(self, max_records: int | None = None, max_bytes: int | None = None) -> Limits:
-        """These limits, with those replaced that are given."""
+        """Return these limits with the given ones replaced."""
         records = self.max_records if max_records is None else max_records
         return Limits(records, self.max_bytes if max_bytes is None else max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What a run does about messages and rows that it cannot write as they are.
+    """How a run handles messages and rows that it cannot write unchanged.
 
     Args:
-        on_data_loss: ``error`` for messages that the stream dropped before they were read, or ``record`` the exact
-            range and continue.
-        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for:
-            ``fail`` the run, or make a ``dead_letter`` of their message and continue. Rows that the transform rejects
-            with :func:`stream_assets.reject` become dead letters either way.
-        schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``;
-            ``add_columns`` for adding them, and wider types where the table has ``delta.enableTypeWidening``; or
-            ``rescue`` for putting them into the column ``_rescued``. Fields of JSON that the schema lacks count, too.
-        dead_letter_payloads: whether Dagster gets values of messages: the beginning of a payload with each kind of
-            reason why messages became dead letters, and the whole text of errors. Dagster keeps them for long, and
-            its users may not have access to the table; so the default is to give only the places of messages.
+        on_data_loss: for messages that the stream removed before they were read: ``error`` fails the run, ``record``
+            records the exact range and continues.
+        on_bad_rows: for rows that violate a constraint of the table, or for which the transform fails: ``fail`` fails
+            the run, ``dead_letter`` turns their messages into dead letters and continues. Rows that the transform
+            rejects with :func:`stream_assets.reject` become dead letters in both cases.
+        schema_changes: for columns, and fields of structs, that the table does not have: ``fail`` fails the run,
+            ``add_columns`` adds them (and widens types if the table has ``delta.enableTypeWidening``), ``rescue``
+            stores them in the column ``_rescued``. This includes JSON fields that are missing in the schema.
+        dead_letter_payloads: whether Dagster gets values of messages: the beginning of one payload for each reason for
+            dead letters, and the complete text of errors. Dagster stores them for a long time, and its users may not
+            have access to the table, so by default it gets only the positions of messages.
 
     Raises:
-        InvalidOptionError: a word that is none of the choices.
+        InvalidOptionError: a value is not one of the choices.
 
     Example:
         >>> ErrorPolicy(on_bad_rows="dead_letter").on_bad_rows is OnBadRows.DEAD_LETTER
@@ -393,7 +395,7 @@ class ErrorPolicy:
 
 
 class FileCreation(str, enum.Enum):
-    """What a producer does about the file: it must exist, may be created, or must be new.
+    """Whether the file of a producer must exist, may be created, or must be new.
 
     Example:
         >>> FileProducerOptions(creation=FileCreation.NEVER).creation.value
@@ -417,9 +419,9 @@ class FileProducerOptions:
 
     Args:
         creation: see :class:`FileCreation`.
-        beacon_interval: bytes between beacons, a multiple of 1024; the header of an existing file wins.
+        beacon_interval: bytes between beacons, a multiple of 1024; the value in an existing file takes precedence.
         end_with_eos: write an end-of-stream message when the producer ends.
-        file_size_limit: bytes; a message that would pass it raises :class:`SizeLimitError`.
+        file_size_limit: the limit in bytes; a message that would exceed it raises :class:`SizeLimitError`.
 
     Example:
         >>> FileProducerOptions(beacon_interval=2048, end_with_eos=True).creation.value
@@ -443,10 +445,11 @@ class FileProducerOptions:
 
 
 class AutoCommit(str, enum.Enum):
-    """When a member of a Redis group acknowledges what it was given (SeaStreamer's four ways).
+    """When a member of a Redis group acknowledges its messages to the server (SeaStreamer's four modes).
 
-    ``immediate``: the server does, on reading (at most once). ``delayed``: some seconds after a message was handed
-    out. ``rolling``: every second, what was acknowledged by then. ``disabled``: only when ``commit`` is called.
+    ``immediate``: the server acknowledges on reading (at most once). ``delayed``: several seconds after a message was
+    delivered to the user. ``rolling``: every second, for all messages that the user acknowledged by then.
+    ``disabled``: only when ``commit`` is called.
 
     Example:
         >>> RedisGroupOptions(auto_commit=AutoCommit.DISABLED).auto_commit.value
@@ -465,15 +468,15 @@ class RedisGroupOptions:
 
     Args:
         auto_commit: see :class:`AutoCommit`.
-        auto_commit_delay_seconds: with ``delayed``, how long after a message was handed out it counts as done.
+        auto_commit_delay_seconds: with ``delayed``, the time after which a delivered message counts as done.
         auto_commit_interval_seconds: the least time between two automatic commits.
-        auto_claim_interval_seconds: with mode ``load_balanced``, how often to look for entries that a member which is
-            gone has left behind; ``None`` never does.
-        auto_claim_idle_seconds: how long a member must have been silent, and an entry untouched, to be taken over.
-        batch_size: entries to ask a shard for; by default 100, and 10 with mode ``load_balanced``.
-        create_stream: make a stream that is not there; without it that is an error.
+        auto_claim_interval_seconds: with mode ``load_balanced``, the time between searches for pending entries of dead
+            members; ``None`` disables them.
+        auto_claim_idle_seconds: how long a member must have been inactive, and an entry idle, before it is taken over.
+        batch_size: the number of entries to request from a shard; by default 100, and 10 with mode ``load_balanced``.
+        create_stream: create a missing stream; without it, a missing stream is an error.
         consumer: this member's name in the group.
-        max_deliveries: an entry that was handed out more often becomes a dead letter; ``None`` never does that.
+        max_deliveries: an entry that was delivered more often becomes a dead letter; ``None`` sets no limit.
 
     Example:
         >>> RedisGroupOptions(auto_commit=AutoCommit.ROLLING).auto_commit_interval_seconds
@@ -495,7 +498,7 @@ class RedisGroupOptions:
         check_switch("create_stream", self.create_stream)
         for name in ("auto_commit_delay_seconds", "auto_commit_interval_seconds"):
             check_range(name, getattr(self, name))
-        # A shorter idle time would take entries from members that are working on them.
+        # A shorter idle time would take entries from members that are processing them.
         check_range("auto_claim_idle_seconds", self.auto_claim_idle_seconds, at_least=MIN_CLAIM_SECONDS)
         if self.auto_claim_interval_seconds is not None:
             check_range("auto_claim_interval_seconds", self.auto_claim_interval_seconds, at_least=MIN_CLAIM_SECONDS)
@@ -513,13 +516,13 @@ _numbers = itertools.count()
 
 
 def host_id() -> str:
-    """``$HOST_ID``, else the container's id, else the MAC address, else systemd's machine id; letters and digits.
+    """Return an id of this host: ``$HOST_ID``, the container's id, the MAC address, or systemd's machine id.
 
-    A default group name made of it stays the same over restarts on one host only: give groups a name where hosts come
-    and go.
+    The first one that exists is used. Default group names contain the id, so they survive restarts only on the same
+    host: give groups explicit names if hosts change.
 
     Raises:
-        InvalidOptionError: nothing here stays the same from run to run.
+        InvalidOptionError: the host has no id that stays the same from run to run.
 
     Example:
         >>> host_id() == host_id()
@@ -536,7 +539,7 @@ def host_id() -> str:
 
 
 def new_consumer_name() -> str:
-    """A unique name of a group's member: host, process, thread and time (SeaStreamer's rule).
+    """Return a unique name for a member of a group: host, process, thread and time (SeaStreamer's rule).
 
     Example:
         >>> new_consumer_name() == new_consumer_name()
@@ -545,7 +548,7 @@ def new_consumer_name() -> str:
     try:
         host = host_id()
     except InvalidOptionError:
-        # The name is new in each run anyway.
+        # The name need not be stable, because it is new in each run.
         host = socket.gethostname()
     return f"{host}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns() + next(_numbers)}"
 
@@ -558,7 +561,7 @@ def _container_id() -> str | None:
 
 def _mac_address() -> str | None:
     node = uuid.getnode()
-    # Python makes a random one up where it finds none, and marks it with this bit (RFC 4122, section 4.5).
+    # Without a MAC address, Python generates a random one and sets this bit (RFC 4122, section 4.5).
     is_random = bool(node >> 40 & 1)
     return None if is_random else f"{node:012X}"
 
@@ -570,13 +573,13 @@ def _machine_id() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Modes:
-    """The modes that there are for some kind of reader, and its groups: the one place that checks them.
+    """The available modes of a kind of reader, and the default names of its groups; all modes are checked here.
 
     Args:
-        of: who has them, for errors, like ``consumers of files``.
-        available: the modes.
-        host_groups: for modes that need no name for the group, what follows the host's id in the name that is used
-            then (SeaStreamer's rule).
+        of: the kind of reader, for errors, like ``consumers of files``.
+        available: the available modes.
+        host_groups: the modes that need no explicit group name, each with the suffix that follows the host's id in the
+            default name (SeaStreamer's rule).
 
     Example:
         >>> modes = Modes(of="consumers of files", available=(ConsumerMode.REAL_TIME, ConsumerMode.LOAD_BALANCED))
@@ -597,10 +600,10 @@ Use mode 'real_time' or 'load_balanced'.
         object.__setattr__(self, "host_groups", {_mode(mode): tail for mode, tail in self.host_groups.items()})
 
     def check(self, mode: ConsumerMode) -> ConsumerMode:
-        """Refuse a mode that is not among them; returns it, also where it was given as text.
+        """Return the mode, which may be given as text, if it is available.
 
         Raises:
-            InvalidOptionError: naming those there are.
+            InvalidOptionError: it is not available; the error lists the available modes.
         """
         chosen = _mode(mode)
         if chosen not in self.available:
@@ -610,14 +613,14 @@ Use mode 'real_time' or 'load_balanced'.
         return chosen
 
     def group(self, mode: ConsumerMode, name: str | None) -> str | None:
-        """The group's name; ``None`` with mode ``real_time``, which has none.
+        """Return the group's name; ``None`` with mode ``real_time``, which has no group.
 
         Args:
-            mode: one of these.
-            name: as given; ``None`` for the default.
+            mode: an available mode.
+            name: the given name; ``None`` for the default.
 
         Raises:
-            InvalidOptionError: another mode; a name where there is no group, or none where one is needed.
+            InvalidOptionError: the mode is not available, has no group but a name is given, or needs a name.
         """
         mode = self.check(mode)
         if mode is ConsumerMode.REAL_TIME:

@@ -1,4 +1,4 @@
-"""Producers send messages, the same on every backend; this part checks a message, fills in defaults, and ends once."""
+"""The base class of producers: it checks messages, fills in defaults, and closes once."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from stream_consumers.urls import StreamUrl
 
 
 class Producer(ClosesOnExit, ABC):
-    """Sends messages. Close it when done; it is a context manager, and leaving it flushes.
+    """Sends messages; a context manager that flushes on exit. Close it when done.
 
-    A backend implements :meth:`_send` and :meth:`_flush`, and :meth:`_end` if there is something to release. One whose
-    ``send`` has more parameters overrides it, and passes them on to its :meth:`_send`. What every backend keeps:
+    A backend implements :meth:`_send` and :meth:`_flush`, and :meth:`_end` if it has resources to release. A backend
+    whose ``send`` has more parameters overrides ``send`` and passes them to its :meth:`_send`. Every backend ensures:
 
-    * A message that cannot be sent is refused by ``send``, before it is queued. Whenever ``send`` raises, its message
-      was not taken, and those before it are where they were.
-    * What the backend has not acknowledged stays queued, in the order of each shard, until a :meth:`flush` succeeds;
-      where that cannot be (the client has given a message up, the producer ends), :func:`undelivered` names it.
+    * ``send`` rejects an invalid message before it is queued. If ``send`` raises, its message was not queued, and the
+      state of earlier messages did not change.
+    * Messages that the backend has not acknowledged stay queued, in the order of each shard, until a :meth:`flush`
+      succeeds. If that is impossible (the client has given up a message, or the producer ends), :func:`undelivered`
+      counts them in the error.
 
     Args:
-        url: the stream URL; its first stream is the default of ``send``.
+        url: the stream URL; its first stream is the default for ``send``.
 
     Example:
         >>> from stream_consumers.create import create_producer
@@ -49,35 +50,35 @@ class Producer(ClosesOnExit, ABC):
         url = StreamUrl.parse(url)
         self._url = url
         self._stream = url.required_streams()[0]
-        # Re-entrant, so that a backend may flush while it sends.
+        # The lock is re-entrant, so that a backend can flush while it sends.
         self._lock = threading.RLock()
         self._ended = False
 
     def send(
         self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
     ) -> Receipt:
-        """Send one message; it is on its way when this returns, and safe after :meth:`flush`.
+        """Queue one message; its delivery is confirmed by :meth:`flush`.
 
         Args:
             payload: the bytes.
-            stream: the stream key; the first of the URL by default.
+            stream: the stream key; by default, the first stream of the URL.
             shard: the shard id.
-            timestamp_ms: unix milliseconds; now by default.
+            timestamp_ms: the timestamp in Unix milliseconds; now by default.
 
         Raises:
-            ProducerEndedError: the producer was ended.
-            InvalidOptionError, InvalidStreamKeyError: there cannot be such a message.
-            StreamAssetsError: what was sent before does not arrive. Whatever is raised, this message was not taken.
+            ProducerEndedError: the producer has ended.
+            InvalidOptionError, InvalidStreamKeyError: the message is invalid.
+            StreamAssetsError: earlier messages could not be delivered. After any error, this message was not queued.
         """
         return self._send(*self._defaults(stream, shard, timestamp_ms), check_payload(payload))
 
     def flush(self) -> None:
-        """Wait until everything sent is with the backend.
+        """Wait until the backend has acknowledged all messages.
 
         Raises:
-            ProducerEndedError: the producer was closed, which has flushed it.
-            StreamAssetsError: ``undelivered`` messages are not known to have arrived. They stay queued, in the order
-                of each shard: flush again. Where the error says that they were given up, send them again.
+            ProducerEndedError: the producer was closed; closing flushes.
+            StreamAssetsError: the fact ``undelivered`` counts messages that may not have arrived. They stay queued, in
+                the order of each shard: flush again. If the error says that they were given up, send them again.
         """
         self._check_not_ended()
         self._flush()
@@ -86,7 +87,7 @@ class Producer(ClosesOnExit, ABC):
         """Flush and end; closing again does nothing.
 
         Raises:
-            StreamAssetsError: as :meth:`flush`; what is counted in it is dropped, as the producer has ended.
+            StreamAssetsError: as :meth:`flush`; the counted messages are dropped, because the producer has ended.
         """
         with self._lock:
             if self._ended:
@@ -96,22 +97,22 @@ class Producer(ClosesOnExit, ABC):
 
     @abstractmethod
     def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
-        """Send one message. Check again under the lock where a concurrent :meth:`close` would do harm."""
+        """Send one message. If a concurrent :meth:`close` could do harm, check again under the lock."""
 
     @abstractmethod
     def _flush(self) -> None:
-        """Wait until everything sent is with the backend. Take the lock where a concurrent :meth:`close` does harm."""
+        """Wait for all acknowledgements. If a concurrent :meth:`close` could do harm, take the lock."""
 
     def _end(self) -> None:
-        """Flush, and release what is open; called once, without the lock."""
+        """Flush and release open resources; called once, without the lock."""
         self._flush()
 
     def _defaults(self, stream: str | None, shard: int, timestamp_ms: int | None) -> tuple[Shard, int]:
-        """The shard and the timestamp of a message, checked, and filled in where they were not given.
+        """Return the checked shard and timestamp of a message, with defaults filled in.
 
         Raises:
             ProducerEndedError: the producer has ended.
-            InvalidStreamKeyError, InvalidOptionError: there cannot be such a message.
+            InvalidStreamKeyError, InvalidOptionError: the message is invalid.
         """
         self._check_not_ended()
         check_count("shard", shard, at_least=0, at_most=MAX_SHARD)
@@ -124,14 +125,14 @@ class Producer(ClosesOnExit, ABC):
 
 
 def check_payload(payload: object, *, option: str = "payload") -> bytes:
-    """The bytes of a message, as they are now: a buffer may change after it was sent.
+    """Return the bytes of a message; a buffer is copied, because it may change after sending.
 
     Args:
-        payload: what was given.
-        option: what to call it in the error: a key and the value of a header are bytes, too.
+        payload: the payload, or a key or the value of a header.
+        option: its name, for the error.
 
     Raises:
-        InvalidOptionError: it is something else than bytes.
+        InvalidOptionError: the payload is not bytes.
 
     Example:
         >>> check_payload(bytearray(b"{}"))
@@ -152,14 +153,14 @@ text.encode(); nothing was sent.
 
 
 def check_headers(headers: Iterable[object], *, may_be_none: bool = False) -> list[tuple[str, Any]]:
-    """The headers of a message, as names and bytes; a value that is text becomes UTF-8.
+    """Return the headers of a message as names and bytes; text values are encoded as UTF-8.
 
     Args:
         headers: pairs of a name and a value.
-        may_be_none: whether there are headers without a value.
+        may_be_none: whether a value may be ``None``.
 
     Raises:
-        InvalidOptionError: naming the first one that is not a header.
+        InvalidOptionError: an item is not a header.
 
     Example:
         >>> check_headers({"source": "web"}.items())
@@ -169,7 +170,7 @@ def check_headers(headers: Iterable[object], *, may_be_none: bool = False) -> li
     for header in headers:
         if not (isinstance(header, (tuple, list)) and len(header) == 2 and isinstance(header[0], str)):
             raise InvalidOptionError(
-                f"{header!r} is not a header", remedy="Give pairs of a name, which is text, and a value of bytes."
+                f"{header!r} is not a header", remedy="Give pairs of a name (text) and a value (bytes)."
             )
         name, value = header
         if not (may_be_none and value is None):
@@ -179,14 +180,14 @@ def check_headers(headers: Iterable[object], *, may_be_none: bool = False) -> li
 
 
 def check_target(url: StreamUrl, stream: object) -> str:
-    """The key of a stream to send to, if a consumer can name it.
+    """Return the key of a stream to send to, if a consumer can subscribe to it.
 
     Args:
-        url: of the servers.
-        stream: as in a URL; see :meth:`stream_consumers.urls.StreamUrl.stream_key`.
+        url: the URL of the servers.
+        stream: the key as in a URL; see :meth:`stream_consumers.urls.StreamUrl.stream_key`.
 
     Raises:
-        InvalidStreamKeyError: it is not a stream key, or one that SeaStreamer keeps for itself.
+        InvalidStreamKeyError: it is not a stream key, or SeaStreamer reserves it.
 
     Example:
         >>> check_target(StreamUrl.parse("memory://shop/clicks"), "orders")
@@ -194,13 +195,13 @@ def check_target(url: StreamUrl, stream: object) -> str:
     """
     if not isinstance(stream, str) or stream in {"", "*", WILDCARD, INTERNAL_KEY}:
         raise InvalidStreamKeyError(
-            f"{stream!r} is not a stream that a consumer can name", remedy="Give the stream a key like 'orders'."
+            f"no consumer can subscribe to the stream {stream!r}", remedy="Give the stream a key like 'orders'."
         )
     return url.stream_key(stream)
 
 
 def check_timestamp(timestamp_ms: object) -> int:
-    """The timestamp of a message: now, unless one was given.
+    """Return the timestamp of a message; now if none is given.
 
     Raises:
         InvalidOptionError: it is not a whole number of milliseconds in the years 1 to 9999.
@@ -215,12 +216,12 @@ def check_timestamp(timestamp_ms: object) -> int:
 
 
 def undelivered(error: StreamAssetsError, shards: Iterable[Shard], *, remedy: str) -> StreamAssetsError:
-    """The same error, with how many messages are not known to have arrived, and to which shards they go.
+    """Return the error with the number of undelivered messages, in total and per shard.
 
     Args:
-        error: why.
-        shards: of each message.
-        remedy: what to do about it.
+        error: the reason.
+        shards: the shard of each message that may not have arrived.
+        remedy: the remedy of the new error.
 
     Example:
         >>> from stream_consumers.errors import BrokerUnavailableError

@@ -1,4 +1,4 @@
-"""SeaStreamer's ``Streamer`` and sharders: connect once, make consumers and producers, disconnect."""
+"""SeaStreamer's ``Streamer`` and sharders: connect once, create consumers and producers, disconnect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stream_consumers.urls import StreamUrl
 
 
 class Sharder(Protocol):
-    """Chooses a shard for a message. Threads may share it.
+    """Chooses the shard of a message; must be thread-safe.
 
     Example:
         >>> from stream_consumers.streamer import connect
@@ -36,22 +36,22 @@ class Sharder(Protocol):
 
     @property
     def shards(self) -> int:
-        """How many there are to choose from."""
+        """The number of shards to choose from."""
         ...
 
     def choose(self, stream: str, payload: bytes) -> int:
-        """The shard for this message: 0 to ``shards - 1``."""
+        """Return the shard of this message, from 0 to ``shards - 1``."""
         ...
 
 
 class RoundRobin:
-    """One shard after the other, whatever the stream.
+    """Chooses the shards in turn, regardless of the stream.
 
     Args:
-        shards: how many; at least 1.
+        shards: the number of shards; at least 1.
 
     Raises:
-        InvalidOptionError: fewer.
+        InvalidOptionError: ``shards`` is less than 1.
 
     Example:
         >>> sharder = RoundRobin(2)
@@ -69,16 +69,17 @@ class RoundRobin:
 
 
 class PseudoRandom:
-    """Any shard, each as often as the others in the long run.
+    """Chooses shards at random, with equal probability.
 
-    SeaStreamer takes the current millisecond, so that what is sent within one goes to a single shard; this does not.
+    SeaStreamer derives the shard from the current millisecond, so that all messages of a millisecond go to one shard;
+    this class does not.
 
     Args:
-        shards: how many; at least 1.
-        seed: for the same choices again; by default the time.
+        shards: the number of shards; at least 1.
+        seed: makes the choices reproducible; by default they differ each time.
 
     Raises:
-        InvalidOptionError: fewer.
+        InvalidOptionError: ``shards`` is less than 1.
 
     Example:
         >>> sharder = PseudoRandom(3, seed=7)
@@ -88,7 +89,7 @@ class PseudoRandom:
 
     def __init__(self, shards: int, *, seed: int | None = None) -> None:
         self.shards = check_count("shards", shards)
-        # A shard may be guessed.
+        # The choice need not be unpredictable.
         self._random = random.Random(seed)  # noqa: S311
 
     def choose(self, stream: str, payload: bytes) -> int:
@@ -100,10 +101,10 @@ class StreamerProducer(ClosesOnExit):
     """A producer of a :class:`Streamer`; see :class:`stream_consumers.producer.Producer`.
 
     Args:
-        streamer: that it is of.
-        stream: the anchor: where messages go that name no stream.
-        sharder: chooses the shard of a message that names none.
-        shards: the number of shards of a stream that has to be created.
+        streamer: the streamer that created the producer.
+        stream: the anchor: the default stream of messages.
+        sharder: chooses the shard of messages that are sent without one.
+        shards: the number of shards of a stream that must be created.
 
     Example:
         >>> with connect("memory://anchored/") as streamer:
@@ -124,26 +125,26 @@ class StreamerProducer(ClosesOnExit):
 
     @property
     def stream(self) -> str | None:
-        """The anchor."""
+        """The anchor: the default stream."""
         return self._stream
 
     @property
     def is_ended(self) -> bool:
-        """Whether it was ended or closed."""
+        """Whether the producer was ended or closed."""
         return self._ended
 
     def anchor(self, stream: str) -> None:
-        """Say where messages go that name no stream; once.
+        """Set the default stream of messages; this is possible only once.
 
         Raises:
-            InvalidOptionError: there is an anchor already.
-            InvalidStreamKeyError: it is not a stream key.
-            StreamNotFoundError: as the backend says.
+            InvalidOptionError: the producer already has an anchor.
+            InvalidStreamKeyError: ``stream`` is not a stream key.
+            StreamNotFoundError: the backend does not find the stream.
         """
         with self._lock:
             if self._stream is not None:
                 raise InvalidOptionError(
-                    f"the producer is anchored to {self._stream!r} already", remedy="Name the stream when sending."
+                    f"the producer is already anchored to {self._stream!r}", remedy="Pass the stream to send()."
                 )
             key = check_target(self._streamer.url, stream)
             self._opened(key)
@@ -157,33 +158,33 @@ class StreamerProducer(ClosesOnExit):
         Args:
             payload: the bytes.
             stream: the stream key; the anchor by default.
-            shard: the shard id; by default the sharder's choice, 0 without one.
-            timestamp_ms: unix milliseconds; now by default.
+            shard: the shard id; by default the sharder's choice, or 0 without a sharder.
+            timestamp_ms: the timestamp in Unix milliseconds; now by default.
 
         Raises:
-            InvalidOptionError: neither a stream nor an anchor.
-            ProducerEndedError: the producer was ended, or the streamer was disconnected.
+            InvalidOptionError: the producer has no anchor, and no stream is given.
+            ProducerEndedError: the producer has ended, or the streamer was disconnected.
         """
         with self._lock:
             target = self._stream if stream is None else check_target(self._streamer.url, stream)
             if target is None:
-                raise InvalidOptionError("the message has no stream", remedy="Name it, or anchor the producer.")
+                raise InvalidOptionError("the message has no stream", remedy="Pass one, or anchor the producer.")
             writer, data = self._opened(target), check_payload(payload)
             if shard is None:
                 shard = 0 if self._sharder is None else self._sharder.choose(target, data)
             return writer.send(data, stream=target, shard=shard, timestamp_ms=timestamp_ms)
 
     def flush(self) -> None:
-        """Wait until everything sent is with the backend."""
+        """Wait until the backend has acknowledged all messages."""
         with self._lock:
             self._check_not_ended()
             if self._writer is not None:
                 self._writer.flush()
 
     def end(self) -> None:
-        """Flush and end; a file gets its end-of-stream message if that was asked for.
+        """Flush and end; a file gets an end-of-stream message if its options request one.
 
-        No producer of this streamer writes to the file again: connect again to append.
+        No producer of this streamer can write to the file afterwards: connect again to append.
         """
         with self._lock:
             self._ended = True
@@ -191,7 +192,7 @@ class StreamerProducer(ClosesOnExit):
                 self._writer.close()
 
     def close(self) -> None:
-        """Flush and end; other producers of the same file go on."""
+        """Flush and end; other producers of the same file can continue."""
         with self._lock:
             if not self._streamer.has_one_writer:
                 self.end()
@@ -211,12 +212,12 @@ class StreamerProducer(ClosesOnExit):
 
 
 class Streamer:
-    """A connection to a file, a broker or memory; made by :func:`connect`, a context manager that disconnects.
+    """A connection to a file, a broker or memory, created by :func:`connect`; a context manager that disconnects.
 
     Args:
-        url: where; its streams are the default ones.
+        url: the location; its streams are the default streams.
         client: configuration of the broker's client.
-        producer_options: of the producers, of the backend's own type.
+        producer_options: the options of its producers, of the backend's own type.
 
     Example:
         >>> with connect("memory://fruit/") as streamer:
@@ -238,7 +239,7 @@ class Streamer:
         self._backend = find_backend(url.protocol)
         self._lock = threading.RLock()
         self._consumers: WeakSet[Consumer] = WeakSet()
-        # Strong references: disconnecting flushes what was sent by a producer that was dropped.
+        # Strong references: disconnecting also flushes messages of producers that were dropped.
         self._producers: list[StreamerProducer] = []
         self._writer: Producer | None = None
         self._is_connected = True
@@ -248,7 +249,7 @@ class Streamer:
 
     @property
     def url(self) -> StreamUrl:
-        """Where it is connected to."""
+        """The URL of the connection."""
         return self._url
 
     def create_consumer(
@@ -262,16 +263,16 @@ class Streamer:
         group_options: object | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> Consumer:
-        """A consumer, see :func:`stream_consumers.create.create_consumer`; closed when the streamer disconnects.
+        """Create a consumer, see :func:`stream_consumers.create.create_consumer`; disconnecting closes it.
 
         Args:
-            streams: which to read; by default those of the URL. ``*`` stands for all.
-            mode: how it shares and remembers.
+            streams: the streams to read; by default those of the URL. ``*`` stands for all streams.
+            mode: how the consumer shares the stream and stores positions.
             group: the consumer group.
             reset: where to start without a position. SeaStreamer's default is the latest.
-            live: wait at the end; without it the stream ends there.
-            group_options: of a member of a group, of the backend's own type.
-            on_dead_letter: called with each part of the stream that cannot be used as a message.
+            live: wait for more messages at the end; without it, reading ends there.
+            group_options: options of a group member, of the backend's own type.
+            on_dead_letter: called with each part of the stream that cannot be read as a message.
 
         Raises:
             StreamEndedError: the streamer was disconnected.
@@ -295,17 +296,17 @@ class Streamer:
     def create_producer(
         self, stream: str | None = None, *, sharder: Sharder | None = None, shards: int | None = None
     ) -> StreamerProducer:
-        """A producer; ended when the streamer disconnects. Those of a file write with one writer, in the order of send.
+        """Create a producer; disconnecting ends it. Producers of one file share a writer, in the order of their sends.
 
         Args:
-            stream: the anchor: where messages go that name no stream; by default the only stream of the URL.
-            sharder: chooses the shard of a message that names none.
-            shards: the number of shards of a stream that has to be created (Kafka, Redis); on Redis, the sharder's by
-                default.
+            stream: the anchor: the default stream of messages; by default the only stream of the URL.
+            sharder: chooses the shard of messages that are sent without one.
+            shards: the number of shards of a stream that must be created (Kafka, Redis); on Redis, the default is the
+                sharder's number.
 
         Raises:
             ProducerEndedError: the streamer was disconnected.
-            ProducerBusyError: the file has a producer that is not this streamer's.
+            ProducerBusyError: a producer of another streamer has the file open.
         """
         if shards is None and sharder is not None and self._backend.takes_shard_count_of_sharder:
             shards = sharder.shards
@@ -319,14 +320,14 @@ class Streamer:
 
     @property
     def has_one_writer(self) -> bool:
-        """Whether all of its producers write with the same writer, so that closing one of them leaves it open."""
+        """Whether all producers share one writer, so that closing one of them leaves it open."""
         return self._backend.has_one_writer
 
     def open_writer(self, stream: str, shards: int | None) -> Producer:
-        """What sends the messages of a producer, or of all of them.
+        """Return the writer of a producer, or the shared writer of all producers.
 
         Args:
-            stream: that the first message goes to.
+            stream: the stream of the first message.
             shards: see :meth:`create_producer`.
 
         Raises:
@@ -341,15 +342,15 @@ class Streamer:
             return self._writer
 
     def disconnect(self) -> None:
-        """Flush and end the producers, close the consumers; again does nothing.
+        """Flush and end the producers, and close the consumers; a second call does nothing.
 
         Raises:
-            StreamAssetsError: as the backend says; everything is closed nevertheless.
+            StreamAssetsError: the backend raised an error; everything is closed nevertheless.
         """
         with self._lock:
             self._is_connected = False
             consumers, producers, writer = list(self._consumers), list(self._producers), self._writer
-        # Without the lock: a producer that is opening its writer has its own and waits for ours.
+        # Do not hold the lock: a producer that is opening its writer holds its own lock and waits for this one.
         with ExitStack() as stack:
             for consumer in consumers:
                 stack.callback(consumer.close)
@@ -386,19 +387,20 @@ def connect(
     client: ClientConfig | None = None,
     producer_options: object | None = None,
 ) -> Streamer:
-    """Connect to where a URL says (SeaStreamer's ``Streamer::connect``); disconnect when done.
+    """Connect to the location of a URL (SeaStreamer's ``Streamer::connect``); disconnect when done.
 
     Args:
         url: ``redis://host:6379/``, ``kafka://host:9092/``, ``file://path/to/orders.ss/``, ``memory://name/``; streams
-            behind the slash are the default ones.
+            after the last slash are the default streams.
         client: configuration of the broker's client.
-        producer_options: ``FileProducerOptions`` of a file: without them it must be there, with them ``creation`` says.
-            ``StdioProducerOptions`` of lines on stdout: with ``loopback``, consumers of this process get what it sends.
+        producer_options: ``FileProducerOptions`` for a file: without them, the file must exist; with them, ``creation``
+            decides. ``StdioProducerOptions`` for lines on stdout: with ``loopback``, consumers of this process get the
+            sent messages.
 
     Raises:
-        InvalidUrlError: unknown protocol.
-        BrokerUnavailableError, AccessDeniedError: as the broker says, which is asked at once.
-        StreamNotFoundError, StreamExistsError, FormatError: as the file is, and as ``creation`` asks.
+        InvalidUrlError: the protocol is unknown.
+        BrokerUnavailableError, AccessDeniedError: the broker, which is contacted immediately, returned an error.
+        StreamNotFoundError, StreamExistsError, FormatError: the file is not in the state that ``creation`` requires.
 
     Example:
         >>> with connect("memory://market/") as streamer:
@@ -416,14 +418,14 @@ def connect(
 
 
 def rewind_after(consumer: Consumer, sequence: int) -> None:
-    """Continue behind a sequence (SeaStreamer's rewind on Redis), not at it as :meth:`Consumer.rewind` does.
+    """Continue after a sequence (SeaStreamer's rewind on Redis); :meth:`Consumer.rewind` continues at it.
 
     Args:
-        consumer: which to move.
-        sequence: the last one that is not delivered again.
+        consumer: the consumer to move.
+        sequence: the last sequence that is not delivered again.
 
     Raises:
-        OutOfBoundsError: there is nothing behind it yet; the position stays.
+        OutOfBoundsError: the stream has no later message yet; the position does not change.
 
     Example:
         >>> with connect("memory://numbers/digits") as streamer:
@@ -440,11 +442,11 @@ def seek_after(consumer: Consumer, moment: datetime) -> None:
     """Continue at the first message later than ``moment`` (SeaStreamer's seek on Redis and files), to the millisecond.
 
     Args:
-        consumer: which to move.
-        moment: the last time that is not delivered again.
+        consumer: the consumer to move.
+        moment: the last timestamp that is not delivered again.
 
     Raises:
-        OutOfBoundsError: there is none yet; the position stays.
+        OutOfBoundsError: the stream has no later message yet; the position does not change.
 
     Example:
         >>> with connect("memory://seek-after/orders") as streamer:

@@ -1,6 +1,6 @@
 """SeaStreamer's stream URLs, ``[protocol://]nodes/streams``, and addresses of servers and tables.
 
-They are shown in logs and in Dagster, so none of them may hold a secret.
+URLs and addresses are shown in logs and in Dagster, so they must not contain secrets.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from urllib.parse import unquote
 from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, InvalidUrlError, UnsupportedError
 from stream_consumers.messages import WILDCARD, check_encoded_key, check_stream_key
 
-# A name, also that of a variable in braces, an address of version 4, or one of version 6 in brackets.
+# A host name (possibly a variable in braces), an IPv4 address, or an IPv6 address in brackets.
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[\w.{}-]+)(:(?P<port>[0-9]{1,5}))?")
 _PORTS = range(1, 65536)
-# Azure writes CONTAINER@ACCOUNT. What is encoded is no character that a user and a password, or parameters, need.
+# Azure uses CONTAINER@ACCOUNT. Encoded characters are allowed, except those that delimit credentials or parameters.
 _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://(?:[\w$.-]|%(?!25|2F|23|3[ABDF]|40|[01]|7F)[0-9A-F]{2})+@", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PARAMETERS = frozenset("?#;")
-# An address in a text ends at white space, or where the next one of a list begins: a password may have a comma.
+# An address in a text ends at white space or before the next address of a list; a password may contain a comma.
 _IN_TEXT = re.compile(rf"({_SCHEME.pattern}://[^\s\"]+?)(?=[\s\"]|$|,{_SCHEME.pattern}://)")
-# A principal of Kerberos in an address is a name.
+# A Kerberos principal in an address is not a credential.
 _PRINCIPAL = re.compile(r"(?<=principal=)[\w./-]+@[\w.-]+", re.IGNORECASE)
-# Protocols whose stream keys may be any bytes.
+# Protocols whose stream keys may be arbitrary bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
-# What may be, or be before, a password.
+# Characters that may belong to, or precede, a password.
 _UNSHOWN = re.compile(r"[@%;#?=]|:(?!//|[0-9])")
 _HOST_AND_NUMBER = re.compile(r"[\w.-]+:[0-9]+")
-NOT_REPEATED = "it is not repeated, since it may have a secret in it"
-CREDENTIALS = "has a user or a password in it, or an '@' that may belong to one"
+NOT_SHOWN = "it is not shown, because it may contain a secret"
+CREDENTIALS = "contains a user or a password, or an '@' that may belong to one"
 
 
 def is_server(text: str) -> bool:
-    """Whether it is a host, with or without a port from 1 to 65535, and nothing besides.
+    """Whether the text is a host, optionally with a port from 1 to 65535, and nothing else.
 
     Example:
         >>> is_server("store:9000"), is_server("store:99999"), is_server("me:secret"), is_server("store;secret")
@@ -45,7 +45,7 @@ def is_server(text: str) -> bool:
 
 
 def server_fault(text: str) -> str:
-    """Why it is not a host with or without a port, as the end of a sentence; empty if it is one.
+    """Return why the text is not a host with an optional port, as a predicate; empty if it is one.
 
     Example:
         >>> server_fault("store:99999"), server_fault("store?key=secret"), server_fault("store")
@@ -58,15 +58,15 @@ def server_fault(text: str) -> str:
     if not _PARAMETERS.isdisjoint(text):
         return "has parameters"
     if any(map(str.isspace, text)):
-        return "has white space in it"
+        return "contains white space"
     host = text.rpartition(":")[0] if ":" in text else text
     if not host:
         return "names no host"
-    return "has a port outside of 1 to 65535" if is_server(host) else "has characters that no host can have"
+    return "has a port outside of 1 to 65535" if is_server(host) else "has characters that a host cannot have"
 
 
 def is_address(text: str) -> bool:
-    """Whether it is a server, or a URI of one without credentials and parameters.
+    """Whether the text is a server, or the URI of one without credentials and parameters.
 
     Example:
         >>> is_address("store:9000"), is_address("http://store:9000/a"), is_address("http://me:secret@store")
@@ -76,44 +76,44 @@ def is_address(text: str) -> bool:
 
 
 def check_address(name: str, address: str, *, remedy: str, has_host: bool = True) -> str:
-    """The address, if it is a URI without credentials and parameters.
+    """Return the address if it is a URI without credentials and parameters.
 
-    A secret with a slash in it ends in the path; so an ``@`` there is taken for a part of the address only where what
-    is before the path cannot be the beginning of a secret. A bucket cannot, since it has no colon. A host with a port
-    can: ``user:8020/secret@host`` looks the same as ``host:8020/me@home``, whatever the number is. It is taken for one
-    in ``hdfs`` only, whose URIs have no place for a password, and whose paths have no colon; an ``@`` in the path after
-    any other port is refused, as is any ``@`` in the path of a server that must be named.
+    A secret that contains a slash ends in the path, so an ``@`` in the path is accepted only if the part before the
+    path cannot be the beginning of a secret. A bucket cannot, because it has no colon. A host with a port can:
+    ``user:8020/secret@host`` has the same form as ``host:8020/me@home``. Such a part is taken for a host only in
+    ``hdfs`` URIs, which have no place for a password and whose paths have no colon. After any other port, an ``@`` in
+    the path is rejected, as is any ``@`` in the path of an address that must name a host.
 
     Args:
-        name: of the option that it is given as.
+        name: the name of the option.
         address: ``scheme://host:port/path``.
-        remedy: how to write it, and where credentials belong.
-        has_host: whether it must name a host.
+        remedy: the correct form, and where credentials belong.
+        has_host: whether the address must name a host.
 
     Raises:
-        InvalidOptionError: it is something else; the message names the reason, and does not repeat the address.
+        InvalidOptionError: the address is not such a URI; the message gives the reason without the address.
 
     Example:
         >>> check_address("url", "https://me:secret@registry", remedy="Give the user in options.")
         Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: url has a user or a password in it, or an '@' that may \
-belong to one; it is not repeated, since it may have a secret in it. Give the user in options.
+        stream_consumers.errors.InvalidOptionError: url contains a user or a password, or an '@' that may \
+belong to one; it is not shown, because it may contain a secret. Give the user in options.
     """
     if fault := _address_fault(address, has_host=has_host):
-        raise InvalidOptionError(f"{name} {fault}; {NOT_REPEATED}", remedy=remedy)
+        raise InvalidOptionError(f"{name} {fault}; {NOT_SHOWN}", remedy=remedy)
     return address
 
 
 def check_no_credentials(name: str, text: str, *, remedy: str) -> str:
-    """Return the text, unless an address in it has a user or a password, or an ``@`` that may belong to one.
+    """Return the text unless an address in it contains a user or a password, or an ``@`` that may belong to one.
 
     Args:
-        name: what the text is given as.
+        name: the name of the option.
         text: any text, such as a list of addresses.
         remedy: where credentials belong.
 
     Raises:
-        InvalidOptionError: it has such an address; the message does not repeat it.
+        InvalidOptionError: the text contains such an address; the message does not show it.
 
     Example:
         >>> check_no_credentials("jars", "/lib/a.jar,abfss://jars@account/b.jar", remedy="Use a file.")
@@ -122,12 +122,12 @@ def check_no_credentials(name: str, text: str, *, remedy: str) -> str:
     if any(
         _has_credentials(*_parts(address), has_host=False) for address in _IN_TEXT.findall(_PRINCIPAL.sub("", text))
     ):
-        raise InvalidOptionError(f"{name} {CREDENTIALS}; {NOT_REPEATED}", remedy=remedy)
+        raise InvalidOptionError(f"{name} {CREDENTIALS}; {NOT_SHOWN}", remedy=remedy)
     return text
 
 
 def _parts(address: str) -> tuple[str, str, str]:
-    """Return the scheme, what is between it and the path except for a container of Azure, and the path."""
+    """Return the scheme, the host without an Azure container, and the path."""
     scheme, _, rest = address.partition("://")
     container = _CONTAINER.match(address)
     host, _, path = (address[container.end() :] if container else rest).partition("/")
@@ -141,7 +141,7 @@ def _has_credentials(scheme: str, host: str, path: str, *, has_host: bool) -> bo
 
 def _address_fault(address: str, *, has_host: bool) -> str:
     if address != address.strip():
-        return "begins or ends with white space, as the text of a file may"
+        return "begins or ends with white space, like the text of a file"
     scheme, _, rest = address.partition("://")
     if not rest or not _SCHEME.fullmatch(scheme):
         return "has no scheme, like https://, before a host or a path"
@@ -157,15 +157,15 @@ def _address_fault(address: str, *, has_host: bool) -> str:
 class StreamUrl:
     """A parsed stream URL; the text after the last ``/`` lists the streams (SeaStreamer's rule).
 
-    A stream of Redis may have any key, see :func:`stream_consumers.messages.encode_key`; elsewhere a stream key has the
+    A Redis stream may have any key, see :func:`stream_consumers.messages.encode_key`; other stream keys consist of the
     characters ``[a-zA-Z0-9._-]``.
 
     Args:
         protocol: the scheme of a backend: ``file``, ``kafka``, ``redis``, ``rediss``, ``stdio``, ``memory``, or one
             that another package registers.
-        nodes: the servers or the path, without the protocol; ``.`` where none was given.
-        streams: the stream keys, percent-encoded where they have to be; ``*`` (SeaStreamer's
-            ``SEA_STREAMER_WILDCARD``) stands for all streams.
+        nodes: the servers or the path, without the protocol; ``.`` by default.
+        streams: the stream keys, percent-encoded if necessary; ``*`` (SeaStreamer's ``SEA_STREAMER_WILDCARD``) stands
+            for all streams.
 
     Example:
         >>> url = StreamUrl.parse("kafka://a:1,b:2/x,y")
@@ -179,19 +179,19 @@ class StreamUrl:
 
     @classmethod
     def parse(cls, text: str | StreamUrl) -> StreamUrl:
-        """Parse ``text``; as in every URL, upper and lower case of the protocol are the same.
+        """Parse ``text``; the case of the protocol does not matter.
 
-        Whatever takes a URL asks here, so that text works everywhere; what was parsed before is given back.
+        All functions with a URL argument call this method, so that they accept text; a parsed URL is returned as it is.
 
         Raises:
-            InvalidUrlError: no protocol, no slash before the streams, no node.
-            InvalidStreamKeyError: a stream key with characters that it cannot have.
+            InvalidUrlError: the URL has no protocol, or no slash before the streams.
+            InvalidStreamKeyError: a stream key has invalid characters.
         """
         if isinstance(text, StreamUrl):
             return text
         if not isinstance(text, str):
             raise InvalidUrlError(
-                f"a URL of type {type(text).__name__} is not text",
+                f"a URL must be text, got {type(text).__name__}",
                 remedy="Write it like file://path/to/orders.ss/orders.",
             )
         try:
@@ -199,9 +199,9 @@ class StreamUrl:
         except InvalidUrlError as error:
             if not _UNSHOWN.search(text):
                 raise
-            # What was taken for a node or a stream key may be a part of a password.
+            # The invalid node or stream key may be a part of a password.
             fault, remedy = _url_fault(text)
-            raise type(error)(f"a URL {fault}; {NOT_REPEATED}", remedy=remedy) from None
+            raise type(error)(f"a URL {fault}; {NOT_SHOWN}", remedy=remedy) from None
 
     @classmethod
     def _parsed(cls, text: str) -> StreamUrl:
@@ -215,18 +215,18 @@ class StreamUrl:
                 remedy=f"End it with a slash and the stream keys, like {text}/orders.",
             )
         if "?" in listing:
-            raise InvalidStreamKeyError("a URL has no options", remedy="Give them as client options.")
+            raise InvalidStreamKeyError("a URL cannot have parameters", remedy="Give them as client options.")
         nodes = tuple(node for node in location.split(",") if node) or (".",)
         return cls(protocol.lower(), nodes, ()).with_streams(key for key in listing.split(",") if key)
 
     def with_streams(self, keys: Iterable[str]) -> StreamUrl:
-        """This URL with other streams.
+        """Return this URL with other streams.
 
         Args:
-            keys: the stream keys; text is one.
+            keys: the stream keys; text is a single key.
 
         Raises:
-            InvalidStreamKeyError: a stream key with characters that it cannot have.
+            InvalidStreamKeyError: a stream key has invalid characters.
 
         Example:
             >>> str(StreamUrl.parse("redis://localhost/").with_streams(["user:events", "*"]))
@@ -238,10 +238,10 @@ class StreamUrl:
         return replace(self, streams=tuple(WILDCARD if key == "*" else self.stream_key(key) for key in keys))
 
     def stream_key(self, text: str) -> str:
-        """The stream key that ``text`` writes, on the servers of this URL.
+        """Return ``text`` as a stream key on the servers of this URL.
 
         Raises:
-            InvalidStreamKeyError: it has characters that a stream key cannot have there.
+            InvalidStreamKeyError: it has characters that such a stream key cannot have.
 
         Example:
             >>> StreamUrl.parse("redis://localhost/").stream_key("user%3Aevents")
@@ -254,73 +254,71 @@ class StreamUrl:
         """The file path of a ``file`` URL.
 
         Raises:
-            InvalidUrlError: if the URL names several nodes.
+            InvalidUrlError: the URL names several nodes.
         """
         if len(self.nodes) != 1:
-            raise InvalidUrlError(f"{self} names several files", remedy="Use one URL a file.", files=len(self.nodes))
+            raise InvalidUrlError(f"{self} names several files", remedy="Use one URL per file.", files=len(self.nodes))
         return self.nodes[0].rstrip("/") or "/"
 
     def check_servers(self) -> None:
-        """Refuse nodes that are not servers, and credentials in them, because URLs are shown in logs and in the UI.
+        """Raise unless the nodes are servers without credentials, because URLs are shown in logs and in the UI.
 
-        A client would take a port that is too large for another one.
+        Ports are checked, because a client would interpret a port that is too large as another port.
 
         Raises:
-            InvalidUrlError: naming the node; a message does not repeat credentials.
+            InvalidUrlError: a node is not a server, or contains credentials; the message does not show credentials.
 
         Example:
             >>> StreamUrl.parse("kafka://a:9092,b:99999/orders").check_servers()
             Traceback (most recent call last):
             stream_consumers.errors.InvalidUrlError: 'b:99999' has a port outside of 1 to 65535. Write ...
         """
-        # A slash in a password makes a stream key of its end.
-        is_behind = any("@" in stream for stream in self.streams)
+        # A slash in a password turns the end of the password into a stream key.
+        is_in_stream = any("@" in stream for stream in self.streams)
         if any("@" in node for node in self.nodes):
-            of = "" if is_behind or not self.streams else f" of {','.join(self.streams)!r}"
+            of = "" if is_in_stream or not self.streams else f" of {','.join(self.streams)!r}"
             raise InvalidUrlError(
-                f"the URL{of} has credentials in it",
+                f"the URL{of} contains credentials",
                 remedy="Give them as client options, with secrets from the environment.",
             )
         for node in self.nodes:
             if fault := server_fault(node):
-                fault = CREDENTIALS if is_behind else fault
-                is_shown = _HOST_AND_NUMBER.fullmatch(node) and not is_behind
+                fault = CREDENTIALS if is_in_stream else fault
+                is_shown = _HOST_AND_NUMBER.fullmatch(node) and not is_in_stream
                 raise InvalidUrlError(
-                    f"{node!r} {fault}" if is_shown else f"a server of a URL {fault}; {NOT_REPEATED}",
+                    f"{node!r} {fault}" if is_shown else f"a server of a URL {fault}; {NOT_SHOWN}",
                     remedy="Write it as host:port, with a port from 1 to 65535, and give credentials and parameters as "
                     "client options, with secrets from the environment.",
                 )
 
     def required_streams(self) -> tuple[str, ...]:
-        """The streams, at least one, each by its name.
+        """Return the streams, at least one; the wildcard is rejected.
 
         Raises:
-            InvalidUrlError: if the URL names no stream.
-            UnsupportedError: if it stands for all streams.
+            InvalidUrlError: the URL names no stream.
+            UnsupportedError: the URL contains the wildcard.
         """
         if WILDCARD in self.streams:
             raise UnsupportedError(
-                f"{self.shown}: all streams ('*') can only be read by a consumer without a group, of a file, of "
-                "memory, of Redis or of Kafka",
+                f"{self.shown}: only consumers of files, memory, Redis or Kafka without a group can read all streams "
+                "('*')",
                 remedy="Name the streams.",
             )
         return self.subscribed_streams()
 
     def subscribed_streams(self) -> tuple[str, ...]:
-        """The streams, at least one; the wildcard may be among them.
+        """Return the streams, at least one; the wildcard may be among them.
 
         Raises:
-            InvalidUrlError: if the URL names no stream.
+            InvalidUrlError: the URL names no stream.
         """
         if not self.streams:
-            raise InvalidUrlError(
-                f"{self.shown} names no stream", remedy=f"Add the stream key, like {self.shown}orders."
-            )
+            raise InvalidUrlError(f"{self.shown} names no stream", remedy=f"Add a stream key, like {self.shown}orders.")
         return self.streams
 
     @property
     def shown(self) -> str:
-        """The URL for messages about one that may have credentials in it: what is before an ``@`` is left out.
+        """The URL for messages, without credentials: the part of a node before an ``@`` is replaced.
 
         Example:
             >>> StreamUrl.parse("redis://:secret@server:6379/").shown
@@ -335,7 +333,7 @@ class StreamUrl:
 
 
 def _url_fault(text: str) -> tuple[str, str]:
-    """Why a text that may have credentials in it cannot be read as a URL, and the remedy."""
+    """Return why a text that may contain credentials is not a URL, and the remedy."""
     _, separator, rest = text.partition("://")
     if "@" in text:
         return CREDENTIALS, (
@@ -343,7 +341,7 @@ def _url_fault(text: str) -> tuple[str, str]:
             "redis://server:6379/orders; in a key of Redis, write '@' as %40."
         )
     if not set("?#;").isdisjoint(text):
-        return "has parameters, or a '?', '#' or ';' that may begin one", (
+        return "contains parameters, or a '?', '#' or ';' that may start one", (
             "Give them as client options, with secrets from the environment; in a key of Redis, write '?' as %3F, "
             "'#' as %23."
         )
@@ -351,7 +349,7 @@ def _url_fault(text: str) -> tuple[str, str]:
         return "has no protocol", "Write it like redis://server:6379/orders."
     if "/" not in rest:
         return "does not say which streams to read", "End it with a slash and the stream keys, like /orders."
-    return "has a stream key with characters that it cannot have", (
+    return "has a stream key with invalid characters", (
         "Write them percent-encoded in a key of Redis: '%' as %25, '*' as %2A; elsewhere use letters, digits, '.', '_' "
         "and '-' only."
     )

@@ -1,7 +1,7 @@
-"""Strict reading of documents that are kept: in a Delta log, in the cursor of a sensor.
+"""Strict parsing of stored documents: entries of a Delta log, the cursor of a sensor.
 
-Releases of different age may use one table. A release that does not know all of a document must not read the rest of it
-as if that were all, so it refuses the document.
+Different releases may use one table. A release that does not know every part of a document must not interpret the rest
+as if it were complete, so it rejects the document.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from stream_consumers.errors import UnsupportedVersionError
 
 
 def newer_format(what: str) -> UnsupportedVersionError:
-    """The error for a document that this release cannot read in full.
+    """Return the error for a document that this release cannot read completely.
 
     Args:
-        what: the document, and what of it is not known.
+        what: the document, and its unknown part.
     """
     return UnsupportedVersionError(
-        f"{what}: it was written by a newer release of stream-assets, or it is damaged",
-        remedy="Upgrade this one first: every process that reads or writes a table needs a release that knows its "
+        f"{what}: a newer release of stream-assets wrote it, or it is damaged",
+        remedy="Upgrade this release: every process that reads or writes a table needs a release that knows its "
         "format.",
     )
 
 
 def check_version(found: object, *, what: str, versions: Collection[int]) -> None:
-    """Refuse a format that this release does not know.
+    """Raise if this release does not know the format of a document.
 
     Args:
-        found: the number of the format, as the document has it.
+        found: the format number in the document.
         what: the document.
-        versions: the formats that are read.
+        versions: the format numbers that this release reads.
 
     Raises:
-        UnsupportedVersionError: with both.
+        UnsupportedVersionError: the format is unknown.
 
     Example:
         >>> check_version(1, what="the cursor", versions=[1])
@@ -43,15 +43,15 @@ def check_version(found: object, *, what: str, versions: Collection[int]) -> Non
 
 
 def check_keys(document: Mapping[str, object], *, what: str, keys: Collection[str]) -> None:
-    """Refuse a document with keys that this release does not know.
+    """Raise if a document has keys that this release does not know.
 
     Args:
-        document: as it was read from JSON.
-        what: the document.
-        keys: those that are known.
+        document: the parsed JSON document.
+        what: the document, for the error.
+        keys: the known keys.
 
     Raises:
-        UnsupportedVersionError: with the unknown keys.
+        UnsupportedVersionError: the document has unknown keys.
 
     Example:
         >>> check_keys({"dead": 3}, what="the cursor", keys=["dead", "lost"])
@@ -62,15 +62,15 @@ def check_keys(document: Mapping[str, object], *, what: str, keys: Collection[st
 
 
 def check_choice(value: object, *, what: str, choices: Collection[str]) -> None:
-    """Refuse a value of an enumerated field that this release does not know.
+    """Raise if an enumerated field has a value that this release does not know.
 
     Args:
-        value: as it was read from JSON.
-        what: the document and its field.
-        choices: the values that are known.
+        value: the parsed JSON value.
+        what: the document and its field, for the error.
+        choices: the known values.
 
     Raises:
-        UnsupportedVersionError: with the value.
+        UnsupportedVersionError: the value is unknown.
 
     Example:
         >>> check_choice("append", what="the mode", choices=["append", "replace"])

@@ -1,6 +1,6 @@
-"""The contract suite: what a backend's author runs with pytest to prove the backend.
+"""The contract suite: pytest tests that verify a backend.
 
-Extend the contracts in a test module, and give them a fixture ``harness``::
+In a test module, extend the contracts and provide a fixture ``harness``::
 
     import uuid
     import pytest
@@ -14,12 +14,12 @@ Extend the contracts in a test module, and give them a fixture ``harness``::
     class TestProducer(ProducerContract): ...
     class TestBatchSource(BatchSourceContract): ...
 
-The backends of this package run the same tests. They need pytest, as the extra ``testing`` has it.
+The backends of this package run the same tests. They require pytest, which the extra ``testing`` installs.
 """
 
 import pytest
 
-# Before they are imported, so that a failed assertion shows what it compared.
+# Register the modules before their import, so that a failed assertion shows the compared values.
 pytest.register_assert_rewrite(
     "stream_consumers.testing.batch_source_contract",
     "stream_consumers.testing.consumer_contract",

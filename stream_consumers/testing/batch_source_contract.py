@@ -1,4 +1,4 @@
-"""What every batch source does, whatever the backend: the promises that exactly-once writing stands on."""
+"""The contract of every batch source: the guarantees that exactly-once writing depends on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Identity = tuple[str, int, int]
 
 
 def identities(receipts: Iterable[Receipt]) -> set[Identity]:
-    """What was sent."""
+    """Return the identities of sent messages."""
     return {(r.shard.stream, r.shard.id, r.sequence) for r in receipts}
 
 
 def split_rows(plan: BatchPlan) -> list[Counter[Identity]]:
-    """The messages of each split, read as an executor does: from a pickle."""
+    """Read the messages of each split from a pickle, as an executor does."""
     found = []
     for split in plan.splits:
         rows: Counter[Identity] = Counter()
@@ -38,19 +38,19 @@ def split_rows(plan: BatchPlan) -> list[Counter[Identity]]:
 
 
 def read(plan: BatchPlan) -> set[Identity]:
-    """Everything in a plan; fails if something is in it twice."""
+    """Read all messages of a plan; fail if a message occurs twice."""
     rows = sum(split_rows(plan), Counter[Identity]())
     assert set(rows.values()) <= {1}, "splits overlap"
     return set(rows)
 
 
 def in_ranges(receipts: Iterable[Receipt], ranges: Mapping[Shard, Range]) -> set[Identity]:
-    """Those of the messages that are in the ranges."""
+    """Return the identities of the messages within the ranges."""
     return identities(r for r in receipts if r.sequence in ranges.get(r.shard, Range(0, 0)))
 
 
 def gaps_of(extents: Mapping[Shard, Extent], positions: Mapping[Shard, int] | None = None) -> dict[Shard, Range]:
-    """From the positions, or 0, to the ends."""
+    """Return the ranges from the positions, or 0, to the ends."""
     return {shard: Range((positions or {}).get(shard, 0), extent.end) for shard, extent in extents.items()}
 
 
@@ -62,7 +62,7 @@ def read_in_batches(
     with_hint: bool = True,
     streams: tuple[str, ...] = (),
 ) -> list[tuple[Mapping[Shard, Range], set[Identity]]]:
-    """Batch after batch, each from a source of its own, as runs that are killed after every batch would do."""
+    """Read the stream in batches, each from a new source, like runs that are killed after every batch."""
     positions: dict[Shard, int] = {}
     hint = None
     batches: list[tuple[Mapping[Shard, Range], set[Identity]]] = []
@@ -78,7 +78,7 @@ def read_in_batches(
 
 
 def plan_all(source: BatchSource, *, parallelism: int = 1) -> BatchPlan:
-    """All that there is as one batch."""
+    """Plan the whole stream as one batch."""
     plan = source.plan(gaps_of(source.extents()), limits=DEFAULT_LIMITS, parallelism=parallelism)
     assert plan is not None
     return plan
@@ -90,7 +90,7 @@ def _read_gap(source: BatchSource, shard: Shard, gap: Range) -> set[Identity]:
 
 
 class BatchSourceContract(Contract):
-    """What a batch source does."""
+    """The contract of a batch source."""
 
     def test_extents(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(30, shards=3, streams=STREAMS))
@@ -125,7 +125,7 @@ class BatchSourceContract(Contract):
             "offset": None,
         }
 
-    def test_last_messages_are_those_at_the_ends_or_are_not_told(self, stream: Stream) -> None:
+    def test_last_messages_are_at_the_ends_or_left_out(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(30, shards=3))
         with open_batch_source(stream.url()) as source:
             ranges = gaps_of(source.extents())
@@ -155,7 +155,7 @@ class BatchSourceContract(Contract):
             assert read(part) == in_ranges(receipts, gaps)
 
     @pytest.mark.parametrize("parallelism", [1, 3])
-    def test_splits_that_know_their_counts_know_them_right(self, stream: Stream, parallelism: int) -> None:
+    def test_known_counts_of_splits_are_correct(self, stream: Stream, parallelism: int) -> None:
         stream.send(round_robin(200, shards=3, streams=STREAMS))
         with open_batch_source(stream.url(*STREAMS)) as source:
             planned = source.identities()
@@ -181,11 +181,11 @@ class BatchSourceContract(Contract):
             assert plan is not None
             assert plan.ranges == {one: gaps[one], two: Range(gaps[two].start, ends[two])}
             assert read(plan) == in_ranges(receipts, gaps)
-            behind = {shard: Range(end, end + 10) for shard, end in ends.items()}
-            assert source.plan(behind, limits=DEFAULT_LIMITS, parallelism=1) is None
+            after = {shard: Range(end, end + 10) for shard, end in ends.items()}
+            assert source.plan(after, limits=DEFAULT_LIMITS, parallelism=1) is None
             assert source.lost(gaps) == source.lost(absent) == {}
 
-    def test_messages_are_counted_also_where_the_extents_were_not_asked_for(self, stream: Stream) -> None:
+    def test_count_does_not_require_extents(self, stream: Stream) -> None:
         stream.send(round_robin(30, shards=3))
         with open_batch_source(stream.url()) as source:
             gaps = gaps_of(source.extents())
@@ -215,7 +215,7 @@ class BatchSourceContract(Contract):
                 assert rows == in_ranges(receipts, ranges)
 
     @pytest.mark.parametrize("streams", [("orders",), ("clicks",), STREAMS])
-    def test_resumed_plans_are_those_without_the_hint(self, stream: Stream, streams: tuple[str, ...]) -> None:
+    def test_plans_are_the_same_with_and_without_a_hint(self, stream: Stream, streams: tuple[str, ...]) -> None:
         receipts = stream.send(round_robin(101, shards=3, streams=STREAMS))
         resumed, anew = (
             read_in_batches(stream, limits=Limits(max_records=7), with_hint=with_hint, streams=streams)
@@ -260,7 +260,7 @@ class BatchSourceContract(Contract):
                 assert read(later) == identities(second)
         assert read(plan) == identities(first)
 
-    def test_growth_is_seen(self, stream: Stream) -> None:
+    def test_growth_is_detected(self, stream: Stream) -> None:
         stream.send(round_robin(10, shards=3))
         with open_batch_source(stream.url()) as source:
             plan = plan_all(source)
@@ -288,7 +288,7 @@ class BatchSourceContract(Contract):
             assert later is not None
             assert read(later) == identities(first + second)
 
-    def test_identities_name_each_stream_and_stay(self, stream: Stream) -> None:
+    def test_identities_cover_each_stream_and_are_stable(self, stream: Stream) -> None:
         with open_batch_source(stream.url(*STREAMS)) as source:
             before = dict(source.identities())
         stream.send(round_robin(10, shards=2, streams=STREAMS))
@@ -298,7 +298,7 @@ class BatchSourceContract(Contract):
         assert set(before) == set(STREAMS)
         assert all(before.values())
 
-    def test_committed_positions_are_told_back_where_there_is_somebody_to_tell(self, stream: Stream) -> None:
+    def test_committed_positions_can_be_read_back(self, stream: Stream) -> None:
         stream.send(round_robin(10, shards=2))
         with open_batch_source(stream.url()) as source:
             ends = {shard: extent.end for shard, extent in source.extents().items()}
@@ -329,7 +329,7 @@ class BatchSourceContract(Contract):
                     )
             assert source.at(1_291) == {shard: extent.end for shard, extent in extents.items()}
 
-    def test_ranges_between_moments_tile_the_stream(self, stream: Stream) -> None:
+    def test_ranges_between_moments_partition_the_stream(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(60, shards=2), first_ms=10_000)
         with open_batch_source(stream.url()) as source:
             source.extents()

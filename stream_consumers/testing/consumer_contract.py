@@ -1,4 +1,4 @@
-"""What every consumer and producer does, whatever the backend."""
+"""The contracts of every consumer and producer."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from stream_consumers.options import AutoStreamReset
 from stream_consumers.testing.harness import STREAMS, Contract, Harness, Stream, round_robin
 
 TIMEOUT_SECONDS = 20.0
-# Messages of a thousand bytes, more than any queue holds.
+# A number of messages of 1,000 bytes that no queue can hold.
 MORE_THAN_QUEUE_HOLDS = 5000
 MAX_REJECTED = 20
-# What no backend can send.
+# Arguments that no backend accepts.
 INVALID_MESSAGES: tuple[dict[str, Any], ...] = (
     *({"payload": payload} for payload in ("text", 7, 1.5, [b"{}"], object())),
     *({"stream": stream} for stream in ("", "*", WILDCARD, INTERNAL_KEY, 7)),
@@ -46,12 +46,12 @@ Place = tuple[Shard, int]
 
 
 def places(found: Iterable[Message | Receipt]) -> list[Place]:
-    """Where messages are."""
+    """Return the shards and sequences of messages."""
     return [(item.shard, item.sequence) for item in found]
 
 
 def by_shard(found: Iterable[Message | Receipt]) -> dict[Shard, list[int]]:
-    """The sequences of each shard, in order."""
+    """Return the sequences of each shard, in order."""
     ordered: dict[Shard, list[int]] = {}
     for item in found:
         ordered.setdefault(item.shard, []).append(item.sequence)
@@ -59,12 +59,12 @@ def by_shard(found: Iterable[Message | Receipt]) -> dict[Shard, list[int]]:
 
 
 def replay(stream: Stream, *streams: str) -> Consumer:
-    """A consumer that ends where the stream does."""
+    """Create a consumer that stops at the end of the stream."""
     return create_consumer(stream.url(*streams), live=False)
 
 
 def take(consumer: Consumer, count: int) -> list[Message]:
-    """The next ``count`` messages, and not one more."""
+    """Read exactly the next ``count`` messages."""
     found: list[Message] = []
     for _ in range(count):
         message = consumer.next(TIMEOUT_SECONDS)
@@ -74,7 +74,7 @@ def take(consumer: Consumer, count: int) -> list[Message]:
 
 
 def wait_in_threads(consumer: Consumer, count: int) -> tuple[list[threading.Thread], list[Message]]:
-    """So many threads that wait for a message, and what they get; those that get none end with the consumer."""
+    """Start ``count`` threads that wait for a message; return them and the list of messages that they get."""
     found: list[Message] = []
     started = threading.Barrier(count + 1)
 
@@ -93,10 +93,10 @@ def wait_in_threads(consumer: Consumer, count: int) -> tuple[list[threading.Thre
 
 
 def median_seconds(call: Callable[[], object]) -> float:
-    """How long a call takes: the median of several, since the machine may be busy with something else."""
+    """Return the median duration of several calls, because the machine may be busy."""
     seconds: list[float] = []
     for _ in range(9):
-        # Some of them while the others wait, and some in between.
+        # Pause, so that some calls coincide with polls of the other threads and some do not.
         time.sleep(0.03)
         begin = time.monotonic()
         call()
@@ -105,7 +105,7 @@ def median_seconds(call: Callable[[], object]) -> float:
 
 
 class ConsumerContract(Contract):
-    """What a consumer without a group does: next, iteration, seek, rewind, assign, timeouts, threads, closing."""
+    """The contract of a consumer without a group: next, iteration, seek, rewind, assign, timeouts, threads, closing."""
 
     # next, timeout, iteration
 
@@ -115,7 +115,7 @@ class ConsumerContract(Contract):
             with replay(stream, *streams) as consumer:
                 assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.stream in streams)
 
-    def test_iteration_goes_on_behind_next_and_next_behind_iteration(self, stream: Stream) -> None:
+    def test_iteration_and_next_continue_each_other(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(50))
         with replay(stream) as consumer:
             found = take(consumer, 25)
@@ -124,14 +124,14 @@ class ConsumerContract(Contract):
             assert places(found) == places(receipts)
             assert list(consumer) == []
 
-    def test_next_without_a_message_gives_up_in_time(self, stream: Stream) -> None:
+    def test_next_without_a_message_returns_in_time(self, stream: Stream) -> None:
         with create_consumer(stream.url()) as consumer:
             for timeout in (0, 0.2):
                 begin = time.monotonic()
                 assert consumer.next(timeout) is None
                 assert 0.95 * timeout < time.monotonic() - begin < timeout + 2
 
-    def test_the_end_of_a_replay_ends_every_next(self, stream: Stream) -> None:
+    def test_every_next_raises_at_the_end(self, stream: Stream) -> None:
         with replay(stream) as consumer:
             assert list(consumer) == []
         stream.send(round_robin(1))
@@ -144,7 +144,7 @@ class ConsumerContract(Contract):
 
     # live following
 
-    def test_live_following_goes_on_with_what_is_sent_later(self, stream: Stream) -> None:
+    def test_live_consumers_get_later_messages(self, stream: Stream) -> None:
         with create_consumer(stream.url(*STREAMS)) as consumer, create_consumer(stream.url(*STREAMS)) as other:
             for shard in (Shard("orders", 2), Shard("orders", 0), Shard("clicks", 1)):
                 receipts = stream.send([shard] * 6)
@@ -158,7 +158,7 @@ class ConsumerContract(Contract):
             waiting.join(TIMEOUT_SECONDS)
             assert places(found) == places(receipts)
 
-    def test_latest_starts_behind_what_is_there(self, stream: Stream) -> None:
+    def test_latest_starts_after_existing_messages(self, stream: Stream) -> None:
         stream.send(round_robin(30, shards=3))
         with create_consumer(stream.url(), reset=AutoStreamReset.LATEST) as consumer:
             assert consumer.next(0) is None
@@ -178,7 +178,7 @@ class ConsumerContract(Contract):
                 thread.join(TIMEOUT_SECONDS)
         assert sorted(places(found)) == sorted(places(receipts))
 
-    def test_threads_that_wait_hold_up_neither_a_look_nor_a_move(self, stream: Stream) -> None:
+    def test_waiting_threads_block_neither_polls_nor_moves(self, stream: Stream) -> None:
         with create_consumer(stream.url()) as consumer:
             threads, found = wait_in_threads(consumer, 3)
             assert median_seconds(lambda: consumer.next(0)) < 0.05
@@ -189,7 +189,7 @@ class ConsumerContract(Contract):
                 thread.join(TIMEOUT_SECONDS)
             assert sorted(places(found)) == places(receipts)
 
-    def test_a_thread_that_waits_goes_on_where_it_was_moved_to(self, stream: Stream) -> None:
+    def test_a_waiting_thread_continues_at_the_new_position(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(5))
         with create_consumer(stream.url()) as consumer:
             take(consumer, 5)
@@ -211,7 +211,7 @@ class ConsumerContract(Contract):
                 consumer.rewind(target)
                 assert by_shard(consumer) == by_shard(r for r in receipts if r.sequence >= target)
 
-    def test_a_shard_that_does_not_reach_the_target_yet_goes_on_there_when_it_does(self, stream: Stream) -> None:
+    def test_a_shard_that_ends_before_the_target_continues_at_the_target(self, stream: Stream) -> None:
         long = stream.send([Shard(STREAMS[0], 0)] * 20)
         stream.send([Shard(STREAMS[0], 1)] * 3)
         target = long[10].sequence
@@ -239,7 +239,7 @@ class ConsumerContract(Contract):
         moment = from_milliseconds(at)
         with replay(stream, *STREAMS) as consumer:
             take(consumer, 50)
-            # A naive moment is in UTC.
+            # A naive datetime is taken as UTC.
             for same in (moment, moment.replace(tzinfo=None), moment.astimezone(timezone(timedelta(hours=5)))):
                 consumer.seek(same)
                 assert by_shard(consumer) == by_shard(r for r in receipts if r.timestamp_ms >= at)
@@ -270,7 +270,7 @@ class ConsumerContract(Contract):
             consumer.rewind(Edge.END)
             assert consumer.next(0) is None
 
-    def test_a_shard_that_is_empty_at_a_seek_begins_at_the_moment(self, stream: Stream) -> None:
+    def test_a_shard_that_is_empty_at_a_seek_starts_at_the_moment(self, stream: Stream) -> None:
         stream.send(round_robin(1), first_ms=5_000)
         with create_consumer(stream.url()) as consumer:
             consumer.seek(from_milliseconds(5_000))
@@ -292,12 +292,12 @@ class ConsumerContract(Contract):
                 r for r in receipts if r.shard.id in {1, 2} and r.sequence >= receipts[60].sequence
             )
 
-    def test_assignments_count_from_the_next_move_on(self, stream: Stream) -> None:
+    def test_assignments_take_effect_at_the_next_move(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(30, shards=3))
         with replay(stream) as consumer:
             first = take(consumer, 3)
             consumer.assign(Shard("orders", 1))
-            # A move that fails changes nothing either.
+            # A failed move does not apply them.
             with pytest.raises(OutOfBoundsError):
                 consumer.rewind(2 * receipts[-1].sequence + 1000)
             assert by_shard([*first, *consumer]) == by_shard(receipts)
@@ -319,7 +319,7 @@ class ConsumerContract(Contract):
             consumer.rewind(Edge.BEGINNING)
             assert by_shard(consumer) == by_shard(receipts)
 
-    def test_a_replay_of_a_shard_that_is_not_there_ends(self, stream: Stream) -> None:
+    def test_a_consumer_of_a_missing_shard_ends(self, stream: Stream) -> None:
         stream.send(round_robin(6, shards=3))
         with replay(stream) as consumer:
             consumer.assign(Shard("orders", 9))
@@ -327,7 +327,7 @@ class ConsumerContract(Contract):
             with pytest.raises(StreamEndedError):
                 consumer.next(TIMEOUT_SECONDS)
 
-    def test_assignments_that_cannot_be(self, stream: Stream) -> None:
+    def test_invalid_assignments_are_rejected(self, stream: Stream) -> None:
         stream.send(round_robin(6, shards=3))
         with replay(stream) as consumer:
             with pytest.raises(NotSubscribedError):
@@ -351,7 +351,7 @@ class ConsumerContract(Contract):
             with pytest.raises(OutOfBoundsError):
                 consumer.rewind(receipts[-1].sequence)
 
-    # single shards, where they can be moved
+    # moves of single shards, if the consumer supports them
 
     def test_single_shards_are_moved(self, stream: Stream) -> None:
         receipts = stream.send(round_robin(6, shards=2))
@@ -361,7 +361,7 @@ class ConsumerContract(Contract):
             if not isinstance(consumer, PositionedConsumer):
                 return
             take(consumer, 6)
-            # A position before everything is the beginning.
+            # A negative position means the beginning.
             for position in (-1, -1001, 0):
                 consumer.go_to({zero: position})
                 assert by_shard(take(consumer, 3)) == by_shard(r for r in receipts if r.shard == zero)
@@ -428,7 +428,7 @@ class ConsumerContract(Contract):
 
 
 class ProducerContract(Contract):
-    """What a producer does: receipts, sequences, times, flushing, closing, and keeping what was not acknowledged."""
+    """The contract of a producer: receipts, sequences, timestamps, flushing, closing, and retrying unsent messages."""
 
     def test_messages_are_what_was_sent(self, stream: Stream) -> None:
         payloads = [b"", b"{}", b"\xff\x00\r", b"x" * 5000]
@@ -471,9 +471,9 @@ class ProducerContract(Contract):
                 producer.flush()
                 assert places(take(consumer, 1)) == places([receipt])
 
-    # what cannot be sent
+    # invalid messages
 
-    def test_what_cannot_be_sent_is_refused_and_takes_nobody_with_it(self, stream: Stream) -> None:
+    def test_invalid_messages_are_rejected_without_affecting_others(self, stream: Stream) -> None:
         found: list[bytes | None] = []
         with create_producer(stream.url()) as producer:
             for number, words in enumerate(INVALID_MESSAGES):
@@ -481,7 +481,7 @@ class ProducerContract(Contract):
                 with pytest.raises((InvalidOptionError, InvalidStreamKeyError)):
                     producer.send(**{"payload": b"refused", **words})
                 found.append(b"%d" % number)
-            # Nothing is refused, or sent as it is: where there are tombstones, it is one.
+            # A payload of None is rejected, or sent as a tombstone.
             with contextlib.suppress(InvalidOptionError):
                 producer.send(**TOMBSTONE)
                 found.append(None)
@@ -493,9 +493,9 @@ class ProducerContract(Contract):
         with replay(stream) as consumer:
             assert [message.payload for message in consumer] == [*found, b"as it was", b"behind it"]
 
-    # what the backend does not take
+    # outages
 
-    def test_what_was_not_acknowledged_stays_queued_in_order(self, stream: Stream, harness: Harness) -> None:
+    def test_unacknowledged_messages_stay_queued_in_order(self, stream: Stream, harness: Harness) -> None:
         if harness.outage is None:
             return
         with create_producer(stream.url()) as producer:
@@ -516,7 +516,7 @@ class ProducerContract(Contract):
             payloads = [message.payload for message in found if message.shard.id == number]
             assert payloads == [b"%d" % sent for sent in range(number, 11, 2)]
 
-    def test_what_a_producer_drops_when_it_ends_is_counted(self, stream: Stream, harness: Harness) -> None:
+    def test_messages_dropped_by_closing_are_counted(self, stream: Stream, harness: Harness) -> None:
         if harness.outage is None:
             return
         producer = create_producer(stream.url())
@@ -532,14 +532,14 @@ class ProducerContract(Contract):
         with replay(stream) as consumer:
             assert [message.payload for message in consumer] == [b"arrived"]
 
-    def test_a_queue_that_cannot_be_sent_does_not_grow_for_ever(self, stream: Stream, harness: Harness) -> None:
+    def test_the_queue_is_bounded_during_an_outage(self, stream: Stream, harness: Harness) -> None:
         if harness.outage is None:
             return
         taken: list[int] = []
         refused: list[StreamAssetsError] = []
         with create_producer(stream.url()) as producer:
             with harness.outage(stream.location):
-                # A send that raises has not taken its message, and those before it are where they were.
+                # A send that raises has not queued its message, and does not affect earlier ones.
                 for number in range(MORE_THAN_QUEUE_HOLDS):
                     try:
                         producer.send(b"%06d" % number + b"x" * 1000)

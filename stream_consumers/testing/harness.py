@@ -1,4 +1,4 @@
-"""What the contract suite needs of a backend, and an empty place with streams for each of its tests."""
+"""The harness of a backend for the contract suite, which gives each test an empty location with streams."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SHARDS = 3
 
 @dataclass(frozen=True)
 class Harness:
-    """A backend, as its contract tests see it: by URL.
+    """A backend as the contract tests access it: by URL.
 
     Args:
-        name: shown in the ids of the tests.
-        create: makes an empty place for the streams :data:`STREAMS`, each of which can have the shards 0 to 2; it gets
-            an empty folder, and returns the URL without streams, with a slash at its end. The folder has the same name
-            in the next session of pytest: on a broker that goes on running, take a new name each time.
-        remove: removes the place at this URL again.
-        outage: a context in which the place at this URL can be read and takes nothing; without it, what a producer does
-            in one is not tested.
+        name: the name shown in the ids of the tests.
+        create: creates an empty location for the streams :data:`STREAMS`, each with up to :data:`SHARDS` shards. It
+            gets an empty folder, and returns the URL without streams, with a slash at the end. The folder has the same
+            name in the next pytest session: on a broker that keeps running, choose a new name each time.
+        remove: removes the location with this URL.
+        outage: a context in which the location with this URL can be read but rejects writes; without it, the behavior
+            of producers during an outage is not tested.
 
     Example:
         >>> harness = Harness("memory", create=lambda folder: f"memory://{folder.name}/")
@@ -46,10 +46,10 @@ class Harness:
 
 @dataclass(frozen=True)
 class Stream:
-    """A place with streams, empty at first.
+    """A location with streams, empty at first.
 
     Args:
-        location: its URL without streams.
+        location: the URL without streams.
 
     Example:
         >>> Stream("memory://place-1/").url("orders", "clicks")
@@ -59,35 +59,35 @@ class Stream:
     location: str
 
     def url(self, *streams: str) -> str:
-        """Its URL with these streams, ``orders`` by default."""
+        """Return the URL with these streams, ``orders`` by default."""
         return self.location + ",".join(streams or STREAMS[:1])
 
-    def send(self, places: Iterable[Shard], *, first_ms: int = 1_000, payload: bytes | None = None) -> list[Receipt]:
-        """Send a message to each of ``places`` in turn, 10 ms apart, and flush."""
+    def send(self, shards: Iterable[Shard], *, first_ms: int = 1_000, payload: bytes | None = None) -> list[Receipt]:
+        """Send a message to each of ``shards`` in turn, with timestamps 10 ms apart, and flush."""
         with create_producer(self.url()) as producer:
             return [
                 producer.send(
-                    b"%s %d" % (str(place).encode(), index) if payload is None else payload,
-                    stream=place.stream,
-                    shard=place.id,
+                    b"%s %d" % (str(shard).encode(), index) if payload is None else payload,
+                    stream=shard.stream,
+                    shard=shard.id,
                     timestamp_ms=first_ms + 10 * index,
                 )
-                for index, place in enumerate(places)
+                for index, shard in enumerate(shards)
             ]
 
 
 def round_robin(count: int, shards: int = 1, streams: Sequence[str] = STREAMS[:1]) -> list[Shard]:
-    """``count`` places, all shards of all streams in turn."""
+    """Return ``count`` shards: all shards of all streams in turn."""
     every = [Shard(stream, number) for stream in streams for number in range(shards)]
     return [every[index % len(every)] for index in range(count)]
 
 
 class Contract:
-    """Tests that get an empty ``stream`` each, made by a fixture ``harness`` of the backend's author."""
+    """A base class for tests; the fixture ``harness`` of the backend creates an empty ``stream`` for each test."""
 
     @pytest.fixture
     def stream(self, harness: Harness, tmp_path: Path) -> Iterator[Stream]:
-        """An empty place, removed after the test."""
+        """Yield an empty location, which is removed after the test."""
         location = harness.create(tmp_path)
         yield Stream(location)
         harness.remove(location)

@@ -90,8 +90,8 @@ def create_committer(
     Example:
         >>> create_committer(StreamUrl.parse("file:///tmp/a.ss/orders"), "billing")
         Traceback (most recent call last):
-        stream_consumers.errors.GroupsNotRememberedError: no broker remembers the groups of file:///tmp/a.ss/orders \
-(group=billing). Keep the positions yourself, or use ProcessCommitter for the time of this process.
+        stream_consumers.errors.GroupsNotRememberedError: no broker stores group positions of file:///tmp/a.ss/orders \
+(group=billing). Store the positions yourself, or use ProcessCommitter to keep them for the life of this process.
     """
     url = StreamUrl.parse(url)
     return find_backend(url.protocol).committer(url, group, consumer=consumer, client=client or {})

@@ -323,7 +323,7 @@ def test_framed_payloads_without_a_registry():
         ({"schema": '"long"', "subject": "s"}, "schema and subject are given"),
         ({"subject": "orders-value"}, "'orders-value' needs a registry"),
         ({"schema": '"long"', "version": 3}, "version=3 needs a subject"),
-        ({"schema": '"long"', "framed": "no"}, "neither on nor off"),
+        ({"schema": '"long"', "framed": "no"}, "not a Boolean"),
         ({"schema": '"long"', "column": " "}, "cannot be used"),
         ({"schema": '"long"', "registry": "http://registry:8081"}, "got a str"),
     ],

@@ -392,7 +392,7 @@ def test_without_a_compiler_only_text_is_refused(monkeypatch, order):
         ({}, "no schema is given"),
         ({"schema": 7}, "schema=7 is not a Protobuf schema"),
         ({"schema": dict}, "is not a Protobuf schema"),
-        ({"schema": ORDER, "framed": 1}, "neither on nor off"),
+        ({"schema": ORDER, "framed": 1}, "not a Boolean"),
         ({"schema": ORDER, "message": ""}, "message='' cannot be used"),
         ({"subject": "orders-value"}, "needs a registry"),
     ],

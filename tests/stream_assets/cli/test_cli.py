@@ -151,7 +151,7 @@ def test_a_schema_that_does_not_match_changes_nothing(spark: SparkSession, folde
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "json"), "needs --schema"),
         (("ingest", "--source", "memory://x/o", "--table", "t", "--decode", "json", "--schema", "id BIGIN"), "BIGIN"),
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--mode", "load_balanced"), "Use mode 'resumable'"),
-        (("ingest", "--source", "ftp://x/o", "--table", "t"), "there is no backend for 'ftp'"),
+        (("ingest", "--source", "ftp://x/o", "--table", "t"), "no backend has the URL scheme 'ftp'"),
         (("peek", "orders.ss"), "has no protocol"),
         (("lag", "memory://nothing/o"), "the stream is empty, or there is none of this name: lag 0"),
         (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
