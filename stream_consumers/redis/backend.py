@@ -73,10 +73,10 @@ class RedisStreams(Backend):
         return RedisBatchSource(url, client, mode=mode)
 
     def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
-        """Ask whether the server answers.
+        """Check that the server answers.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError: as it says.
+            BrokerUnavailableError, AccessDeniedError: the server returned an error.
         """
         RedisConnection(url, client).check()
         return options
@@ -85,7 +85,7 @@ class RedisStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.claims`.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError: as the server says.
+            BrokerUnavailableError, AccessDeniedError: the server returned an error.
         """
         return RedisClaims(url, group, client, names=names)
 
@@ -95,13 +95,13 @@ class RedisStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.committer`.
 
         Raises:
-            InvalidOptionError: the consumer is a member of another group, or acknowledges by itself.
+            InvalidOptionError: the consumer is a member of another group, or acknowledges automatically.
         """
         if not isinstance(consumer, RedisGroupConsumer):
             return RedisCommitter(url, group, client)
         if consumer.group != group:
             raise InvalidOptionError(
-                f"{consumer} is no member of group {group!r}", remedy=f"Give group={consumer.group!r}."
+                f"{consumer} is not a member of group {group!r}", remedy=f"Give group={consumer.group!r}."
             )
         consumer.check_waits_for_ack()
         return consumer

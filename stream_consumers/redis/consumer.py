@@ -1,4 +1,4 @@
-"""Redis Streams, message by message, without a group."""
+"""The consumer of Redis Streams without a group."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ SHARD_SEARCH_SECONDS = 5.0
 class RedisConsumer(LockedConsumer):
     """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
-    Ids grow with time, so that a seek is a range request; a shard that has no message at or after the moment yet
-    continues with the first one that is added.
+    Ids grow with time, so a seek is a range request. A shard that has no message at or after the moment yet continues
+    with the first one that is added.
 
-    A stream that is deleted is a :class:`stream_consumers.errors.StreamRemovedError` of :meth:`next` within some
-    seconds, also if it was made again with lower ids meanwhile. With ``*``, a stream that is gone is no longer read.
+    If a stream is deleted, :meth:`next` raises :class:`stream_consumers.errors.StreamRemovedError` within several
+    seconds, even if the stream was created again with lower ids meanwhile. With ``*``, a deleted stream is no longer
+    read.
 
     Args:
-        url: ``redis://host:6379/orders``; with ``*`` all streams of the database, also those that come later.
+        url: ``redis://host:6379/orders``; ``*`` stands for all streams of the database, including future ones.
         reset: where to start.
-        live: wait for more messages at the end; without it the stream ends there.
+        live: wait for more messages at the end; without it, reading ends there.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        on_dead_letter: called for entries that cannot be used as a message.
+        on_dead_letter: called for entries that cannot be read as a message.
 
     Raises:
-        BrokerUnavailableError, AccessDeniedError: as the server says.
+        BrokerUnavailableError, AccessDeniedError: the server returned an error.
 
     Example::
 
@@ -110,7 +111,7 @@ class RedisConsumer(LockedConsumer):
             places = resolve_positions(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
             self._buffer = deque(item for item in self._buffer if item.shard not in places)
             self._next |= places
-            # A caller has a position from this stream, so that the stream must have reached it.
+            # The caller got the position from this stream, so the stream must have reached it.
             self._record_progress(places)
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class RedisConsumer(LockedConsumer):
         return self._buffer.popleft() if self._buffer else None
 
     def _read(self, seconds: float) -> None:
-        """Fill the buffer with a page, waiting at most this long for an entry."""
+        """Fill the buffer with a page of entries, waiting at most this long for an entry."""
         self._find_new_shards()
         if not self._next:
             self._closed.wait(seconds)
@@ -154,13 +155,13 @@ class RedisConsumer(LockedConsumer):
             return
         self._next_shard_search = time.monotonic() + SHARD_SEARCH_SECONDS
         found = frozenset(self._server.shards())
-        # A new dictionary, since other threads may be looking at the shards.
+        # Create a new dictionary, because other threads may iterate over the old one.
         left = dict(self._next)
         if self._assignment.has_wildcard:
             left = {shard: sequence for shard, sequence in left.items() if shard in found}
             self._removals.reset(self._known - found)
         self._next = left | dict.fromkeys(found - self._known, 0)
-        # The watch reports a shard that is gone, unless all shards are read that exist.
+        # With the wildcard, forget deleted shards; otherwise keep them, so that their removal is detected.
         self._known = found if self._assignment.has_wildcard else self._known | found
 
     def _keys(self) -> dict[Shard, bytes]:

@@ -1,4 +1,4 @@
-"""Entry ids as sequences, keys as shards, entries as messages: how this project reads Redis (SeaStreamer's rules)."""
+"""Conversion of entry ids to sequences, keys to shards, and entries to messages (SeaStreamer's rules)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _ENTRY_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?\Z")
 SUB_BITS = 16
 MAX_SUB = (1 << SUB_BITS) - 1
 MAX_MS = (1 << 47) - 1
-"""The last millisecond whose sequences are signed 64-bit numbers; in the year 6429."""
+"""The last millisecond whose sequences fit into signed 64-bit numbers, in the year 6429."""
 _PATTERN_CHARACTERS = re.compile(rb"[*?\[\]\\]")
 RawEntry: TypeAlias = tuple[bytes, "list[bytes] | None"]
-"""An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
+"""An entry of a Redis reply: the id, and alternating names and values; ``None`` if the entry was trimmed."""
 
 
 def to_sequence(entry_id: bytes | str) -> int:
-    """The sequence of an entry id.
+    """Convert an entry id to a sequence.
 
     Raises:
-        FormatError: it is no id, or one that has no sequence (more than 65536 entries in a millisecond, or
-            above :data:`GREATEST`).
+        FormatError: it is not an id, or an id without a sequence (more than 65536 entries in a millisecond, or above
+            :data:`GREATEST`).
 
     Example:
         >>> to_sequence("1795219782548-1")
@@ -37,19 +37,19 @@ def to_sequence(entry_id: bytes | str) -> int:
     parts = text.split("-")
     is_number = len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts)
     if not is_number:
-        raise FormatError(f"{text!r} is not a Redis entry id", remedy="Ids are written as milliseconds-number.")
+        raise FormatError(f"{text!r} is not a Redis entry id", remedy="Write it as milliseconds-number.")
     milliseconds, sub = int(parts[0]), int(parts[1])
     sequence = milliseconds << SUB_BITS | sub
     if sub > MAX_SUB or sequence > MAX_SEQUENCE:
         raise FormatError(
-            f"the entry id {text} has no sequence: its second number goes up to {MAX_SUB}, and it to {GREATEST}",
-            remedy="Let Redis make the ids (XADD key * …), or spread the producer over shards.",
+            f"the entry id {text} has no sequence: its second number exceeds {MAX_SUB}, or the id exceeds {GREATEST}",
+            remedy="Let Redis generate the ids (XADD key * …), or distribute the messages over shards.",
         )
     return sequence
 
 
 def to_id(sequence: int) -> str:
-    """The entry id of a sequence.
+    """Convert a sequence to an entry id.
 
     Example:
         >>> to_id(117651523669065729)
@@ -63,7 +63,7 @@ GREATEST = to_id(MAX_SEQUENCE)
 
 
 class EntrySequence(int):
-    """A sequence that is printed as the id of its entry.
+    """A sequence that prints as the id of its entry.
 
     Example:
         >>> f"{EntrySequence(117651523669065729)}"
@@ -78,7 +78,7 @@ class EntrySequence(int):
 
 
 def parse_sequence(text: str) -> int | None:
-    """The sequence that a user wrote: a number, or the id of a Redis entry; ``None`` if it is neither.
+    """Parse a sequence: a number, or the id of a Redis entry; return ``None`` if it is neither.
 
     Example:
         >>> parse_sequence("7"), parse_sequence("1795219782548-1"), parse_sequence("2026-11-01")
@@ -108,10 +108,10 @@ def check_entry_id(entry_id: str, special: Collection[str] = ()) -> str:
 
 
 def check_entry_ids(entry_ids: Iterable[str]) -> None:
-    """Refuse what is not a collection of entry ids.
+    """Raise unless ``entry_ids`` is a collection of entry ids.
 
     Raises:
-        InvalidOptionError: it is text, or one of them is no id.
+        InvalidOptionError: it is text, or contains something that is not an id.
 
     Example:
         >>> check_entry_ids(["1-0", "2-0"])
@@ -122,7 +122,7 @@ def check_entry_ids(entry_ids: Iterable[str]) -> None:
 
 
 def sequence_after(entry_id: bytes | str) -> int:
-    """The sequence behind an entry; 0 for ``0-0``, which is never one.
+    """Return the sequence after an entry; 0 for ``0-0``, which is never the id of an entry.
 
     Example:
         >>> sequence_after("0-0"), sequence_after("0-5")
@@ -133,7 +133,7 @@ def sequence_after(entry_id: bytes | str) -> int:
 
 
 def id_before(sequence: int) -> str:
-    """The id that one reads behind to get ``sequence`` first.
+    """Return the id after which a read returns ``sequence`` first.
 
     Example:
         >>> id_before(0), id_before(6)
@@ -143,7 +143,7 @@ def id_before(sequence: int) -> str:
 
 
 def id_order(entry_id: str) -> tuple[int, ...]:
-    """Sorts entry ids, those too that have no sequence.
+    """Return a sort key for entry ids, including ids without a sequence.
 
     Example:
         >>> sorted(["10-0", "9-70000", "9-2"], key=id_order)
@@ -153,12 +153,12 @@ def id_order(entry_id: str) -> tuple[int, ...]:
 
 
 def to_timestamp_ms(sequence: int) -> int:
-    """When the entry was added, unix milliseconds."""
+    """Return the time when the entry was added, in Unix milliseconds."""
     return sequence >> SUB_BITS
 
 
 def is_shard_id(text: str) -> bool:
-    """Whether this is how a key ends that is a shard: a number up to 2^63-1, written without zeros before it.
+    """Whether the end of a key is a shard number: up to 2^63-1, without leading zeros.
 
     Example:
         >>> [is_shard_id(text) for text in ("0", "12", "012", "x", "")]
@@ -169,7 +169,7 @@ def is_shard_id(text: str) -> bool:
 
 
 def shard_of(key: bytes) -> Shard:
-    """The shard that a key is (SeaStreamer's rule).
+    """Return the shard of a key (SeaStreamer's rule).
 
     Example:
         >>> shard_of(b"orders:3"), shard_of(b"user:events")
@@ -181,7 +181,7 @@ def shard_of(key: bytes) -> Shard:
 
 
 def numbered_key(shard: Shard) -> bytes:
-    """The key of a shard of a stream with several.
+    """Return the key of a shard in a stream with numbered keys.
 
     Example:
         >>> numbered_key(Shard("orders", 3)), numbered_key(Shard("user%3A42", 0))
@@ -191,7 +191,7 @@ def numbered_key(shard: Shard) -> bytes:
 
 
 def is_numbered(key: bytes, shard: Shard) -> bool:
-    """Whether the key of a shard has its number, or is the one key of its stream.
+    """Whether the key of a shard contains its number; otherwise it is the only key of its stream.
 
     Example:
         >>> is_numbered(b"orders:0", Shard("orders")), is_numbered(b"orders", Shard("orders"))
@@ -201,7 +201,7 @@ def is_numbered(key: bytes, shard: Shard) -> bool:
 
 
 def pattern_of_shards(stream: str) -> bytes:
-    r"""What SCAN matches with the numbered keys of a stream, and with some others.
+    r"""Return a SCAN pattern that matches the numbered keys of a stream, and possibly other keys.
 
     Example:
         >>> pattern_of_shards("orders"), pattern_of_shards("[a]")
@@ -211,10 +211,10 @@ def pattern_of_shards(stream: str) -> bytes:
 
 
 def to_key(name: str) -> bytes:
-    r"""The key that :func:`key_text` is the text of.
+    r"""Convert the result of :func:`key_text` back to a key.
 
     Raises:
-        InvalidOptionError: it is no text, or has a surrogate that stands for no byte.
+        InvalidOptionError: it is not text, or contains a surrogate that represents no byte.
 
     Example:
         >>> to_key("user:42")
@@ -232,7 +232,7 @@ def to_key(name: str) -> bytes:
 
 
 def key_text(key: bytes) -> str:
-    r"""A key as text, for those to whom a stream is a key and nothing else.
+    r"""Convert a key to text without loss, for APIs whose stream names are plain keys.
 
     Example:
         >>> to_key(key_text(b"any bytes: \xff"))
@@ -242,7 +242,7 @@ def key_text(key: bytes) -> str:
 
 
 def printable_key(key: bytes) -> str:
-    """A key for people.
+    """Return a key for logs and errors.
 
     Example:
         >>> printable_key(b"orders:0")
@@ -252,13 +252,13 @@ def printable_key(key: bytes) -> str:
 
 
 def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field: bytes) -> Message | DeadLetter:
-    """An entry as a message; a dead letter if it does not have the message field exactly once.
+    """Convert an entry to a message, or to a dead letter if it does not have the message field exactly once.
 
     Args:
-        shard: where it was read.
+        shard: the shard of the entry.
         entry_id: its id.
-        fields: names and values in turn.
-        message_field: the name of the payload's field.
+        fields: its alternating names and values.
+        message_field: the name of the field with the payload.
 
     Example:
         >>> read_entry(Shard("orders"), b"1-0", [b"msg", b"{}", b"trace", b"7"], b"msg").headers
@@ -280,13 +280,13 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
 
 
 def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:
-    """An entry as Redis replied it, as a message; a dead letter if it cannot be one.
+    """Convert an entry of a Redis reply to a message, or to a dead letter if it is not a valid message.
 
     Args:
-        shard: where it was read.
+        shard: the shard of the entry.
         entry_id: its id.
-        fields: names and values in turn; ``None`` where it was trimmed while it was pending.
-        message_field: the name of the payload's field.
+        fields: its alternating names and values; ``None`` if it was trimmed while it was pending.
+        message_field: the name of the field with the payload.
 
     Example:
         >>> read_reply(Shard("orders"), b"1-0", None, b"msg").error
@@ -303,7 +303,7 @@ def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, messag
 
 
 def original_bytes(fields: list[bytes]) -> bytes:
-    """Names and values as JSON, every byte as the character of its number, so that nothing of it is lost.
+    """Encode names and values as JSON without loss: each byte becomes the character with its number.
 
     Example:
         >>> original_bytes([b"msg", b"{}"])

@@ -1,7 +1,7 @@
-"""Consumers of the entries of many Redis streams, with and without a group, blocking and for asyncio (coredis' kinds).
+"""Consumers of raw entries of many Redis streams, with and without a group, blocking and for asyncio (like coredis).
 
-They give entries as they are, stream by stream in turn, and never wait longer than asked. Where a consumer is to be
-like those of the other backends, use :func:`stream_consumers.create.create_consumer`.
+They return entries unchanged, alternate between streams, and never wait longer than the timeout. For a consumer with
+the same API as other backends, use :func:`stream_consumers.create.create_consumer`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ AsyncSelf = TypeVar("AsyncSelf", bound="AsyncEntryConsumer")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of a Redis stream, as it is and as a message.
+    """An entry of a Redis stream, with its raw fields and as a message.
 
     Args:
         identifier: its id, ``milliseconds-number``.
         fields: names and values, in order; a name may occur twice.
-        message: what :func:`stream_consumers.redis.entries.read_entry` makes of it; a dead letter for an entry that
-            does not have the message field once.
+        message: the result of :func:`stream_consumers.redis.entries.read_entry`: a dead letter if the entry does not
+            have the message field exactly once.
 
     Example:
         >>> message = Message(Shard("orders"), 1 << 16, 1, b"{}")
@@ -57,28 +57,27 @@ class Entry:
 
     @property
     def field_values(self) -> Mapping[bytes, bytes]:
-        """The values by their names; of a name that occurs twice, the last one."""
+        """The values by their names; the last value of a repeated name."""
         return dict(self.fields)
 
     @property
     def is_trimmed(self) -> bool:
-        """Whether it was pending, and is not in the stream any more: only then it has no field."""
+        """Whether it was pending and is no longer in the stream: only then it has no fields."""
         return not self.fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryOptions:
-    """Options of a consumer of entries.
+    """Options of an entry consumer.
 
     Args:
-        streams: more streams to read than those of the URL, by their keys, whatever these are; bytes, if a key is no
-            text.
-        identifiers: per stream, the id to start behind: ``0-0`` the beginning, ``$`` the end.
-        buffer_size: entries to fetch ahead, per stream.
-        timeout_seconds: how long ``get_entry`` waits by default; without it, and with 0 or less, not at all.
+        streams: streams to read in addition to those of the URL, by their keys; bytes for a key that is not text.
+        identifiers: for each stream, the id to start after: ``0-0`` is the beginning, ``$`` is the end.
+        buffer_size: the number of entries to fetch ahead, per stream.
+        timeout_seconds: how long ``get_entry`` waits by default; it does not wait if this is ``None`` or at most 0.
 
     Raises:
-        InvalidOptionError: an option that cannot be.
+        InvalidOptionError: an option is invalid.
 
     Example:
         >>> EntryOptions(streams=["one"], identifiers={"one": "0-0"}).buffer_size
@@ -106,22 +105,22 @@ class EntryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEntryOptions(EntryOptions):
-    """Options of a consumer of entries that is a member of a group.
+    """Options of an entry consumer that is a member of a group.
 
     Args:
         group: the group's name.
-        consumer: this member's name; give a member that starts again the same.
-        auto_create: create groups that do not exist, and their streams. A group that is removed later is an error, and
-            is never created again: its position would be unknown.
-        start: the id behind which such a group starts: ``0-0`` the beginning (coredis starts at the end, and misses
-            the entries that exist), ``$`` the end.
-        start_from_backlog: begin with entries that are pending for this member. One that was trimmed meanwhile is
-            given to ``on_dead_letter`` and acknowledged.
-        auto_acknowledge: **at most once**: the server forgets an entry when it delivers it, before it was worked on;
-            those in the buffer are lost when the context is left. Entries of the backlog are acknowledged, too, each
+        consumer: this member's name; use the same name after a restart.
+        auto_create: create missing groups and their streams. A group that is removed later is an error, and is never
+            created again, because its position would be unknown.
+        start: the id after which a created group starts: ``0-0`` is the beginning (coredis starts at the end, and
+            misses existing entries), ``$`` is the end.
+        start_from_backlog: start with the entries that are pending for this member. A pending entry that was trimmed
+            is passed to ``on_dead_letter`` and acknowledged.
+        auto_acknowledge: **at most once**: the server acknowledges an entry when it delivers it, before it is
+            processed; buffered entries are lost when the context is left. Each pending entry is also acknowledged
             before it is returned.
-        identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
-            member come first. It is ``start_from_backlog`` for a single stream.
+        identifiers: for each stream, ``>`` for new entries only, or an id: entries after it that are pending for this
+            member come first. This is ``start_from_backlog`` for a single stream.
 
     Example:
         >>> GroupEntryOptions(group="billing", consumer="me").start
@@ -146,11 +145,11 @@ class GroupEntryOptions(EntryOptions):
 
 
 class EntryReader(PollingReader[tuple[str, Entry]]):
-    """Reads entries of many streams, one buffer a stream; see the consumers that are made of it.
+    """The base class of entry consumers: reads entries of many streams, with one buffer per stream.
 
     Args:
-        url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
-            where the URL has to encode it.
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, and its name is the key, even if the URL
+            has to encode it.
         options: which streams to read, and how.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         on_dead_letter: called for pending entries that were trimmed. If it raises, the entry stays pending.
@@ -172,13 +171,13 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
         if unknown:
             raise InvalidOptionError(
                 f"identifiers are given for streams that are not read: {', '.join(unknown)}",
-                remedy=f"Read are: {', '.join(self._identifiers)}.",
+                remedy=f"The consumer reads: {', '.join(self._identifiers)}.",
             )
         self._identifiers |= options.identifiers or {}
         self._special_identifiers, self._count = options.special_identifiers, options.buffer_size + 1
         self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
         self.timeout_seconds = max(0.0, options.timeout_seconds or 0.0)
-        # Entries, and whether they were pending for this member before they were read now.
+        # For each stream, its entries, and whether each of them was pending for this member before this read.
         self._buffers: dict[str, deque[tuple[Entry, bool]]] = {}
         self._lock = PollingLock()
         self._is_started = False
@@ -190,34 +189,34 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
         return tuple(self._identifiers)
 
     def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
-        """The next entry and its stream: of the buffers if there is one, else of the server.
+        """Return the next entry and its stream, from the buffers or from the server.
 
         Args:
-            timeout_seconds: how long to wait for one, ``math.inf`` until there is one; the consumer's by default.
+            timeout_seconds: how long to wait; ``math.inf`` waits without a limit. The default is the consumer's.
 
         Returns:
-            ``None`` if there was none in time (coredis returns a pair of ``None``).
+            The entry, or ``None`` if none arrived in time (coredis returns a pair of ``None``).
 
         Raises:
             StreamEndedError: the context was left.
-            FormatError: a key holds something else than a stream.
-            BrokerUnavailableError: nothing is lost; call it again.
+            FormatError: a key does not hold a stream.
+            BrokerUnavailableError: the server does not answer; no entry is lost, so call the method again.
         """
         return self._poll_until(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
 
     def add_stream(self, name: str, identifier: str | None = None) -> bool:
-        """Read another stream, too; the others stay where they are.
+        """Also read another stream; the positions of the other streams do not change.
 
         Args:
-            name: its key.
-            identifier: where it starts, as for the consumer.
+            name: the key of the stream.
+            identifier: where to start, as for the consumer.
 
         Returns:
-            False if it is read already; nothing is changed then.
+            Whether the stream was added; ``False`` if it is already read.
 
         Raises:
-            InvalidOptionError: ``identifier`` is no id.
-            GroupNotFoundError: it has no group, which is not made either.
+            InvalidOptionError: ``identifier`` is not an id.
+            GroupNotFoundError: the group does not exist, and is not to be created.
         """
         name = _name(name)
         with self._lock.moving():
@@ -231,7 +230,7 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
             return True
 
     def close(self) -> None:
-        """Close connections and drop buffered entries; a waiting :meth:`get_entry` ends."""
+        """Close connections, drop buffered entries, and end a waiting :meth:`get_entry`."""
         self._closed.set()
         with self._lock.moving():
             self._buffers.clear()
@@ -240,7 +239,7 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
             self._server.close()
 
     def __iter__(self) -> Iterator[tuple[str, Entry]]:
-        """Entries until there is none in time, as in coredis; iterate again to go on."""
+        """Yield entries until none arrives in time, as in coredis; iterate again to continue."""
         while (found := self.get_entry()) is not None:
             yield found
 
@@ -251,10 +250,10 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
         return self
 
     async def __aenter__(self) -> NoReturn:
-        """Refuse ``async with``.
+        """Reject ``async with``.
 
         Raises:
-            InvalidOptionError: naming the consumer for asyncio.
+            InvalidOptionError: always; the error names the consumer for asyncio.
         """
         raise InvalidOptionError(
             f"{type(self).__name__} blocks, and cannot be entered with 'async with'",
@@ -262,31 +261,31 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
         )
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing: nothing was entered."""
+        """Do nothing, because nothing was entered."""
 
-    # How the consumers differ.
+    # Methods that subclasses implement.
 
     @abstractmethod
     def _open(self) -> None:
-        """Open what is needed to read."""
+        """Open the resources for reading."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Close what :meth:`_open` opened, if anything."""
+        """Close the resources that :meth:`_open` opened, if any."""
 
     @abstractmethod
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
-        """Begin to read these streams, all of them or none."""
+        """Start to read these streams, either all or none."""
 
     @abstractmethod
     def _fetch(self, seconds: float) -> bool:
-        """Fill the buffers, waiting at most this long; returns whether any entry was read."""
+        """Fill the buffers, waiting at most this long; return whether any entry was read."""
 
     @abstractmethod
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
-        """The user gets this entry now, or the observer was called for it."""
+        """Called when the user gets this entry, or after the observer was called for it."""
 
-    # the rest
+    # shared implementation
 
     def _start(self) -> None:
         if self._is_started:
@@ -294,7 +293,7 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
         self._server = RedisConnection(self._url, self._client)
         try:
             self._open()
-            # The order in which the streams take turns.
+            # The streams take turns in this order.
             self._buffers = {name: deque() for name in self._identifiers}
             self._join(self._identifiers)
         except BaseException:
@@ -309,7 +308,7 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
         try:
             self._check_open()
             self._start()
-            # Entries that were trimmed are no reason to give up before the next ones.
+            # If all entries of a fetch were trimmed, fetch again.
             while (found := self._take()) is None and self._fetch(seconds):
                 seconds = 0.0
             return found
@@ -341,24 +340,24 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
 
 
 class EntryConsumer(EntryReader):
-    """Reads many streams without a group: no server remembers its position.
+    """Reads many streams without a group; the server stores no position.
 
-    A stream starts behind the last entry that it has when the context is entered (or at the first
-    :meth:`get_entry`), unless its identifier says otherwise; one that is not there yet starts at its beginning.
-    Entering the context again starts there again: where an identifier was given, entries are replayed from it on.
-    Without a buffer, streams take turns: a1 b1 a2 b2. The position in a stream moves when its entry is returned.
-    A stream that is deleted is an error within some seconds, also if it was made again with lower ids meanwhile.
+    By default, a stream starts after its last entry at the time when the context is entered (or at the first
+    :meth:`get_entry`); an identifier changes that, and a stream that does not exist yet starts at its beginning.
+    Entering the context again starts anew: with an identifier, entries after it are read again. Without a buffer,
+    streams take turns: a1 b1 a2 b2. The position in a stream moves when its entry is returned. A deleted stream raises
+    an error within several seconds, even if it was created again with lower ids meanwhile.
 
     Args:
-        url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
-            where the URL has to encode it.
-        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``. On a cluster the streams are asked
-            one after the other, without holding each other up.
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, and its name is the key, even if the URL
+            has to encode it.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``. On a cluster, streams are polled
+            one after the other without blocking each other.
         **options: see :class:`EntryOptions`.
 
     Raises:
-        InvalidUrlError, InvalidOptionError: an option that cannot be.
-        BrokerUnavailableError, AccessDeniedError: on entering, as the server says.
+        InvalidUrlError, InvalidOptionError: an option is invalid.
+        BrokerUnavailableError, AccessDeniedError: on entering: the server returned an error.
         StreamRemovedError: from :meth:`get_entry`: a stream was deleted.
 
     Example::
@@ -376,7 +375,7 @@ class EntryConsumer(EntryReader):
 
     @property
     def positions(self) -> Mapping[str, str]:
-        """Per stream, the id of the last entry that was returned, or where it started: identifiers to go on with."""
+        """For each stream, the id of the last returned entry, or its start: identifiers for continuing."""
         with self._lock.moving():
             return dict(self._positions)
 
@@ -411,21 +410,21 @@ class EntryConsumer(EntryReader):
 class GroupEntryConsumer(EntryReader):
     """Reads many streams as a member of a group; every entry goes to one member.
 
-    An entry that was returned stays pending until :meth:`acknowledge`. Entering the context again continues where the
-    group is; entries that were buffered and not returned are pending then, and come with ``start_from_backlog``.
-    Entries that are pending for other names do not (mode ``load_balanced`` of
+    A returned entry stays pending until :meth:`acknowledge`. Entering the context again continues at the position of
+    the group; entries that were buffered but not returned are then pending, and are read with ``start_from_backlog``.
+    Entries that are pending for other names are not read (mode ``load_balanced`` of
     :func:`stream_consumers.create.create_consumer` takes them over).
 
     Args:
-        url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
-            where the URL has to encode it.
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, and its name is the key, even if the URL
+            has to encode it.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         on_dead_letter: called for pending entries that were trimmed. If it raises, the entry stays pending.
-        **options: see :class:`GroupEntryOptions`; ``group`` and ``consumer`` are needed.
+        **options: see :class:`GroupEntryOptions`; ``group`` and ``consumer`` are required.
 
     Raises:
-        InvalidUrlError, InvalidOptionError: an option that cannot be.
-        GroupNotFoundError: on entering, without ``auto_create``; it names the streams that lack the group.
+        InvalidUrlError, InvalidOptionError: an option is invalid.
+        GroupNotFoundError: on entering, without ``auto_create``: the group does not exist for the named streams.
         GroupRemovedError: from :meth:`get_entry` and :meth:`acknowledge`: a group or its stream was removed.
 
     Example::
@@ -464,25 +463,25 @@ class GroupEntryConsumer(EntryReader):
         """Acknowledge entries.
 
         Args:
-            stream: of which stream.
+            stream: the stream of the entries.
             entries: the entries, or their ids.
 
         Returns:
-            How many were pending; fewer than given is no error.
+            The number of entries that were pending; it may be less than the number given.
 
         Raises:
             NotSubscribedError: the stream is not read by this consumer.
-            GroupRemovedError: the group is gone.
+            GroupRemovedError: the group was removed.
         """
         self._check_open()
         if stream not in self._identifiers:
             raise NotSubscribedError(
-                f"{stream} is not read by this consumer", remedy=f"Read are: {', '.join(self._identifiers)}."
+                f"{stream} is not read by this consumer", remedy=f"It reads: {', '.join(self._identifiers)}."
             )
         if not self._is_started:
             with self._lock.moving():
                 self._start()
-        # Without the lock, which a waiting reader holds.
+        # Do not take the lock, because a waiting reader holds it.
         ids = [check_entry_id(entry) if isinstance(entry, str) else entry.identifier for entry in entries]
         return self._member.acknowledge(Shard(stream), ids)
 
@@ -506,12 +505,12 @@ class GroupEntryConsumer(EntryReader):
         member = self._member
         member.keys = {**member.keys, **{Shard(name): to_key(name) for name in identifiers}}
         facts = {name: member.facts(Shard(name)) for name in identifiers}
-        # A group that existed before is not created again: reading says that it is gone.
+        # A group that was joined before is not created again: reading raises that it was removed.
         missing = [name for name, found in facts.items() if found is None and name not in self._joined]
         if missing and not self._options.auto_create:
             raise GroupNotFoundError(
                 f"group {self.group!r} does not exist for streams: {', '.join(missing)}",
-                remedy="Make it there (XGROUP CREATE … MKSTREAM), or set auto_create.",
+                remedy="Create it (XGROUP CREATE … MKSTREAM), or set auto_create.",
                 streams=len(facts),
                 missing=len(missing),
             )
@@ -560,15 +559,15 @@ def create_entry_consumer(url: str | StreamUrl, *, group: str, **options: Any) -
 def create_entry_consumer(
     url: str | StreamUrl, *, group: str | None = None, **options: Any
 ) -> EntryConsumer | GroupEntryConsumer:
-    """A consumer of entries (coredis' ``client.xconsumer``).
+    """Create an entry consumer (coredis' ``client.xconsumer``).
 
     Args:
         url: ``redis://host:6379/one,two``, or ``redis://host:6379/`` and ``streams``.
-        group: with one, a :class:`GroupEntryConsumer`, which needs ``consumer``, too.
-        **options: of :class:`EntryConsumer` or :class:`GroupEntryConsumer`.
+        group: with a group, the result is a :class:`GroupEntryConsumer`, which also requires ``consumer``.
+        **options: options of :class:`EntryConsumer` or :class:`GroupEntryConsumer`.
 
     Raises:
-        InvalidOptionError: a consumer's name without a group, or the other way round; as the classes say.
+        InvalidOptionError: only one of ``group`` and ``consumer`` is given, or an option is invalid.
 
     Example::
 
@@ -578,7 +577,7 @@ def create_entry_consumer(
     """
     parsed = StreamUrl.parse(url)
     if (group is None) != (options.get("consumer") is None):
-        raise InvalidOptionError("a member needs the names of group and consumer", remedy="Give both, or neither.")
+        raise InvalidOptionError("only one of group and consumer is given", remedy="Give both, or neither.")
     if group is None:
         options.pop("consumer", None)
         return EntryConsumer(parsed, **options)
@@ -588,12 +587,12 @@ def create_entry_consumer(
 class AsyncEntryConsumer(AsyncReader[EntryReader, tuple[str, Entry]]):
     """An entry consumer whose :meth:`get_entry` is awaited; an asynchronous iterator and context manager.
 
-    Several tasks may wait at once: they get their entries in the order in which they asked. Cancelling a task loses no
-    entry: the next call returns the one that was meant for it. Entering the context again starts again, as that of the
-    consumer does.
+    Several tasks may wait at once; they get their entries in the order in which they asked. Canceling a task loses no
+    entry: the next call returns the entry that the task would have got. Entering the context again restarts the
+    consumer.
 
     Args:
-        consumer: with a group or without one; it is closed with this one.
+        consumer: an entry consumer with or without a group; it is closed with this object.
 
     Example::
 
@@ -604,17 +603,17 @@ class AsyncEntryConsumer(AsyncReader[EntryReader, tuple[str, Entry]]):
     """
 
     async def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
-        """The next entry and its stream.
+        """Return the next entry and its stream.
 
         Args:
-            timeout_seconds: how long to wait for one, ``math.inf`` until there is one; the consumer's by default.
+            timeout_seconds: how long to wait; ``math.inf`` waits without a limit. The default is the consumer's.
 
         Returns:
-            ``None`` if there was none in time (coredis returns a pair of ``None``).
+            The entry, or ``None`` if none arrived in time (coredis returns a pair of ``None``).
 
         Raises:
             StreamEndedError: the context was left.
-            StreamAssetsError: as the consumer says; the task that asked first gets it.
+            StreamAssetsError: the consumer raised an error; the task that asked first gets it.
         """
         return await self._next(
             max(0.0, self._consumer.timeout_seconds if timeout_seconds is None else timeout_seconds)
@@ -632,9 +631,9 @@ class AsyncEntryConsumer(AsyncReader[EntryReader, tuple[str, Entry]]):
         """
         if not isinstance(self._consumer, GroupEntryConsumer):
             raise InvalidOptionError(
-                "entries are acknowledged to a group, and this consumer has none", remedy="Give it group and consumer."
+                "this consumer has no group to acknowledge entries to", remedy="Create it with group and consumer."
             )
-        # Not in the reading thread, which may be busy.
+        # The reading thread may be busy, so another thread acknowledges.
         return await asyncio.to_thread(self._consumer.acknowledge, stream, *entries)
 
     async def __aenter__(self: AsyncSelf) -> AsyncSelf:
@@ -644,7 +643,7 @@ class AsyncEntryConsumer(AsyncReader[EntryReader, tuple[str, Entry]]):
         return self
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, Entry]]:
-        """Entries until there is none in time, as in coredis; iterate again to go on."""
+        """Yield entries until none arrives in time, as in coredis; iterate again to continue."""
         while (found := await self.get_entry()) is not None:
             yield found
 

@@ -1,4 +1,4 @@
-"""A consumer group of Redis Streams: every command on it, once, and the committer of one that is read by position."""
+"""A consumer group of Redis Streams: all commands on it, and the committer of a group that is read by position."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from stream_consumers.urls import StreamUrl
 
 START = "0-0"
 BEGIN = "-"
-"""Where a search for pending entries begins."""
+"""The start of a search for pending entries."""
 NEW = ">"
 NOW = "$"
 ACK_CHUNK = 1000
 CLAIM_MODE_SENTINEL = "stream-assets:claimed"
-"""The consumer name that says that a group is in claim mode: its entries are claimed one by one."""
-# How Redis says that a group is gone: to a command, and to one that waits.
+"""The consumer name that marks a group as in claim mode: its entries are claimed one by one."""
+# The error codes of Redis for a missing group: of a command, and of a blocked command.
 _GONE = ("NOGROUP", "UNBLOCKED")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What XINFO GROUPS says of one group.
+    """The result of XINFO GROUPS for one group.
 
     Args:
-        delivered: the id of the last entry that was delivered.
-        read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
-        pending: entries that were delivered and not acknowledged.
+        delivered: the id of the last delivered entry.
+        read: the number of entries read, as Redis 7 counts them; ``None`` if Redis does not know.
+        pending: the number of delivered entries that are not acknowledged.
     """
 
     delivered: str
@@ -49,16 +49,16 @@ class GroupFacts:
 
     @property
     def position(self) -> int:
-        """The sequence behind the last entry that was delivered."""
+        """The sequence after the last delivered entry."""
         return sequence_after(self.delivered)
 
 
 class PendingEntry(NamedTuple):
-    """An entry that was delivered and not acknowledged.
+    """A delivered entry that is not acknowledged.
 
     Args:
         id: the entry id.
-        deliveries: how often it was delivered.
+        deliveries: the number of deliveries.
     """
 
     id: bytes
@@ -69,9 +69,9 @@ class ReclaimedEntries(NamedTuple):
     """Entries that were taken over from other members.
 
     Args:
-        cursor: where the search goes on; empty at the end.
-        entries: each counts as delivered once more, except those that are no longer in the stream: these stay pending
-            for the member that held them.
+        cursor: where to continue the search; empty at the end.
+        entries: the entries; each counts as one more delivery, except entries that are no longer in the stream, which
+            stay pending for the member that held them.
     """
 
     cursor: str
@@ -79,15 +79,15 @@ class ReclaimedEntries(NamedTuple):
 
 
 class RedisGroup:
-    """A consumer group; with the name of a consumer, as that member sees it.
+    """A consumer group, optionally from the perspective of one member.
 
-    Every command raises :class:`stream_consumers.errors.GroupRemovedError` where it needs the group, and the group or
-    its stream is gone.
+    A command that needs the group raises :class:`stream_consumers.errors.GroupRemovedError` if the group or its stream
+    was removed.
 
     Args:
-        server: the server; closed with this.
-        name: of the group.
-        consumer: the member's name, where it is one that reads.
+        server: the server; it is closed with this object.
+        name: the name of the group.
+        consumer: the name of the member; required for reading.
         acknowledge_on_read: let the server acknowledge entries when it delivers them (NOACK).
     """
 
@@ -96,49 +96,49 @@ class RedisGroup:
     ) -> None:
         self.name, self.server = check_name("group", name), server
         self.consumer = check_name("consumer", consumer) if consumer else ""
-        # Shards whose keys are known; those of the others are asked of the server.
+        # The keys of known shards; the server looks up the keys of other shards.
         self.keys: Mapping[Shard, bytes] = {}
         self._options = ("NOACK",) if acknowledge_on_read else ()
         self._received = 0
 
     @cached_property
     def _reading(self) -> Any:
-        """A connection of its own, since reading blocks it."""
+        """A separate connection, because a read blocks it."""
         return self.server.new_connection(REPLY_SECONDS)
 
     def find_shards(self) -> Mapping[Shard, bytes]:
-        """Look for the shards and their keys; known ones stay, so that reading one that was deleted is an error."""
+        """Find the shards and their keys; known shards stay, so that reading a deleted one raises an error."""
         found = {shard: self.server.key(shard) for shard in self.server.shards()}
-        # Where keys with numbers appear, the key without one is not read any more, never the other way round.
+        # If numbered keys appear, the plain key is no longer read; the reverse never happens.
         kept = {s: key for s, key in self.keys.items() if s not in found or not is_numbered(found[s], s)}
         self.keys = {**found, **kept}
         return self.keys
 
     def key(self, shard: Shard) -> bytes:
-        """The key of a shard."""
+        """Return the key of a shard."""
         return self.keys.get(shard) or self.server.key(shard)
 
     # the group
 
     def create(self, shard: Shard, start: str, *, create_stream: bool = True, counts_removed: bool = False) -> bool:
-        """Create the group where it does not exist yet.
+        """Create the group if it does not exist yet.
 
-        Redis 7 counts the entries that a group has read, from a number that the command sets. It is set wherever the
-        server knows it, so that the lag is known, and entries that are trimmed unread later are noticed.
+        Redis 7 counts the entries that a group has read, starting from a number that this command sets. It is set
+        whenever the server knows it, so that the lag is known, and later trimming of unread entries is detected.
 
         Args:
-            shard: of which stream.
-            start: the id behind which it starts; :data:`NOW` is the last id, which Redis remembers, so that nothing
-                later is missed.
-            create_stream: create the stream, too.
-            counts_removed: entries that were removed by now count as unread, so that they are found to be lost.
+            shard: the shard.
+            start: the id after which the group starts; :data:`NOW` is the last id, which Redis stores, so that no later
+                entry is missed.
+            create_stream: also create the stream.
+            counts_removed: count entries that are already removed as unread, so that they are detected as lost.
 
         Returns:
-            Whether it was created just now.
+            Whether this call created the group.
 
         Raises:
-            StreamNotFoundError: there is no stream.
-            FormatError: the key holds something else.
+            StreamNotFoundError: the stream does not exist.
+            FormatError: the key does not hold a stream.
         """
         key = self.key(shard)
         arguments = [self.name, start, int(create_stream), int(counts_removed)]
@@ -146,7 +146,7 @@ class RedisGroup:
             self.server.run(CREATE_GROUP, [key], arguments, f"creating group {self.name!r} of {printable_key(key)}")
         except StreamNotFoundError as error:
             raise StreamNotFoundError(
-                f"there is no stream {printable_key(key)} at {self.server.url} to create group {self.name!r} for",
+                f"cannot create group {self.name!r}: no stream {printable_key(key)} at {self.server.url}",
                 remedy="Check the stream key, or set the group option create_stream.",
             ) from error
         except BrokerError as error:
@@ -156,11 +156,11 @@ class RedisGroup:
         return True
 
     def facts(self, shard: Shard) -> GroupFacts | None:
-        """What the server knows of the group; ``None`` if the stream, or its group, does not exist."""
+        """Return facts about the group; ``None`` if the stream or its group does not exist."""
         return self.facts_of([shard])[shard]
 
     def facts_of(self, shards: Iterable[Shard]) -> Mapping[Shard, GroupFacts | None]:
-        """The same of many shards, in few round trips."""
+        """Return facts about the group in many shards, in few round trips."""
         asked = list(shards)
         words = [("XINFO GROUPS", self.key(shard)) for shard in asked]
         return {
@@ -184,16 +184,16 @@ class RedisGroup:
     def set_position(
         self, shard: Shard, position: int, *, entries_read: int | None, enter_claim_mode: bool = False
     ) -> bool:
-        """Let the group continue at ``position``, unless it is in claim mode; it is created if it does not exist.
+        """Set the position of the group, unless it is in claim mode; create the group if it does not exist.
 
         Args:
-            shard: where.
+            shard: the shard.
             position: the next sequence.
-            entries_read: how many entries were added before it, if that is known.
-            enter_claim_mode: in the same step, let its entries be claimed from here on.
+            entries_read: the number of entries added before the position, if known.
+            enter_claim_mode: enter claim mode in the same step.
 
         Returns:
-            Whether it was set.
+            Whether the position was set.
         """
         last, count = id_before(position), "" if entries_read is None else entries_read
         arguments = [CLAIM_MODE_SENTINEL, last, count, int(enter_claim_mode)]
@@ -201,18 +201,18 @@ class RedisGroup:
             return bool(self.run(shard, SET_POSITION, arguments))
         except GroupRemovedError:
             is_new = self.create(shard, last, create_stream=False)
-        # A group that was created just now is at this position; setting it without a count would lose the count it has.
+        # A new group is already at this position; setting it without a count would delete its count.
         if is_new and entries_read is None and not enter_claim_mode:
             return True
         return bool(self.run(shard, SET_POSITION, arguments))
 
     def run(self, shard: Shard, script: str, arguments: Sequence[object], *, more_keys: Sequence[bytes] = ()) -> Any:
-        """Run a script; its arguments begin with the group's name.
+        """Run a script whose first argument is the group's name.
 
         Args:
-            shard: of the stream that is its first key.
+            shard: the shard whose key is the first key of the script.
             script: see :mod:`stream_consumers.redis.scripts`.
-            arguments: after the name.
+            arguments: the arguments after the group's name.
             more_keys: further keys, in the same slot of a cluster.
         """
         key = self.key(shard)
@@ -220,14 +220,14 @@ class RedisGroup:
         with self._explained(what, [key]):
             return self.server.run(script, [key, *more_keys], [self.name, *arguments], what)
 
-    # claim mode: its entries are claimed one by one, and no position is set any more
+    # claim mode: entries are claimed one by one, and positions can no longer be set
 
     def enter_claim_mode(self, shard: Shard) -> bool:
-        """Enter claim mode; whether the group was not in it yet."""
+        """Enter claim mode; return whether the group was not in it before."""
         return bool(self._command(shard, "XGROUP CREATECONSUMER", CLAIM_MODE_SENTINEL))
 
     def leave_claim_mode(self, shard: Shard) -> None:
-        """Leave claim mode: the scripts that claim refuse from here on."""
+        """Leave claim mode; from then on, the scripts that claim entries fail."""
         self._command(shard, "XGROUP DELCONSUMER", CLAIM_MODE_SENTINEL)
 
     def is_in_claim_mode(self, shard: Shard) -> bool:
@@ -237,12 +237,12 @@ class RedisGroup:
     # reading
 
     def read(self, after: Mapping[Shard, str], *, count: int, seconds: float = 0.0) -> Mapping[Shard, list[RawEntry]]:
-        """XREADGROUP; returns the pages of those shards that have one.
+        """Run XREADGROUP; return the entries of each shard that has some.
 
         Args:
-            after: per shard :data:`NEW`, or an id: entries behind it that are pending for this member.
-            count: entries a shard.
-            seconds: to wait for new ones; 0 does not wait.
+            after: for each shard, :data:`NEW`, or an id: then entries after it that are pending for this member.
+            count: the most entries per shard.
+            seconds: how long to wait for new entries; 0 does not wait.
         """
         keys = {self.key(shard): entry_id for shard, entry_id in after.items()}
         shards = {self.key(shard): shard for shard in after}
@@ -253,12 +253,12 @@ class RedisGroup:
         return {shards[key]: entries for key, entries in pages}
 
     def acknowledge(self, shard: Shard, ids: Sequence[bytes | str], *, times: bytes | None = None) -> int:
-        """XACK in chunks; returns how many were pending.
+        """Run XACK in chunks; return how many entries were pending.
 
         Args:
-            shard: where.
-            ids: of the entries.
-            times: a hash in the same slot, from which the ids are removed, too.
+            shard: the shard.
+            ids: the ids of the entries.
+            times: a hash in the same slot, from which the ids are also removed.
         """
         key, commands = self.key(shard), list[tuple[object, ...]]()
         for begin in range(0, len(ids), ACK_CHUNK):
@@ -267,7 +267,7 @@ class RedisGroup:
             commands += [("HDEL", times, *chunk)] if times else []
         replies = list(self.server.replies(commands, f"acknowledging in {printable_key(key)}"))
         done = sum(int(count) for (command, *_), count in zip(commands, replies) if command == "XACK")
-        # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
+        # XACK returns 0 both for a missing group and for entries that were acknowledged before.
         if ids and not done and self.facts(shard) is None:
             raise self._removed([key], f"could not acknowledge {counted(len(ids), 'entry', 'entries')}")
         return done
@@ -280,7 +280,7 @@ class RedisGroup:
     # pending entries
 
     def members(self, shard: Shard) -> Sequence[Mapping[str, Any]]:
-        """What XINFO CONSUMERS says of each member."""
+        """Return the result of XINFO CONSUMERS for each member."""
         key = self.key(shard)
         with self._explained(f"asking for the members of group {self.name!r}", [key]):
             found: Sequence[Mapping[str, Any]] = self.server.connection.xinfo_consumers(key, self.name)
@@ -295,12 +295,12 @@ class RedisGroup:
         idle_ms: int = 0,
         page_size: int = PAGE_SIZE,
     ) -> Iterator[list[PendingEntry]]:
-        """Entries that were delivered and not acknowledged, in pages.
+        """Yield the pending entries in pages.
 
         Args:
-            shard: where.
+            shard: the shard.
             below: only entries below this sequence.
-            consumer: only entries that it holds.
+            consumer: only entries that this consumer holds.
             idle_ms: only entries that were idle for this time.
             page_size: the most entries in a page.
         """
@@ -308,7 +308,7 @@ class RedisGroup:
             return
         key, start, end = self.key(shard), BEGIN, "+" if below is None else to_id(below - 1)
         while True:
-            with self._explained(f"asking what is pending in {shard}", [key]):
+            with self._explained(f"reading the pending entries of {shard}", [key]):
                 listed = self.server.connection.xpending_range(
                     key, self.name, start, end, page_size, consumer, idle_ms or None
                 )
@@ -321,7 +321,7 @@ class RedisGroup:
         """Whether another member holds entries and has been idle for this time."""
         members = self.members(shard)
         if any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in members):
-            # Members in claim mode take over idle entries themselves, since the name says which batch they belong to.
+            # In claim mode, only claim-mode members take over entries: the holder's name identifies the batch.
             return False
         return any(
             member["name"] != self.consumer.encode() and member["pending"] and member["idle"] >= idle_seconds * 1000
@@ -332,9 +332,9 @@ class RedisGroup:
         """Take over at most ``count`` entries of other members that were idle for this time, and deliver them.
 
         Args:
-            shard: where.
-            cursor: where to begin; :data:`BEGIN`, or that of the last answer.
-            idle_seconds: the time since the last client touched them.
+            shard: the shard.
+            cursor: where to start; :data:`BEGIN`, or the cursor of the last result.
+            idle_seconds: the least idle time of the entries.
             count: the most entries.
         """
         arguments = [self.consumer, round(idle_seconds * 1000), cursor, count, PAGE_SIZE, 1]
@@ -343,7 +343,7 @@ class RedisGroup:
         return ReclaimedEntries(after.decode(), [(entry_id, fields) for entry_id, _, _, fields in found])
 
     def deliveries(self, shard: Shard, ids: Sequence[bytes]) -> dict[bytes, int]:
-        """How often each of these pending entries was delivered."""
+        """Return the number of deliveries of each of these pending entries."""
         key = self.key(shard)
         with self._explained("asking for deliveries", [key]):
             pipeline = self.server.connection.pipeline(transaction=False)
@@ -353,7 +353,7 @@ class RedisGroup:
         return {found["message_id"]: int(found["times_delivered"]) for answer in answers for found in answer}
 
     def stop_reading(self) -> None:
-        """Close the connection for reading; the server's stays open."""
+        """Close the connection for reading; the connection of the server stays open."""
         if "_reading" in self.__dict__:
             self._reading.close()
 
@@ -381,8 +381,8 @@ class RedisGroup:
         with self.server.explained("looking for the streams"):
             there = sum(int(self.server.connection.exists(key)) for key in keys)
         return GroupRemovedError(
-            f"group {self.name!r} of {', '.join(map(printable_key, keys))} is gone: {said}",
-            remedy="Its position and its pending entries are lost. Create it again where it should continue.",
+            f"group {self.name!r} of {', '.join(map(printable_key, keys))} was removed: {said}",
+            remedy="Its position and pending entries are lost. Create it again at the id where it should continue.",
             streams=len(keys),
             streams_there=there,
             received_before=self._received,
@@ -390,11 +390,11 @@ class RedisGroup:
 
 
 class RedisCommitter:
-    """Keeps positions in a group of Redis Streams that is read by position, as this project's ingestion does.
+    """Stores positions in a Redis group that is read by position, as by this project's ingestion.
 
     Args:
         url: ``redis://host:6379/orders``.
-        group: its name; the group is created at the first commit.
+        group: the name of the group; the first commit creates it.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
 
     Example::
@@ -415,16 +415,16 @@ class RedisCommitter:
         """See :meth:`stream_consumers.consumer.PositionCommitter.commit`.
 
         Raises:
-            GroupActiveError: the group is in claim mode, so that it has no position.
-            StreamNotFoundError: there is no such stream.
-            BrokerUnavailableError, AccessDeniedError: as the server says.
+            GroupActiveError: the group is in claim mode, so it has no position.
+            StreamNotFoundError: the stream does not exist.
+            BrokerUnavailableError, AccessDeniedError: the server returned an error.
         """
         check_positions(positions)
         for shard, position in sorted(positions.items()):
             if not self._group.set_position(shard, position, entries_read=None):
                 raise GroupActiveError(
-                    f"group {self._group.name!r} of {shard} is in claim mode: its entries are shared entry by entry",
-                    remedy="Acknowledge its entries, or commit for a group of its own.",
+                    f"group {self._group.name!r} of {shard} is in claim mode: its members share single entries",
+                    remedy="Acknowledge its entries, or commit to another group.",
                 )
 
     def committed(self) -> Positions:

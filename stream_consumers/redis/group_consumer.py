@@ -1,4 +1,4 @@
-"""Redis Streams, message by message, as a member of a consumer group."""
+"""The consumer of Redis Streams that is a member of a consumer group."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from stream_consumers.urls import StreamUrl
 BATCH = 100
 SHARED_BATCH = 10
 SHARD_SEARCH_SECONDS = 5.0
-# How many pages of pending entries one read may search before it turns to new entries again.
+# The most pages of pending entries that one read searches before it reads new entries again.
 CLAIM_PAGES = 20
 EntryLocation = tuple[Shard, bytes]
-"""Where an entry is: its shard and its id."""
+"""The location of an entry: its shard and its id."""
 MEMBER_MODES = Modes(
     of="members of a Redis group",
     available=(ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED),
@@ -51,10 +51,10 @@ MEMBER_MODES = Modes(
 
 
 class Acknowledgements:
-    """Records which entries were acknowledged, and which may be committed; these are two steps. Thread-safe.
+    """Records which entries are acknowledged, and separately which may be committed. Thread-safe.
 
     Args:
-        options: what decides when an entry may be committed.
+        options: the options that decide when an entry may be committed.
 
     Example:
         >>> held = Acknowledgements(RedisGroupOptions(auto_commit=AutoCommit.DISABLED))
@@ -72,13 +72,13 @@ class Acknowledgements:
         self._lock = threading.Lock()
         self._held: set[EntryLocation] = set()
         self._aging: deque[tuple[float, EntryLocation]] = deque()
-        # Dictionaries, because they keep the order.
+        # Dictionaries instead of sets, because they preserve the order.
         self._acknowledged: dict[EntryLocation, None] = {}
         self._settled: dict[EntryLocation, None] = {}
         self._next_commit = time.monotonic() + self._interval
 
     def receive(self, location: EntryLocation) -> bool:
-        """Note an entry that was read from the server; false if this member holds it already."""
+        """Record an entry that was read from the server; return whether this member did not hold it yet."""
         with self._lock:
             if location in self._held:
                 return False
@@ -92,31 +92,31 @@ class Acknowledgements:
             return location in self._held
 
     def drop(self, locations: Iterable[EntryLocation]) -> None:
-        """These entries were received and will not be handed out; they stay pending."""
+        """Remove received entries that will not be delivered to the user; they stay pending."""
         with self._lock:
             self._held.difference_update(locations)
 
     def hand_out(self, location: EntryLocation) -> None:
-        """The user gets this message now; with ``delayed``, its time begins."""
+        """Record that the user gets this message; with ``delayed``, its delay starts now."""
         if self._mode is AutoCommit.DELAYED:
             with self._lock:
                 self._aging.append((time.monotonic() + self._delay, location))
 
     def settle(self, location: EntryLocation) -> None:
-        """Commit an entry in every mode: it is not a message, so that the user never acknowledges it."""
+        """Mark a dead letter for the next commit in every mode, because the user never acknowledges it."""
         if self._mode is not AutoCommit.IMMEDIATE:
             with self._lock:
                 self._settled[location] = None
 
     def acknowledge(self, location: EntryLocation) -> None:
-        """The user is done with this message.
+        """Record that the user has finished this message.
 
         Raises:
-            InvalidOptionError: with ``delayed``, which acknowledges by itself.
+            InvalidOptionError: with ``delayed``, which acknowledges automatically.
         """
         if self._mode is AutoCommit.DELAYED:
             raise InvalidOptionError(
-                "auto_commit is 'delayed', which acknowledges by itself",
+                "auto_commit is 'delayed', which acknowledges automatically",
                 remedy="Do not call ack, or set auto_commit to rolling or disabled.",
                 auto_commit_delay_seconds=self._delay,
             )
@@ -125,28 +125,28 @@ class Acknowledgements:
                 self._acknowledged[location] = None
 
     def check_manual(self) -> None:
-        """Refuse to commit by hand where it is done automatically.
+        """Raise if commits are automatic.
 
         Raises:
             InvalidOptionError: with ``delayed`` and ``rolling``.
         """
         if self._mode in {AutoCommit.DELAYED, AutoCommit.ROLLING}:
             raise InvalidOptionError(
-                f"auto_commit is {self._mode.value!r}, which commits by itself",
+                f"auto_commit is {self._mode.value!r}, which commits automatically",
                 remedy="Do not call commit, or set auto_commit to disabled.",
                 auto_commit_interval_seconds=self._interval,
             )
 
     def acknowledged(self) -> list[EntryLocation]:
-        """The entries that a commit by hand sends."""
+        """Return the entries for an explicit commit."""
         with self._lock:
             return [*self._settled, *self._acknowledged]
 
     def due(self, *, is_last: bool = False) -> list[EntryLocation]:
-        """The entries that an automatic commit sends now.
+        """Return the entries for an automatic commit now.
 
         Args:
-            is_last: there will be no later commit, so that the interval does not matter; the delay does.
+            is_last: whether this is the last commit, which ignores the interval but not the delay.
         """
         now = time.monotonic()
         with self._lock:
@@ -158,7 +158,7 @@ class Acknowledgements:
             return [*self._settled, *self._acknowledged]
 
     def committed(self, locations: Iterable[EntryLocation]) -> None:
-        """These entries were committed: the server has acknowledged them."""
+        """Remove entries that were committed to the server."""
         with self._lock:
             for location in locations:
                 self._held.discard(location)
@@ -167,11 +167,11 @@ class Acknowledgements:
 
 
 class EntryPage(NamedTuple):
-    """Entries that a member got.
+    """A page of entries that a member read.
 
     Args:
-        shard: where they are.
-        entries: in order.
+        shard: the shard of the entries.
+        entries: the entries, in order.
         is_redelivery: whether they may have been delivered before.
     """
 
@@ -181,28 +181,28 @@ class EntryPage(NamedTuple):
 
 
 class GroupReader:
-    """Reads entries for one member of a group: first those that are pending for it, then new ones. Not thread-safe.
+    """Reads entries for one member of a group: first its pending entries, then new ones. Not thread-safe.
 
     Args:
         group: the group as this member sees it.
-        count: the most entries of a shard at once.
+        count: the most entries per shard and read.
     """
 
     def __init__(self, group: RedisGroup, *, count: int) -> None:
         self._group, self._count = group, count
         self._joined: set[Shard] = set()
-        # Per shard, up to which id the entries pending for this member were read; the other shards are at new entries.
+        # For each shard with unread pending entries of this member, the last id read; other shards read new entries.
         self._backlog: dict[Shard, str] = {}
-        # Per shard, the last id that was given to this member, where nothing before it needs to be read again.
+        # For each shard, the last id delivered to this member, if no entry up to it needs to be read again.
         self._last_delivered: dict[Shard, str] = {}
 
     def join(self, shard: Shard, after: str, *, last_delivered: str | None = None) -> None:
-        """Begin to read a shard.
+        """Start to read a shard.
 
         Args:
-            shard: which one.
-            after: :data:`stream_consumers.redis.group.NEW`, or an id: first, entries behind it are read that are
-                pending for this member.
+            shard: the shard.
+            after: :data:`stream_consumers.redis.group.NEW`, or an id: then the entries after it that are pending for
+                this member are read first.
             last_delivered: the last id that the group delivered to any member before. When the reply to a read was
                 lost, only pending entries after it are read again; without it, all of them are.
         """
@@ -213,12 +213,12 @@ class GroupReader:
             self._last_delivered[shard] = last_delivered
 
     def read(self, seconds: float) -> Iterator[EntryPage]:
-        """Read until there is something, waiting at most this long for new entries; entries need not be usable.
+        """Yield pages of entries, waiting at most this long for new ones; entries need not be valid messages.
 
-        Call :meth:`read_again` after an error, also after one of the code that works on a page.
+        Call :meth:`read_again` after an error, including an error of the code that processes a page.
 
         Raises:
-            StreamAssetsError: as the server says.
+            StreamAssetsError: the server returned an error.
         """
         has_entries = False
         for source in (self._read_backlog(), self._take_over(), self._read_new(seconds)):
@@ -229,12 +229,12 @@ class GroupReader:
                 return
 
     def read_again(self) -> None:
-        """Read what is pending for this member again: the entries in an answer that was lost are."""
+        """Read the pending entries of this member again, because entries in a lost reply are pending."""
         for shard in self._joined:
             self._backlog.setdefault(shard, self._last_delivered.get(shard, START))
 
     def _read_backlog(self) -> Iterator[EntryPage]:
-        """Read entries that are pending for this member, page by page until an empty page; trimmed ones count, too."""
+        """Read the pending entries of this member until a page is empty; trimmed entries count as entries."""
         while self._backlog:
             pages = self._group.read(dict(sorted(self._backlog.items())), count=self._count)
             for shard in list(self._backlog):
@@ -247,7 +247,7 @@ class GroupReader:
                 return
 
     def _take_over(self) -> Iterator[EntryPage]:
-        """Take over entries of members that are gone."""
+        """Take over entries of dead members; the base class takes over none."""
         return iter(())
 
     def _read_new(self, seconds: float) -> Iterator[EntryPage]:
@@ -262,14 +262,14 @@ class GroupReader:
 
 
 class SharingReader(GroupReader):
-    """Beyond :class:`GroupReader`, creates the group in new shards, and takes over entries of members that are gone.
+    """A :class:`GroupReader` that also creates the group in new shards and takes over entries of dead members.
 
     Args:
         group: the group as this member sees it.
-        options: batch size, claims, whether to make streams.
-        is_shared: take over entries of members that are gone.
-        start: the id behind which a group starts that is created.
-        finds_new_shards: look for shards that were added.
+        options: batch size, claims, and whether to create streams.
+        is_shared: whether to take over entries of dead members.
+        start: the id after which a created group starts.
+        finds_new_shards: whether to search for new shards.
     """
 
     def __init__(
@@ -279,9 +279,9 @@ class SharingReader(GroupReader):
         self._options, self._finds_new_shards = options, finds_new_shards
         self._to_join: dict[Shard, str] = dict.fromkeys(group.find_shards(), start)
         self._next_shard_search = time.monotonic() + SHARD_SEARCH_SECONDS
-        # Per shard, where the search for entries of members that are gone goes on.
+        # For each shard, the cursor of the search for entries of dead members.
         self._claim_cursors: dict[Shard, str] = {}
-        # Entries that were removed and passed on: they are found again until they are acknowledged.
+        # Removed entries that were already passed on; searches find them again until they are acknowledged.
         self._removed: set[EntryLocation] = set()
         interval = options.auto_claim_interval_seconds if is_shared else None
         self._next_claim = None if interval is None else time.monotonic() + interval
@@ -292,7 +292,7 @@ class SharingReader(GroupReader):
         for shard, start in list(self._to_join.items()):
             self._group.create(shard, start, create_stream=self._options.create_stream)
             del self._to_join[shard]
-            # Entries that are taken over may have any id: after a lost answer, all pending ones are read again.
+            # Entries that are taken over may have any id, so after a lost reply all pending entries are read again.
             self.join(shard, START)
         yield from super().read(seconds)
 
@@ -332,34 +332,35 @@ class SharingReader(GroupReader):
 class RedisGroupConsumer(DetachableMember):
     """A member of a consumer group of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
-    Every message is delivered at least once (with ``immediate`` at most once): first those that are pending for this
-    member's name, then those that the group has not delivered to any member. Commits happen within :meth:`next`, also
-    while it waits, and in :meth:`close`. A message that was delivered and not committed stays pending, and is delivered
-    again to the next consumer of the same name, or to a peer that claims it. Two live members must not have the same
-    name: each would get the other's pending messages, too, when it starts.
+    Every message is delivered at least once (with ``immediate`` at most once): first the messages that are pending for
+    this member's name, then those that the group has not delivered to any member. Commits happen within :meth:`next`,
+    including while it waits, and in :meth:`close`. A delivered message that is not committed stays pending, and is
+    delivered again to the next consumer with the same name, or to a peer that claims it. Two live members must not have
+    the same name: when one starts, it would also get the pending messages of the other.
 
-    With ``auto_commit`` ``disabled`` a member is the :class:`stream_consumers.consumer.EntryCommitter` of a tracked
+    With ``auto_commit`` ``disabled``, the member is the :class:`stream_consumers.consumer.EntryCommitter` of a tracked
     consumer that reads it.
 
     A :meth:`seek` or :meth:`rewind` leaves the group: from then on, every message of the assigned shards is read by
-    position, and nothing new becomes pending. Messages that the group delivered before can still be acknowledged.
+    position, and no new message becomes pending. Messages that the group delivered before can still be acknowledged.
 
     Args:
         url: ``redis://host:6379/orders``.
-        mode: ``resumable``: one member. ``load_balanced``: several share the messages, and take over those of a member
-            that is gone.
+        mode: ``resumable``: one member. ``load_balanced``: several members share the messages, and take over those of
+            dead members.
         group: by default the host's id and ``:r``, or ``:s`` with ``load_balanced`` (SeaStreamer's rule).
-        reset: where a group starts that does not exist at the first :meth:`next`.
-        live: wait for more messages; without it the stream ends when the group has delivered everything.
+        reset: where the group starts if it does not exist at the first :meth:`next`.
+        live: wait for more messages; without it, reading ends when the group has delivered all messages.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         options: see :class:`stream_consumers.options.RedisGroupOptions`.
-        on_dead_letter: called for entries that cannot be used as a message, were trimmed while they were pending, or
-            were delivered too often; they are acknowledged. If it raises, the entry stays pending.
+        on_dead_letter: called for entries that cannot be read as a message, were trimmed while they were pending, or
+            were delivered too often; they are then acknowledged. If it raises, the entry stays pending.
 
     Raises:
-        InvalidOptionError: mode ``real_time``, or an empty group name.
-        BrokerUnavailableError, AccessDeniedError: as the server says; no message is lost, so call :meth:`next` again.
-        StreamNotFoundError: from :meth:`next`: there is no stream to create the group for.
+        InvalidOptionError: the mode is ``real_time``, or the group name is empty.
+        BrokerUnavailableError, AccessDeniedError: the server returned an error; no message is lost, so call
+            :meth:`next` again.
+        StreamNotFoundError: from :meth:`next`: the stream of the group does not exist.
         GroupRemovedError: from :meth:`next`: the group or the stream was removed.
 
     Example::
@@ -392,7 +393,7 @@ class RedisGroupConsumer(DetachableMember):
         self._options = options or RedisGroupOptions()
         mode, reset = MEMBER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         name = MEMBER_MODES.group(mode, group) or ""
-        # SeaStreamer's rule for a member that was given no name.
+        # SeaStreamer's rule for a member without a name.
         consumer = self._options.consumer or (name if mode is ConsumerMode.RESUMABLE else new_consumer_name())
         self._url, self._mode, self._live = url, mode, live
         self._on_dead_letter = on_dead_letter
@@ -409,7 +410,7 @@ class RedisGroupConsumer(DetachableMember):
             start=START if reset is AutoStreamReset.EARLIEST else NOW,
             finds_new_shards=live,
         )
-        # A thread that waits for messages holds _reading only, so that nothing else waits for it.
+        # A thread that waits for messages holds only _reading, so that it blocks nothing else.
         self._reading, self._committing, self._lock = PollingLock(), threading.Lock(), threading.Lock()
         self._buffer: deque[tuple[EntryLocation, Message | DeadLetter]] = deque()
 
@@ -436,7 +437,7 @@ class RedisGroupConsumer(DetachableMember):
         self._commit_what_is_due()
         if self._standalone is not None and self._is_detached:
             return self._standalone.next(seconds)
-        # A page without a message is no reason to give up before the next one.
+        # After a page without a message, read the next page.
         deadline = time.monotonic() + seconds + self.poll_seconds
         while (message := self._take()) is None:
             if not self._read(seconds) or self._is_detached or time.monotonic() >= deadline:
@@ -445,39 +446,39 @@ class RedisGroupConsumer(DetachableMember):
         return message
 
     def ack(self, message: Message | tuple[Shard, int]) -> None:
-        """Acknowledge a message: it is done, and the next commit sends this to the server.
+        """Acknowledge a message; the next commit sends the acknowledgement to the server.
 
         Args:
             message: the message, or its shard and sequence.
 
         Raises:
             InvalidOptionError: auto_commit is ``delayed``.
-            NotSubscribedError: it is of another stream.
+            NotSubscribedError: the message belongs to another stream.
         """
         self._check_open()
         shard, sequence = (message.shard, message.sequence) if isinstance(message, Message) else message
         location = (shard, to_id(sequence).encode())
         if self._is_detached and shard.stream in self._streams and not self._acknowledgements.is_held(location):
-            # It was read by position: the group did not deliver it.
+            # The message was read by position, so the group did not deliver it.
             return
         if shard not in self._group.keys:
             raise NotSubscribedError(
-                f"{shard} is not read by this consumer", remedy=f"Known are: {', '.join(map(str, self._group.keys))}."
+                f"{shard} is not read by this consumer", remedy=f"It reads: {', '.join(map(str, self._group.keys))}."
             )
         self._acknowledgements.acknowledge(location)
 
     def commit(self, positions: Positions | None = None) -> int:
-        """Send the acknowledgements to the server; returns how many entries are no longer pending.
+        """Send the acknowledgements to the server; return how many entries are no longer pending.
 
-        It is no error if these are fewer than were acknowledged: a peer may have taken some over.
+        The number may be less than the number of acknowledged messages, because a peer may have taken some over.
 
         Args:
             positions: ignored, because a group whose members share entries has no positions.
 
         Raises:
             InvalidOptionError: auto_commit is ``delayed`` or ``rolling``.
-            GroupRemovedError: the group is gone.
-            BrokerUnavailableError: the next commit sends all of them again.
+            GroupRemovedError: the group was removed.
+            BrokerUnavailableError: the server does not answer; the next commit sends all of them again.
         """
         self._check_open()
         self._acknowledgements.check_manual()
@@ -488,11 +489,11 @@ class RedisGroupConsumer(DetachableMember):
         """See :meth:`stream_consumers.consumer.EntryCommitter.commit_entries`.
 
         The server gets an XACK when a message was acknowledged *and* a commit runs. Until then the message is pending,
-        and is delivered again to the next consumer of the same name, or to a peer that takes it over.
+        and is delivered again to the next consumer with the same name, or to a peer that takes it over.
 
         Raises:
-            GroupRemovedError: the group is gone.
-            BrokerUnavailableError, AccessDeniedError: as the server says; the next commit sends them again.
+            GroupRemovedError: the group was removed.
+            BrokerUnavailableError, AccessDeniedError: the server returned an error; the next commit sends them again.
         """
         for shard, sequences in entries.items():
             for sequence in sequences:
@@ -500,14 +501,14 @@ class RedisGroupConsumer(DetachableMember):
         self.commit()
 
     def committed(self) -> Positions:
-        """No positions: the server knows the pending entries, and delivers those."""
+        """Return no positions, because the server stores and delivers the pending entries."""
         return {}
 
     def check_waits_for_ack(self) -> None:
-        """Refuse to track a member that does not wait until its messages are finished.
+        """Raise if the member would commit unfinished messages, so that it cannot be tracked.
 
         Raises:
-            InvalidOptionError: ``auto_commit`` is another mode than ``disabled``.
+            InvalidOptionError: ``auto_commit`` is not ``disabled``.
         """
         if self.auto_commit is not AutoCommit.DISABLED:
             raise InvalidOptionError(
@@ -516,14 +517,14 @@ class RedisGroupConsumer(DetachableMember):
             )
 
     def close(self) -> None:
-        """Commit what may be committed, and release connections; a waiting :meth:`next` ends.
+        """Commit what may be committed, release connections, and end a waiting :meth:`next`.
 
-        These messages stay pending: those that were read and not handed out; with ``delayed``, those that were handed
-        out less than ``auto_commit_delay_seconds`` ago; with ``rolling``, those that were not acknowledged; with
-        ``disabled``, those that no :meth:`commit` was called for.
+        These messages stay pending: messages that were read but not delivered to the user; with ``delayed``, messages
+        delivered less than ``auto_commit_delay_seconds`` ago; with ``rolling``, messages that were not acknowledged;
+        with ``disabled``, messages that no :meth:`commit` covers.
 
         Raises:
-            StreamAssetsError: the last commit failed; everything is released nevertheless.
+            StreamAssetsError: the last commit failed; all resources are released nevertheless.
         """
         with self._lock:
             if self._closed.is_set():
@@ -540,7 +541,7 @@ class RedisGroupConsumer(DetachableMember):
     # committing
 
     def _commit_what_is_due(self) -> None:
-        # A thread that is committing already does it for all of them.
+        # If another thread is committing, it commits for all threads.
         if self._committing.acquire(blocking=False):
             try:
                 self._send(self._acknowledgements.due())
@@ -568,7 +569,7 @@ class RedisGroupConsumer(DetachableMember):
     # reading
 
     def _take(self) -> Message | None:
-        """The next message of the buffer; calls the observer for the dead letters before it."""
+        """Return the next message of the buffer; call the observer for the dead letters before it."""
         while True:
             with self._lock:
                 if not self._buffer:
@@ -581,10 +582,10 @@ class RedisGroupConsumer(DetachableMember):
             self._acknowledgements.settle(location)
 
     def _read(self, seconds: float) -> bool:
-        """Fill the buffer with a page, waiting at most this long; returns whether there were any entries.
+        """Fill the buffer with a page, waiting at most this long; return whether any entries were read.
 
         Raises:
-            StreamEndedError: there were none, and the consumer is not live.
+            StreamEndedError: no entries were read, and the consumer is not live.
         """
         if not self._reading.acquire(seconds):
             return False
@@ -606,14 +607,14 @@ class RedisGroupConsumer(DetachableMember):
         return has_entries
 
     def _receive(self, page: EntryPage) -> None:
-        """Put entries into the buffer, except those that this member holds already."""
+        """Add entries to the buffer, except those that this member already holds."""
         shard, entries, is_redelivery = page
         counts: dict[bytes, int] = {}
         most = self._options.max_deliveries
         if is_redelivery and most is not None:
             counts = self._group.deliveries(shard, [entry_id for entry_id, _ in entries])
         if is_redelivery and self.auto_commit is AutoCommit.IMMEDIATE:
-            # The server acknowledges on reading new entries only.
+            # The server acknowledges only new entries on reading.
             self._group.acknowledge(shard, [entry_id for entry_id, _ in entries])
         for entry_id, fields in entries:
             if self._acknowledgements.receive((shard, entry_id)):

@@ -1,4 +1,4 @@
-"""A producer for Redis Streams: XADD, many in a round trip."""
+"""The producer of Redis Streams, which sends many XADD commands in one round trip."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from stream_consumers.redis.entries import MAX_MS, MAX_SUB, is_numbered, numbere
 from stream_consumers.redis.server import RedisConnection
 from stream_consumers.urls import StreamUrl
 
-# How much may wait to be sent: then it is sent, and what is more is refused as long as that fails.
+# The limits of the queue: a full queue is sent, and while that fails, further messages are rejected.
 PIPELINE = 512
 PIPELINE_BYTES = 8 * 1024 * 1024
-# A bulk string of Redis holds no more, unless its server is configured to take more.
+# The limit of a Redis bulk string, unless the server is configured for more.
 MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
 _CHECK_SERVER = "Check the address and the server."
-_QUEUED = "The messages stay queued, in order: flush again. Those that were on their way may be there twice then."
-_DROPPED = "The producer has ended: send what has no receipt with a sequence again, with another one."
-# Adds messages to a stream until the first that is refused, so that the others stay behind it. ARGV: the largest number
-# of an id, then for each message its millisecond, how many words it has, and the words. Ids only grow: a message older
-# than the last one gets the last one's millisecond, or the next one if that is full.
+_QUEUED = "The messages stay queued, in order: flush again. Messages that were in transit may then be added twice."
+_DROPPED = "The producer has ended: send messages whose receipt has no sequence again, with another producer."
+# Add messages to a stream up to the first rejected one, so that later messages do not overtake it. ARGV: the largest
+# second number of an id, then for each message its millisecond, its number of words, and the words. Ids only grow: a
+# message older than the last one gets the last one's millisecond, or the next millisecond if that is full.
 _ADD = """
 local last, found, at = '0-0', {}, 2
 local info = redis.pcall('XINFO', 'STREAM', KEYS[1])
@@ -59,20 +59,21 @@ return found
 class RedisProducer(Producer):
     """A producer of Redis Streams; see :class:`stream_consumers.producer.Producer`.
 
-    Messages are sent many in a round trip, at the latest at :meth:`flush` or when a receipt is asked for its sequence.
-    What the server has not acknowledged stays queued, in the order of each shard, and is sent again by the next flush:
-    at least once, as messages whose acknowledgement was lost with the connection are added a second time then.
-    An entry has the field ``msg`` (the client option ``message_field``); a header is a field of its own. Its id is made
-    of ``timestamp_ms``, or of the last id's where that is later: ids only grow.
+    Many messages are sent in one round trip, at the latest by :meth:`flush` or when the sequence of a receipt is read.
+    Messages that the server has not acknowledged stay queued, in the order of each shard, and the next flush sends them
+    again. Delivery is at least once: a message whose acknowledgement was lost with the connection is added twice.
+    An entry has the field ``msg`` (client option ``message_field``), and one field for each header. Its id has the time
+    ``timestamp_ms``, or the time of the last id if that is later, because ids only grow.
 
     Args:
         url: ``redis://host:6379/orders``; ``send`` uses its first stream by default.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        shards: of a stream that is not there yet: with more than one, shard n is the key ``stream:n``; with one it is
-            the key ``stream`` itself. Without it the first message decides: shard 0 is the key ``stream``.
+        shards: the number of shards of a stream that does not exist yet. With more than one, shard n is the key
+            ``stream:n``; with one, it is the key ``stream``. Without it, the first message decides: for shard 0, the
+            stream is the key ``stream``.
 
     Raises:
-        BrokerUnavailableError, AccessDeniedError: as the server says.
+        BrokerUnavailableError, AccessDeniedError: the server returned an error.
 
     Example::
 
@@ -85,13 +86,13 @@ class RedisProducer(Producer):
         url = StreamUrl.parse(url)
         super().__init__(url)
         self._wants_numbers = shards is not None and check_count("shards", shards) > 1
-        # Per stream that was sent to, whether its shards are keys with numbers.
+        # For each stream that was sent to, whether its shards are numbered keys.
         self._is_numbered: dict[str, bool] = {}
         self._server = RedisConnection(url, client)
         self._server.shards()
         with self._server.explained("preparing to send"):
             self._script: Any = self._server.connection.script_load(_ADD)
-        # Per key, what the server has not acknowledged, in order.
+        # For each key, the messages that the server has not acknowledged, in order.
         self._queued: dict[bytes, deque[_QueuedMessage]] = {}
         self._count = self._bytes = 0
 
@@ -107,10 +108,10 @@ class RedisProducer(Producer):
         """See :meth:`stream_consumers.producer.Producer.send`.
 
         Raises:
-            InvalidOptionError: a header with the name of the message field, or a shard with a number where the
-                stream is one key: readers would not find what is in that key any more.
-            SizeLimitError: the payload is larger than Redis takes.
-            StreamAssetsError: the queue is full, and cannot be sent; this message was not taken.
+            InvalidOptionError: a header has the name of the message field, or the stream is a single key and the shard
+                is not 0: with numbered keys, readers would no longer read the single key.
+            SizeLimitError: the payload exceeds the limit of Redis.
+            StreamAssetsError: the queue is full and cannot be sent; this message was not queued.
         """
         return self._send(*self._defaults(stream, shard, timestamp_ms), check_payload(payload), headers)
 
@@ -120,8 +121,8 @@ class RedisProducer(Producer):
         check_count("timestamp_ms", timestamp_ms, at_least=0, at_most=MAX_MS)
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise SizeLimitError(
-                f"a message to {shard} is larger than Redis takes",
-                remedy="Send less at once.",
+                f"a message to {shard} exceeds the size limit of Redis",
+                remedy="Send smaller messages.",
                 bytes=len(payload),
                 limit=MAX_PAYLOAD_BYTES,
             )
@@ -129,7 +130,7 @@ class RedisProducer(Producer):
         field = self._server.message_field
         if any(name.encode() == field for name, _ in pairs):
             raise InvalidOptionError(
-                f"a header named {field.decode()!r} would be a second message", remedy="Give the header another name."
+                f"a header named {field.decode()!r} would be a second payload", remedy="Give the header another name."
             )
         words: list[Any] = [field, payload, *chain.from_iterable(pairs)]
         with self._lock:
@@ -141,17 +142,17 @@ class RedisProducer(Producer):
             self._queued.setdefault(key, deque()).append(delivery)
             self._count, self._bytes = self._count + 1, self._bytes + delivery.size
             if self._is_full():
-                # What fails now is raised by the next send or flush: this message was taken.
+                # This message is queued, so a failure is raised only by the next send or flush.
                 with suppress(StreamAssetsError):
                     self.flush()
         return Receipt(shard, delivery.sequence, timestamp_ms)
 
     def _flush(self) -> None:
-        """Send the messages that wait.
+        """Send the queued messages.
 
         Raises:
             StreamAssetsError: messages were not acknowledged; the facts count them by shard. They stay queued, in
-                order. Of several errors, the first is raised.
+                order. If several errors occur, the first one is raised.
         """
         with self._lock:
             if self._queued:
@@ -184,9 +185,9 @@ class RedisProducer(Producer):
         has_numbers = self._is_numbered[stream]
         if not has_numbers and (shard.id or self._wants_numbers):
             raise InvalidOptionError(
-                f"{shard} would be the key {printable_key(numbered_key(shard))} at {self._url}, and with such keys no "
-                f"consumer reads the messages in the key {printable_key(decode_key(stream))}",
-                remedy="Send to another stream, or to shard 0 only; a new one is made with shards=2 or more.",
+                f"{shard} would be the key {printable_key(numbered_key(shard))} at {self._url}, and then no "
+                f"consumer reads the key {printable_key(decode_key(stream))}",
+                remedy="Send only to shard 0, or to a new stream, created with shards=2 or more.",
             )
         return numbered_key(shard) if has_numbers else decode_key(stream)
 
@@ -197,7 +198,7 @@ class RedisProducer(Producer):
         return [delivery.shard for delivery in chain.from_iterable(self._queued.values())]
 
     def _send_queued(self) -> StreamAssetsError | None:
-        """Send what waits; what was acknowledged waits no more. Returns why something was not."""
+        """Send the queued messages and remove the acknowledged ones; return the error of the others, if any."""
         failed: StreamAssetsError | None = None
         try:
             with self._server.explained(f"sending {counted(self._count, 'message')}"):
@@ -216,14 +217,14 @@ class RedisProducer(Producer):
                 try:
                     delivery.found = to_sequence(said)
                 except FormatError as error:
-                    # It was added, after an id that another client chose, and it has no sequence.
+                    # The message was added after an id that another client chose, and has no sequence.
                     failed = delivery.error = error
             if not queue:
                 del self._queued[key]
         return failed
 
     def _add(self, keys: list[bytes]) -> dict[bytes, Any]:
-        """The server's answer for each key: the ids of its messages up to the first that is refused, or an error."""
+        """Return the reply for each key: the ids of its messages up to the first rejected one, or an error."""
         pipeline = self._server.connection.pipeline(transaction=False)
         for key in keys:
             words = chain.from_iterable(delivery.words for delivery in self._queued[key])
@@ -231,7 +232,7 @@ class RedisProducer(Producer):
         answers = dict(zip(keys, pipeline.execute(raise_on_error=False)))
         forgotten = [key for key, answer in answers.items() if isinstance(answer, redis.exceptions.NoScriptError)]
         if forgotten:
-            # The server was restarted; it added nothing of these.
+            # The server was restarted and lost the script; it added none of these messages.
             self._server.connection.script_load(_ADD)
             answers.update(self._add(forgotten))
         return answers
@@ -243,13 +244,13 @@ class RedisProducer(Producer):
 
 
 class _QueuedMessage:
-    """A message that waits, and what became of it.
+    """A queued message and the result of sending it.
 
     Args:
-        producer: whose queue it is in.
-        shard: where it goes.
-        words: what the script is given for it.
-        size: its bytes.
+        producer: the producer with the queue.
+        shard: the shard of the message.
+        words: its arguments of the script.
+        size: the size of its payload in bytes.
     """
 
     __slots__ = ("_producer", "error", "found", "shard", "size", "words")
@@ -261,12 +262,12 @@ class _QueuedMessage:
         self.error: StreamAssetsError | None = None
 
     def sequence(self) -> int:
-        """The sequence of the message; sends the messages that wait, if it is among them."""
+        """Return the sequence of the message; if it is still queued, send the queue first."""
         if self.found is None and self.error is None:
             try:
                 self._producer.flush()
             except StreamAssetsError:
-                # Of this message or of others: what became of this one is known now.
+                # The error may concern other messages only; this one may have been sent.
                 if self.found is None:
                     raise
         if self.found is None:

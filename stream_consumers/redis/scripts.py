@@ -1,12 +1,12 @@
-"""Lua scripts: what must happen in one step, since other clients may act between two commands.
+"""Lua scripts for operations that must be atomic, because other clients may act between two commands.
 
-The first key is the stream; a second one is in the same slot, so that they work on a cluster, too. Those for a group
-have its name as the first argument.
+The first key is the stream; a second key is in the same slot, so the scripts also work on a cluster. Scripts for a
+group have its name as the first argument.
 """
 
 from __future__ import annotations
 
-# Lua: the pairs of a flat reply by name.
+# Lua: convert a flat reply of names and values to a table.
 _FIELDS = """
 local function fields(reply)
   local found = {}
@@ -14,7 +14,7 @@ local function fields(reply)
   return found
 end
 """
-# Lua: how many bytes the names and the values of an entry have.
+# Lua: the size of the names and values of an entry in bytes.
 _SIZE = """
 local function size_of(entry)
   local size = 0
@@ -22,7 +22,7 @@ local function size_of(entry)
   return size
 end
 """
-# Lua: refuse to claim in a group that is not in claim mode, which the consumer `sentinel` says: its mode was switched.
+# Lua: check for claim mode, which the consumer `sentinel` marks; without it, the mode was switched, and claims fail.
 _CHECK_CLAIM_MODE = """
 local function is_in_claim_mode(key, group, sentinel)
   if redis.call('XGROUP', 'CREATECONSUMER', key, group, sentinel) == 0 then return true end
@@ -32,8 +32,8 @@ end
 local UNCLAIMED = redis.error_reply('UNCLAIMED the group is not in claim mode')
 """
 
-# How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (with ARGV[5], one whatever its
-# size). Returns {entries, bytes, the id of the last one, is full}.
+# Count the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries and ARGV[4] bytes (with ARGV[5], at least one entry of
+# any size). Returns {entries, bytes, the id of the last one, is full}.
 MEASURE_RANGE = (
     _SIZE
     + """
@@ -48,16 +48,16 @@ return {count, bytes, last, 0}
 """
 )
 
-# How many of at most ARGV[3] entries there are from ARGV[1] to ARGV[2], and the id of the last one.
+# Count the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries. Returns {entries, the id of the last one}.
 COUNT = """
 local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 return {#entries, #entries > 0 and entries[#entries][1]}
 """
 
-# Give at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], one whatever its size)
-# to the name ARGV[2] of group ARGV[1]. Nothing is given while entries that were trimmed unread are not accounted for.
-# Nor is anything given where the sentinel ARGV[7] is not in the group, or where another client has moved the group: its
-# position is neither ARGV[8] (empty if that is not known) nor a pending entry, and all members are of our kind.
+# Deliver at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], at least one entry of
+# any size), to the name ARGV[2] of group ARGV[1]. Nothing is delivered while entries that were trimmed unread are not
+# accounted for, or if the sentinel ARGV[7] is not in the group, or if another client has moved the group: its position
+# is neither ARGV[8] (empty if unknown) nor a pending entry, and all members are members in claim mode.
 # Returns {is full, is refused, bytes, ids}.
 CLAIM_NEW = (
     _FIELDS
@@ -88,7 +88,7 @@ if #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 and at['entries-read']
 end
 local room, bytes, count, full, after, left = tonumber(ARGV[5]), 0, 0, 0, '(' .. last, tonumber(ARGV[4])
 while left > 0 and full == 0 do
-  -- In small pages: what does not fit need not be in memory.
+  -- Read small pages, so that entries beyond the limit are not loaded.
   local page = redis.call('XRANGE', key, after, ARGV[3], 'COUNT', math.min(left, 100))
   if #page == 0 then break end
   for _, entry in ipairs(page) do
@@ -104,7 +104,7 @@ for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', group, name, 'COUNT', c
   ids[#ids + 1] = entry[1]
 end
 if at['entries-read'] then
-  -- Redis gives up counting where an entry was deleted ahead, and then losses could not be noticed.
+  -- Redis stops counting if a later entry was deleted, and then losses could not be detected.
   redis.call('XGROUP', 'SETID', key, group, ids[#ids], 'ENTRIESREAD', at['entries-read'] + #ids)
 end
 return {full, 0, bytes, ids}
@@ -117,10 +117,11 @@ local time = redis.call('TIME')
 return time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# Move those of the entries ARGV[10..] that the name ARGV[2] holds, idle for ARGV[4] ms and since the server's time
-# ARGV[9] in ms (if there is one), to the name ARGV[3]. With ARGV[7] the deliveries before do not count: they were to
-# clients of another kind. Nothing is moved where the sentinel ARGV[8] is not in the group.
-# Returns {is full, bytes, ids that were moved, ids that are not in the stream any more and stay where they are}.
+# Move the entries among ARGV[10..] that the name ARGV[2] holds, and that were idle for ARGV[4] ms and since the server's
+# time ARGV[9] in ms (if given), to the name ARGV[3], up to ARGV[5] bytes (with ARGV[6], at least one entry of any size).
+# With ARGV[7], earlier deliveries do not count, because they were to clients of another kind. Nothing is moved if the
+# sentinel ARGV[8] is not in the group.
+# Returns {is full, bytes, ids that were moved, ids that are no longer in the stream and were not moved}.
 TAKE_OVER = (
     _SIZE
     + _CHECK_CLAIM_MODE
@@ -155,9 +156,9 @@ return {full, bytes, moved, gone}
 """
 )
 
-# The heartbeat: entries that the name ARGV[2] still holds, from ARGV[3] on, are no longer idle; one page. Returns
-# where the next page starts. Trimmed entries are left alone: XCLAIM would drop them, and their loss would not be
-# noticed; so the name itself is touched, too, by a read that finds nothing.
+# The heartbeat: reset the idle time of one page of entries that the name ARGV[2] still holds, from ARGV[3] on. Returns
+# the start of the next page. Trimmed entries are skipped: XCLAIM would drop them, and their loss would not be detected.
+# So a read that returns nothing also resets the idle time of the name itself.
 TOUCH = """
 redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', 1, 'STREAMS', KEYS[1], '18446744073709551615-0')
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
@@ -173,8 +174,8 @@ end
 return '(' .. page[#page][1]
 """
 
-# Let any member take over at once the entries that the name ARGV[2] holds, from ARGV[3] on; this delivery does not
-# count.
+# Release the entries that the name ARGV[2] holds, from ARGV[3] on: any member can take them over immediately, and this
+# delivery does not count.
 RELEASE = """
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
@@ -187,16 +188,16 @@ end
 return '(' .. page[#page][1]
 """
 
-# Remove the name ARGV[2] unless it holds an entry.
+# Remove the consumer ARGV[2] unless it holds an entry.
 REMOVE_CONSUMER = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 
-# Create the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. Entries that are gone by now do not
-# count as lost: before the first entry, and behind the last one, it is known how many of those ever added are read.
-# With ARGV[4] they do count as lost: none is read.
+# Create the group ARGV[1] after the id ARGV[2], and with ARGV[3] also the stream. Entries that are already removed do
+# not count as lost: if the group starts before the first entry or after the last one, the number of read entries is
+# known. With ARGV[4], removed entries count as lost: no entry counts as read.
 CREATE_GROUP = (
     _FIELDS
     + """
@@ -218,8 +219,8 @@ return 1
 """
 )
 
-# Entries that were trimmed unread are accounted for: unless another client was faster, the group counts them as read.
-# ARGV: group, where it was, what it had counted (empty if it did not know), what it counts from here on.
+# Count entries that were trimmed unread as read, unless another client has moved or counted the group meanwhile.
+# ARGV: the group, its expected position, its expected count (empty if unknown), and the new count.
 COUNT_AS_READ = (
     _FIELDS
     + """
@@ -235,9 +236,9 @@ return 0
 """
 )
 
-# Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel
-# ARGV[2] says: a late run of another mode would deliver entries a second time. With ARGV[5] the switch to claim mode
-# itself does it, and adds the sentinel.
+# Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel ARGV[2]
+# marks: a late run of another mode would deliver entries a second time. With ARGV[5], the switch to claim mode itself
+# sets the position, and adds the sentinel.
 SET_POSITION = """
 local made = redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], ARGV[2])
 if made == 0 and ARGV[5] == '0' then return 0 end
@@ -249,9 +250,9 @@ if ARGV[5] == '1' then redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], 
 return 1
 """
 
-# Lua: deliver entries once more. KEYS[2], if there is one, is a hash with the time in milliseconds at which entries
-# were received first. It is written only where an entry is touched or delivered again, because until then Redis itself
-# knows.
+# Lua: deliver entries once more. KEYS[2], if given, is a hash with the time in milliseconds of the first delivery of
+# entries. It is written only when an entry is touched or delivered again, because until then Redis itself stores the
+# time.
 _RECEIVED = """
 local key, times, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
@@ -262,7 +263,7 @@ local function first(id, idle)
   redis.call('PEXPIRE', times, 604800000)
   return redis.call('HGET', times, id)
 end
--- Entries that were removed stay pending: XCLAIM would drop them, and their loss would not be noticed.
+-- Removed entries stay pending: XCLAIM would drop them, and their loss would not be detected.
 local function deliver(held)
   local id = held[1]
   local received = first(id, held[3])
@@ -272,8 +273,8 @@ local function deliver(held)
 end
 """
 
-# Deliver to the consumer at most ARGV[5] entries idle for ARGV[3] ms, looking at ARGV[6] of them from ARGV[4] on.
-# With ARGV[7], entries that the consumer holds are left out.
+# Deliver to the consumer at most ARGV[5] entries that were idle for ARGV[3] ms, searching ARGV[6] pending entries from
+# ARGV[4] on. With ARGV[7], entries that the consumer holds are left out.
 # Returns {where to continue or '' at the end, now, {id, deliveries, first received, fields} of each}.
 RECLAIM = (
     _RECEIVED
@@ -291,7 +292,7 @@ return {after, now, found}
 """
 )
 
-# Deliver the entry ARGV[3] once more to the consumer, if it holds it. Returns as RECLAIM.
+# Deliver the entry ARGV[3] to the consumer once more, if it holds the entry. Returns the same as RECLAIM.
 REDELIVER = (
     _RECEIVED
     + """
@@ -300,7 +301,7 @@ return {'', now, held and {deliver(held)} or {}}
 """
 )
 
-# The entries among ARGV[3..] that the consumer holds are no longer idle.
+# Reset the idle time of the entries among ARGV[3..] that the consumer holds.
 TOUCH_ENTRIES = (
     _RECEIVED
     + """

@@ -1,4 +1,4 @@
-"""A Redis server or cluster: its shards, facts of its streams, reading them, and noticing that one was deleted."""
+"""A Redis server or cluster: its shards, facts about its streams, reads, and detection of deleted streams."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from stream_consumers.urls import StreamUrl
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
 PAGE_SIZE = 1000
-# XINFO STREAM returns the first and the last entry with their payloads, so that few keys are asked for at once.
+# XINFO STREAM returns the first and the last entry with their payloads, so a page has few keys.
 FACTS_PAGE_SIZE = 100
 COUNT_PAGE_SIZE = 5000
 MAX_COUNT_PAGES = 400
 CLUSTER_WAIT_SECONDS = 0.01
 REMOVAL_CHECK_SECONDS = 5.0
-# The most streams that one look is at; with more of them, it takes several.
+# The most streams of one check for removals; with more streams, a full round takes several checks.
 REMOVAL_CHECK_STREAMS = 1000
 _NO_ID = "0-0"
 Command = tuple[object, ...]
@@ -56,15 +56,15 @@ Command = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What XINFO STREAM says.
+    """The result of XINFO STREAM.
 
     Args:
-        first: the first sequence that exists; ``None`` if the stream is empty.
-        last: the last one that exists.
-        end: the sequence behind the last one ever added.
-        length: entries that exist.
-        added: entries ever added; ``None`` before Redis 7.
-        deleted: the highest sequence that was deleted, 0 if none was, trimming aside; ``None`` before Redis 7.
+        first: the first existing sequence; ``None`` if the stream is empty.
+        last: the last existing sequence; ``None`` if the stream is empty.
+        end: the sequence after the last one ever added.
+        length: the number of existing entries.
+        added: the number of entries ever added; ``None`` before Redis 7.
+        deleted: the highest deleted sequence, not counting trimmed ones; 0 if none, ``None`` before Redis 7.
     """
 
     first: int | None
@@ -76,28 +76,28 @@ class StreamFacts:
 
     @property
     def first_or_end(self) -> int:
-        """Entries before it are gone: the first sequence that exists, or the end of an empty stream."""
+        """The first existing sequence, or the end of an empty stream; all entries before it are removed."""
         return self.end if self.first is None else self.first
 
     @property
     def removed(self) -> int | None:
-        """Entries that were trimmed or deleted; ``None`` before Redis 7."""
+        """The number of trimmed or deleted entries; ``None`` before Redis 7."""
         return None if self.added is None else self.added - self.length
 
 
 class StreamProgress(NamedTuple):
-    """What a stream can only gain.
+    """The values of a stream that never decrease.
 
     Args:
-        last: the last id that it has made, which it remembers when entries are trimmed.
-        added: entries ever added; ``None`` where that is unknown.
+        last: the last id that the stream has generated, which trimming does not change.
+        added: the number of entries ever added; ``None`` if unknown.
     """
 
     last: str
     added: int | None
 
     def has_regressed(self, before: StreamProgress) -> bool:
-        """Whether something is gone that was there ``before``: then it is another stream.
+        """Whether a value is less than ``before``: then the stream was replaced by another one.
 
         Example:
             >>> before = StreamProgress("9-0", 2)
@@ -113,14 +113,14 @@ class RedisConnection:
 
     Args:
         url: ``redis://host:6379/orders``, ``rediss://`` for TLS.
-        client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and our own:
-            ``message_field`` (``msg``), ``cluster`` (false), ``sentinel_service`` (with ``sentinel_username`` and
-            ``sentinel_password``: the URL names Sentinels), and the fields of
+        client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and options of
+            this project: ``message_field`` (default ``msg``), ``cluster`` (default false), ``sentinel_service`` (the
+            URL then names Sentinels; with ``sentinel_username`` and ``sentinel_password``), and the fields of
             :class:`stream_consumers.redis.client.ClaimPolicy`.
 
     Raises:
-        InvalidUrlError: credentials in the URL, or several nodes without ``cluster``.
-        InvalidOptionError: an option that this project decides.
+        InvalidUrlError: the URL contains credentials, or several nodes without ``cluster`` or ``sentinel_service``.
+        InvalidOptionError: a reserved option is set.
     """
 
     def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None) -> None:
@@ -135,24 +135,24 @@ class RedisConnection:
         if len(url.nodes) > 1 and not self.is_cluster and "sentinel_service" not in self.client_options:
             raise InvalidUrlError(
                 f"{url} names several servers",
-                remedy="Name one, or set the client option cluster or sentinel_service.",
+                remedy="Name one server, or set the client option cluster or sentinel_service.",
             )
         self._keys: dict[Shard, bytes] = {}
 
     @cached_property
     def connection(self) -> Any:
-        """The client for commands that answer at once."""
+        """The client for commands that do not block."""
         return self.new_connection(self.answer_seconds)
 
     def new_connection(self, reply_seconds: float) -> Any:
-        """A client of its own, for requests that block up to ``reply_seconds``."""
+        """Create a separate client, for requests that block up to ``reply_seconds``."""
         return new_client(self.url, self.client_options, reply_seconds=reply_seconds, is_cluster=self.is_cluster)
 
     def check(self) -> None:
         """Check that the server answers.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError: as the server says.
+            BrokerUnavailableError, AccessDeniedError: the server returned an error.
         """
         try:
             with self.explained("connecting"):
@@ -162,23 +162,23 @@ class RedisConnection:
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Maps errors of the Redis client within to StreamAssetsError."""
+        """Map errors of the Redis client within the context to StreamAssetsError."""
         try:
             yield
         except redis.RedisError as error:
             raise self.error(error, f"{what} at {self.url}") from None
 
     def error(self, error: redis.RedisError, what: str) -> StreamAssetsError:
-        """An error of the Redis client as StreamAssetsError; see :func:`stream_consumers.redis.client.explain`."""
+        """Map an error to a StreamAssetsError; see :func:`stream_consumers.redis.client.explain`."""
         return explain(error, what=what, options=self.client_options)
 
     def shards(self) -> list[Shard]:
-        """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone.
+        """Return the shards of the URL's streams: the keys ``stream:0``, ``stream:1``, …, or the single key ``stream``.
 
-        With the wildcard, of all streams of the database.
+        With the wildcard, return the shards of all streams of the database.
 
         Raises:
-            UnsupportedError: a stream that is named has numbered keys, and entries in the plain one, too.
+            UnsupportedError: a stream has numbered keys, and also entries in its plain key.
         """
         self._keys = {}
         if WILDCARD in self.url.streams:
@@ -190,7 +190,7 @@ class RedisConnection:
         return sorted(self._keys)
 
     def key(self, shard: Shard) -> bytes:
-        """The key of a shard."""
+        """Return the key of a shard."""
         if not any(known.stream == shard.stream for known in self._keys):
             self._look_up(shard.stream)
         has_numbers = shard.id or any(s.stream == shard.stream and is_numbered(key, s) for s, key in self._keys.items())
@@ -206,20 +206,20 @@ class RedisConnection:
             self._keys[Shard(stream, 0)] = decode_key(stream)
 
     def _check_plain_key(self, stream: str) -> None:
-        """Refuse entries in the plain key of a stream that has numbered ones: they would not be read."""
+        """Raise if a stream with numbered keys has entries in its plain key: they would not be read."""
         plain = decode_key(stream)
         numbered = [printable_key(key) for shard, key in self._keys.items() if shard.stream == stream and key != plain]
         if not numbered:
             return
-        # A client without a right to the plain key is not refused.
+        # Ignore the check if the client has no access to the plain key.
         length = 0
         with suppress(AccessDeniedError), self.explained(f"looking at {printable_key(plain)}"):
             length = self.connection.xlen(plain) if self.connection.type(plain) == b"stream" else 0
         if length:
             raise UnsupportedError(
                 f"{self.url} has {counted(length, 'entry', 'entries')} in the key {printable_key(plain)}, which are "
-                f"not read because {stream!r} has keys with numbers, too: {', '.join(sorted(numbered)[:3])}",
-                remedy=f"Move the entries to a key with a number, or rename or delete the key {printable_key(plain)}.",
+                f"not read because {stream!r} also has numbered keys: {', '.join(sorted(numbered)[:3])}",
+                remedy=f"Move the entries to a numbered key, or rename or delete the key {printable_key(plain)}.",
                 plain_key=printable_key(plain),
                 numbered_keys=sorted(numbered)[:3],
                 entries=length,
@@ -230,28 +230,28 @@ class RedisConnection:
             found = {key: shard_of(key) for key in self.connection.scan_iter(count=PAGE_SIZE, _type="STREAM")}
         numbered = {key: shard for key, shard in found.items() if is_numbered(key, shard)}
         streams = {shard.stream for shard in numbered.values()}
-        # With numbered keys, the plain one is none of the shards.
+        # If a stream has numbered keys, its plain key is not a shard.
         self._keys = {shard: key for key, shard in found.items() if key in numbered or shard.stream not in streams}
         for stream in streams & {shard.stream for key, shard in found.items() if key not in numbered}:
             self._check_plain_key(stream)
 
     def facts(self, shard: Shard) -> StreamFacts | None:
-        """What the stream of a shard holds; ``None`` if there is no such key."""
+        """Return facts about the stream of a shard; ``None`` if its key does not exist."""
         return self.facts_of([shard])[shard]
 
     def facts_of(self, shards: Iterable[Shard]) -> Mapping[Shard, StreamFacts | None]:
-        """The same of many, in few round trips."""
+        """Return the facts about many shards, in few round trips."""
         keys = {shard: self.key(shard) for shard in shards}
         infos = self._stream_infos(list(keys.values()))
         return {shard: None if info is None else _facts(info) for shard, info in zip(keys, infos)}
 
     def last_id(self, key: bytes) -> str:
-        """The last id that a stream has made; ``0-0`` if there is no such key."""
+        """Return the last id that a stream has generated; ``0-0`` if its key does not exist."""
         (info,) = self._stream_infos([key])
         return "0-0" if info is None else _text(info["last-generated-id"])
 
     def progress(self, keys: Sequence[bytes]) -> list[StreamProgress | None]:
-        """What these streams have come to, in few round trips; ``None`` for a key that is not there."""
+        """Return the progress of these streams, in few round trips; ``None`` for a key that does not exist."""
         return [
             None if info is None else StreamProgress(_text(info["last-generated-id"]), _added(info))
             for info in self._stream_infos(keys)
@@ -274,12 +274,12 @@ class RedisConnection:
         return _as_mapping(answer)
 
     def answers(self, commands: Sequence[Command], what: str, *, page_size: int = PAGE_SIZE) -> Iterator[Any]:
-        """What the server answers to commands that it is sent without waiting; errors are among the answers.
+        """Send commands in pipelines, and yield the replies; errors are among them.
 
         Args:
-            commands: each with its words; the second is a key.
-            what: is done, for the message.
-            page_size: how many to send at once.
+            commands: the commands.
+            what: the operation, for the error message.
+            page_size: the number of commands in a pipeline.
         """
         for begin in range(0, len(commands), page_size):
             with self.explained(what):
@@ -290,10 +290,10 @@ class RedisConnection:
             yield from found
 
     def replies(self, commands: Sequence[Command], what: str, *, page_size: int = PAGE_SIZE) -> Iterator[Any]:
-        """The same where no command may fail.
+        """Send commands in pipelines, and yield the replies; raise if a command fails.
 
         Raises:
-            StreamAssetsError: the first error among the answers.
+            StreamAssetsError: the first error among the replies.
         """
         for answer in self.answers(commands, what, page_size=page_size):
             with self.explained(what):
@@ -302,19 +302,20 @@ class RedisConnection:
             yield answer
 
     def run(self, script: str, keys: Sequence[bytes], arguments: Sequence[object], what: str) -> Any:
-        """Run a script of :mod:`stream_consumers.redis.scripts`; ``what`` is done, for the message."""
+        """Run a script of :mod:`stream_consumers.redis.scripts`; ``what`` names the operation in errors."""
         registered: Any = self.connection.register_script(script)
         with self.explained(what):
             return registered(keys=keys, args=arguments)
 
     def count(self, shard: Shard, start: int, end: int, *, length: int | None = None) -> int:
-        """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
+        """Count the entries in ``[start, end)``; the server counts them page by page.
 
         Args:
-            shard: where.
+            shard: the shard.
             start: the first sequence.
-            end: the sequence behind the last one.
-            length: entries in the stream; the answer if counting takes too long. Without it all are counted.
+            end: the sequence after the last one.
+            length: the length of the stream, which is returned if counting takes too long; without it, all entries are
+                counted.
         """
         found: int = 0
         place: str | None = to_id(start)
@@ -331,21 +332,21 @@ class RedisConnection:
     def read(
         self, connection: Any, command: Sequence[object], after: Mapping[bytes, str], *, seconds: float
     ) -> list[tuple[bytes, list[RawEntry]]]:
-        """XREAD or XREADGROUP of several streams; on a cluster one after the other, since their keys are apart.
+        """Run XREAD or XREADGROUP on several streams; on a cluster one after the other, because the slots differ.
 
         Args:
-            connection: of :meth:`new_connection`, so that waiting holds nothing else back.
+            connection: a client from :meth:`new_connection`, so that waiting blocks no other command.
             command: the words before STREAMS, without BLOCK.
-            after: per key, the id to read behind.
-            seconds: how long to wait for one entry; 0 does not wait.
+            after: for each key, the id to read after.
+            seconds: how long to wait for an entry; 0 does not wait.
 
         Returns:
-            Per key with entries, these.
+            The entries of each key that has some.
         """
         deadline = time.monotonic() + seconds
         name, *words = command
         while True:
-            # BLOCK 0 would mean for ever.
+            # BLOCK 0 would wait forever.
             block = ["BLOCK", max(1, round(seconds * 1000))] if seconds and not self.is_cluster else []
             reads = [{key: entry_id} for key, entry_id in after.items()] if self.is_cluster else [after]
             found: list[tuple[bytes, list[RawEntry]]] = []
@@ -359,7 +360,7 @@ class RedisConnection:
             time.sleep(min(left, CLUSTER_WAIT_SECONDS))
 
     def identities(self) -> Mapping[str, str]:
-        """Redis has no fingerprint of a stream: a recreated one is detected by an end below the position."""
+        """Return constants: Redis has no fingerprints, so only an end below the position shows a recreated stream."""
         return {stream: "redis" for stream in sorted(self.url.required_streams())}
 
     def close(self) -> None:
@@ -389,16 +390,16 @@ def _text(value: bytes | str) -> str:
 
 
 def _as_mapping(raw: Any) -> dict[str, Any]:
-    """A reply of names and values, which the client may have made a mapping already."""
+    """Convert a reply of names and values, which the client may have converted already, to a mapping."""
     pairs = raw.items() if isinstance(raw, Mapping) else zip(raw[::2], raw[1::2])
     return {_text(name): value for name, value in pairs}
 
 
 class RemovalDetector:
-    """What is known of the streams that a reader goes through by position. Not thread-safe.
+    """Detects that streams which are read by position were deleted. Not thread-safe.
 
     Args:
-        server: where they are.
+        server: the server of the streams.
     """
 
     def __init__(self, server: RedisConnection) -> None:
@@ -409,25 +410,25 @@ class RemovalDetector:
         self._removed: StreamRemovedError | None = None
 
     def record(self, shard: Shard, last: str) -> None:
-        """A stream has got to an id, at least."""
+        """Record that a stream has reached at least this id."""
         seen = self._recorded.get(shard, StreamProgress(last, None))
         self._recorded[shard] = seen._replace(last=max(seen.last, last, key=id_order))
 
     def reset(self, shards: Iterable[Shard] | None = None) -> None:
-        """Whatever these streams are now is right; all of them by default."""
+        """Drop the recorded progress of these streams, by default of all, and accept their current state."""
         for shard in list(self._recorded) if shards is None else shards:
             self._recorded.pop(shard, None)
         self._removed = None
 
     def check(self, keys: Mapping[Shard, bytes], *, now: bool = False) -> None:
-        """Look at streams, unless the last look was a moment ago.
+        """Check whether streams were removed, at most every :data:`REMOVAL_CHECK_SECONDS`.
 
         Args:
-            keys: their keys.
-            now: look in any case, at all of them.
+            keys: the keys of the streams.
+            now: check all streams now, whenever the last check was.
 
         Raises:
-            StreamRemovedError: one was deleted since it was seen; from then on at each call.
+            StreamRemovedError: a stream was deleted since its progress was recorded; each later call raises it, too.
         """
         if self._removed is None and (now or time.monotonic() >= self._next_check):
             self._next_check = time.monotonic() + REMOVAL_CHECK_SECONDS
@@ -448,11 +449,11 @@ class RemovalDetector:
             if there is not None and (seen is None or not there.has_regressed(seen)):
                 self._recorded[shard] = there
             elif seen is not None and seen.last != _NO_ID:
-                what = "was deleted and made again" if there else "was deleted"
+                what = "was deleted and created again" if there else "was deleted"
                 self._removed = StreamRemovedError(
                     f"the stream {printable_key(key)} at {self._server.url} {what} while it was read",
-                    remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read "
-                    "what there is now.",
+                    remedy="Unread messages are lost. Rewind to the beginning, or create a new consumer, to read the "
+                    "current stream.",
                     last_id=seen.last,
                     last_id_now=there.last if there else None,
                 )

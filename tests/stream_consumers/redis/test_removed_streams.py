@@ -43,7 +43,7 @@ def test_a_stream_made_again_with_lower_ids_is_told(place: Place, reset: AutoStr
     with create_consumer(place.url, reset=reset) as consumer:
         take_until_silent(consumer)
         make_again(place)
-        told = assert_told(lambda: consumer.next(0.1), "was deleted and made again")
+        told = assert_told(lambda: consumer.next(0.1), "was deleted and created again")
         assert (told.facts["last_id"], told.facts["last_id_now"]) == ("1700000000040-0", "3-0")
         with pytest.raises(StreamRemovedError):
             consumer.next(0)
