@@ -582,11 +582,11 @@ class PositionFacts(NamedTuple):
     removed: int | None = None
 
 
-PositionFactsByShard = Mapping[Shard, tuple[int, PositionFacts]]
+FactsByShard = Mapping[Shard, tuple[int, PositionFacts]]
 """The position of each shard, and the facts known there."""
 
 
-def position_facts_in(hint: object, of: Set[Shard] | None = None) -> PositionFactsByShard:
+def position_facts_in(hint: object, of: Set[Shard] | None = None) -> FactsByShard:
     """Return the position facts in a hint, of all shards or of some; malformed ones are ignored.
 
     Example:
@@ -596,15 +596,12 @@ def position_facts_in(hint: object, of: Set[Shard] | None = None) -> PositionFac
     names = None if of is None else {str(shard) for shard in of}
     more = {name: _listed(hint, name, 1, names) for name in _MORE}
     return {
-        shard: (
-            position,
-            PositionFacts(added, **{key: found[shard][0] for key, found in more.items() if shard in found}),
-        )
+        shard: (position, PositionFacts(added, **{key: at[shard][0] for key, at in more.items() if shard in at}))
         for shard, (position, added) in _listed(hint, _ADDED, 2, names).items()
     }
 
 
-def hint_with_facts(shortcut: Mapping[str, object] | None, facts: PositionFactsByShard) -> Mapping[str, object] | None:
+def hint_with_facts(shortcut: Mapping[str, object] | None, facts: FactsByShard) -> Mapping[str, object] | None:
     """Return a hint with these position facts and the other keys of ``shortcut``; ``None`` if it is empty.
 
     Example:

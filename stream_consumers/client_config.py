@@ -133,9 +133,7 @@ def parse_client_option(text: str) -> tuple[str, Scalar | Deferred]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidOptionError(
-            "a client option has no name or no value", remedy="Write NAME=VALUE or NAME=env:VARIABLE."
-        )
+        raise InvalidOptionError("an option has no name or no value", remedy="Write NAME=VALUE or NAME=env:VARIABLE.")
     if value.startswith("env:"):
         return name, EnvironmentVariable(value.removeprefix("env:"))
     return name, value

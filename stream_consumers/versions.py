@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from stream_consumers.errors import UnsupportedVersionError
 
 
-def newer_format(what: str) -> UnsupportedVersionError:
+def newer(what: str) -> UnsupportedVersionError:
     """Return the error for a document that this release cannot read completely.
 
     Args:
@@ -39,7 +39,7 @@ def check_version(found: object, *, what: str, versions: Collection[int]) -> Non
         >>> check_version(1, what="the cursor", versions=[1])
     """
     if type(found) is not int or found not in versions:
-        raise newer_format(f"{what} has format {found!r:.100}, and this release reads up to {max(versions)}")
+        raise newer(f"{what} has format {found!r:.100}, and this release reads up to {max(versions)}")
 
 
 def check_keys(document: Mapping[str, object], *, what: str, keys: Collection[str]) -> None:
@@ -58,7 +58,7 @@ def check_keys(document: Mapping[str, object], *, what: str, keys: Collection[st
     """
     unknown = sorted(document.keys() - set(keys))
     if unknown:
-        raise newer_format(f"{what} has {', '.join(map(repr, unknown))}, which this release does not know")
+        raise newer(f"{what} has {', '.join(map(repr, unknown))}, which this release does not know")
 
 
 def check_choice(value: object, *, what: str, choices: Collection[str]) -> None:
@@ -76,4 +76,4 @@ def check_choice(value: object, *, what: str, choices: Collection[str]) -> None:
         >>> check_choice("append", what="the mode", choices=["append", "replace"])
     """
     if value not in choices:
-        raise newer_format(f"{what} is {value!r:.100}, and this release knows {', '.join(map(repr, choices))}")
+        raise newer(f"{what} is {value!r:.100}, and this release knows {', '.join(map(repr, choices))}")

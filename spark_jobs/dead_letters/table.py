@@ -41,7 +41,7 @@ from spark_jobs.writing.delta_table import check_landed, is_conflict, read_table
 from spark_jobs.writing.failures import explain
 from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
-from stream_consumers.versions import check_keys, check_version, newer_format
+from stream_consumers.versions import check_keys, check_version, newer
 
 MOST_DELETED = 100
 """Of how many batches dead letters are deleted at a time: each of them is a term of the condition."""
@@ -458,7 +458,7 @@ def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
     check_keys(metadata, what=what, keys=(*_MARKS, "n"))
     bid, app, number = metadata["bid"], metadata["app"], metadata["number"]
     if not (isinstance(bid, str) and BATCH_ID.fullmatch(bid) and isinstance(app, str) and isinstance(number, int)):
-        raise newer_format(f"{what} cannot be read")
+        raise newer(f"{what} cannot be read")
     return OrphanedBatch(bid, app, number, commit.version)
 
 

@@ -24,7 +24,7 @@ from stream_consumers.batches import LastMessage, PositionFacts, Range
 from stream_consumers.errors import FormatError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
-from stream_consumers.versions import check_choice, check_keys, check_version, newer_format
+from stream_consumers.versions import check_choice, check_keys, check_version, newer
 
 FORMAT = 3
 """The format that is written; :data:`FORMATS` are read. It grows when the meaning of a field changes. A reader of
@@ -475,9 +475,7 @@ class LedgerEntry:
         try:
             return cls._read(document)
         except _UNREADABLE as error:
-            raise newer_format(
-                f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})"
-            ) from error
+            raise newer(f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})") from error
 
     @classmethod
     def _read(cls, document: Mapping[str, Any]) -> LedgerEntry:

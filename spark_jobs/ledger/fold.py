@@ -38,7 +38,7 @@ from spark_jobs.ledger.entries import (
     replay_key,
 )
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.batches import PositionFacts, PositionFactsByShard, position_facts_in
+from stream_consumers.batches import FactsByShard, PositionFacts, position_facts_in
 from stream_consumers.messages import Shard
 
 NONE = Intervals()
@@ -122,12 +122,12 @@ def _at_origins(entry: LedgerEntry) -> Mapping[Shard, PositionFacts]:
     return {shard: known for shard, (position, known) in places.items() if position == entry.origin[shard]}
 
 
-def moved_places(entry: LedgerEntry) -> PositionFactsByShard:
+def moved_places(entry: LedgerEntry) -> FactsByShard:
     """What the hint of an entry says of the shards whose positions it moves."""
     return position_facts_in(entry.hint, of=entry.ranges.keys() | entry.origin.keys())
 
 
-def places_at(state: State, *places: PositionFactsByShard) -> PositionFactsByShard:
+def places_at(state: State, *places: FactsByShard) -> FactsByShard:
     """Of what is known of each shard, the first that is of its position, at last what is known where it begins.
 
     Of shards that have ended, nothing.

@@ -24,7 +24,7 @@ from spark_jobs.ledger.entries import (
 )
 from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from stream_consumers.batches import LastMessage, PositionFactsByShard, Resume, hint_with_facts, position_facts_in
+from stream_consumers.batches import FactsByShard, LastMessage, Resume, hint_with_facts, position_facts_in
 from stream_consumers.display import counted
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -70,7 +70,7 @@ class _Folded:
     totals: Totals = field(default_factory=Totals)
     identities: Mapping[str, str] = field(default_factory=dict)
     sharing: str = ""
-    places: PositionFactsByShard = field(default_factory=dict)
+    places: FactsByShard = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
     removed: Intervals = field(default_factory=Intervals)
     error: StreamAssetsError | None = None

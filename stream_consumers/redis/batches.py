@@ -1,7 +1,7 @@
 """Micro-batches from Redis Streams: ranges of ids, read by XRANGE in parallel slices.
 
-Redis does not report how many entries an id range holds, so the server scans it (a script, no payload crosses the
-network), and the plan knows how many entries it covers: a slice that yields fewer was trimmed meanwhile: data loss.
+Redis does not report how many entries an id range holds. A script on the server counts them, so that no payload crosses
+the network, and the plan records the count. A slice that yields fewer entries was trimmed meanwhile: data loss.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
+    FactsByShard,
     LastMessage,
     MessageRow,
     PositionFacts,
-    PositionFactsByShard,
     Range,
     Resume,
     dead_letter_row,
@@ -61,15 +61,15 @@ _log = logging.getLogger(__name__)
 PAGE_BYTES = 4 * 1024 * 1024
 MAX_PAGE_SIZE = 5000
 StoredEntry: TypeAlias = tuple[bytes, list[bytes]]
-"""An entry of a stream: its id, and names and values in turn."""
+"""An entry of a stream: its id, and alternating names and values."""
 
 
 def plain_entries(
     page: Sequence[StoredEntry], message_field: bytes
 ) -> tuple[pa.Array[Any], pa.Array[Any], pa.Array[Any]] | None:
-    """Sequences, timestamps and payloads of entries that have nothing but the message field; ``None`` if others do.
+    """Return sequences, timestamps and payloads of entries with only the message field; ``None`` if some have more.
 
-    What they are is what :func:`read_entry` makes of each of them.
+    The result equals that of :func:`read_entry` for each entry.
 
     Example:
         >>> [column.to_pylist() for column in plain_entries([(b"1-2", [b"msg", b"{}"])], b"msg")]
@@ -95,15 +95,15 @@ def plain_entries(
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a range with the entries that it held when it was planned.
+    """A part of a range, with the number of entries that it held when it was planned.
 
     Args:
-        shard: where.
+        shard: the shard.
         key: the Redis key of the shard.
-        id_range: from where to where.
-        count: how many entries there are in it.
-        sequences: only these, one by one.
-        error: its entries are dead letters, for this reason.
+        id_range: the range of sequences.
+        count: the number of entries in the range.
+        sequences: read only these entries, one by one.
+        error: the reason, if the entries are to become dead letters.
     """
 
     shard: Shard
@@ -116,13 +116,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class RedisSplit:
-    """Slices of some streams, read by one executor.
+    """Slices of streams that one executor reads.
 
     Args:
-        url: of the server.
-        client: configuration of the client, secrets looked up; never shown.
-        slices: what to read.
-        page: entries a request, so that a page is some megabytes.
+        url: the URL of the server.
+        client: configuration of the client, with the secrets looked up; never shown.
+        slices: the slices to read.
+        page_size: the number of entries per request, chosen so that a page has several megabytes.
     """
 
     url: StreamUrl
@@ -140,7 +140,7 @@ class RedisSplit:
             server.close()
 
     def counts(self) -> Mapping[Shard, int] | None:
-        """What the slices held when they were planned; ``None`` if some of it is to be dead letters."""
+        """Return the planned counts of the slices; ``None`` if some entries are to become dead letters."""
         if any(piece.error is not None for piece in self.slices):
             return None
         return total_counts({piece.shard: piece.count} for piece in self.slices)
@@ -163,7 +163,7 @@ class RedisSplit:
         if count < piece.count:
             raise DataLossError(
                 f"{piece.shard} lacks {counted(piece.count - count, 'entry', 'entries')} that the plan had counted",
-                remedy="Run again to see what is gone; keep more entries (MAXLEN, MINID), or ingest more often.",
+                remedy="Run again to see what is missing; keep more entries (MAXLEN, MINID), or ingest more often.",
                 planned=piece.count,
                 read=count,
             )
@@ -208,11 +208,11 @@ def split_slices(
     """Distribute slices over executors.
 
     Args:
-        url: of the server.
-        client: configuration of the client, secrets looked up.
-        slices: what to read.
-        size: bytes in all of them.
-        parallelism: how many splits to make.
+        url: the URL of the server.
+        client: configuration of the client, with the secrets looked up.
+        slices: the slices to read.
+        size: the size of all slices in bytes.
+        parallelism: the most splits.
     """
     records = sum(piece.count for piece in slices)
     page = max(1, min(MAX_PAGE_SIZE, PAGE_BYTES // max(1, size // max(1, records))))
@@ -232,8 +232,8 @@ class Loss(NamedTuple):
     """Entries that were removed before they were read.
 
     Args:
-        entries: how many.
-        id_range: the smallest range that is certain to hold all of them.
+        entries: the number of removed entries.
+        id_range: the smallest range that certainly contains all of them.
     """
 
     entries: int
@@ -241,7 +241,7 @@ class Loss(NamedTuple):
 
 
 class _RangeScan:
-    """Walks an id range of one shard on the server and notes what it holds."""
+    """Scans an id range of one shard on the server, and records its slices and counts."""
 
     def __init__(self, server: RedisConnection, shard: Shard, gap: Range) -> None:
         self.shard = shard
@@ -254,11 +254,11 @@ class _RangeScan:
 
     @property
     def is_done(self) -> bool:
-        """Whether the gap was walked to its end."""
+        """Whether the gap was scanned to its end."""
         return self.position >= self.gap.end
 
     def advance(self, records: int, room: int, *, take_one: bool) -> bool:
-        """Walk over at most this number of entries and bytes; returns whether the limit of bytes was reached."""
+        """Scan at most this many entries and bytes; return whether the limit of bytes was reached."""
         key = self._server.key(self.shard)
         left = records
         while left > 0 and not self.is_done:
@@ -281,10 +281,10 @@ class RedisBatchSource(BatchSource):
     Args:
         url: ``redis://host:6379/orders``; a stream is the key ``orders``, or its shards ``orders:0``, ``orders:1``, ….
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        mode: ``real_time`` has no group at the server.
+        mode: with ``real_time``, the server has no group.
 
     Raises:
-        InvalidUrlError, InvalidOptionError: credentials in the URL, an option that this project decides.
+        InvalidUrlError, InvalidOptionError: the URL contains credentials, or a reserved option is set.
     """
 
     has_own_timestamps = False
@@ -297,7 +297,7 @@ class RedisBatchSource(BatchSource):
         self._mode = choice(ConsumerMode, mode, option="mode")
         self.server = RedisConnection(url, client)
         self._extents: dict[Shard, Extent] = {}
-        # Those of the last look: of extents() or of a plan.
+        # The facts of the last extents() or plan().
         self._facts: dict[Shard, StreamFacts] = {}
         self._position_facts: dict[Shard, dict[int, PositionFacts]] = {}
 
@@ -321,37 +321,37 @@ class RedisBatchSource(BatchSource):
         self.remember(resume)
         begun = {shard.stream for shard in resume.positions}
         for shard, extent in self._extents.items():
-            # Of a stream that was never read, entries that are gone by now do not count as lost.
+            # If a stream was never read, entries that are already removed do not count as lost.
             first = self.first(shard, extent) if shard.stream in begun else extent.start
             position = resume.positions.get(shard, first)
             if self._facts_at(shard, position) is None:
                 self._set_added_before(shard, position)
                 if shard in resume.positions and 0 < position < extent.end and self._facts_at(shard, position):
                     _log.warning(
-                        "the ledger does not say how many entries %s had ever got before %d: what was removed from it "
-                        "unread by now is not noticed, only what is removed from now on",
+                        "the ledger does not have the number of entries that were added to %s before %d: entries that "
+                        "are already removed unread are not detected, only entries that are removed from now on",
                         shard,
                         position,
                     )
         return self._extents
 
     def first(self, shard: Shard, extent: Extent) -> int:
-        """Before every id: a shard that is new has had nothing before it, so that what is gone by now is a loss."""
+        """Return 0: a new shard was never read, so entries that are already removed from it are lost."""
         return 0
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; keys that are new are left out."""
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; new keys are not detected."""
         ends = list(extents.values())
         grown = self.server.progress([self.server.key(shard) for shard in extents])
         return any(now is None or sequence_after(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def remember(self, resume: Resume) -> None:
-        """See :meth:`stream_consumers.batches.BatchSource.remember`: what is known at each position."""
+        """See :meth:`stream_consumers.batches.BatchSource.remember`; stores the facts at each position."""
         for shard, (position, known) in position_facts_in(resume.hint).items():
             self._set_facts(shard, position, known)
 
     def _set_added_before(self, shard: Shard, position: int) -> None:
-        """Take as accounted for what is gone now, where the server counts."""
+        """Set the facts at a position, if the server counts; entries that are already removed count as recorded."""
         facts = self._facts[shard]
         if facts.added is None or facts.removed is None:
             return
@@ -375,7 +375,7 @@ class RedisBatchSource(BatchSource):
     def hint(
         self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
     ) -> Mapping[str, object] | None:
-        """See :meth:`stream_consumers.batches.BatchSource.hint`; what is gone by now does not count as lost."""
+        """See :meth:`stream_consumers.batches.BatchSource.hint`; entries already removed do not count as lost."""
         places = dict(position_facts_in(known))
         for shard, position in positions.items():
             if shard in self._facts:
@@ -385,21 +385,21 @@ class RedisBatchSource(BatchSource):
         return hint_with_facts(None, places)
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.at`; the time of an entry is in its id."""
+        """See :meth:`stream_consumers.batches.BatchSource.at`; the id of an entry contains its time."""
         return {s: max(e.start, min(timestamp_ms << 16, e.end)) for s, e in self._extents.items()}
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """Entries that were removed before they were read: added after the position, and no longer in the stream.
+        """Return ranges with entries that were added after the position and removed before they were read.
 
-        Redis 7 counts the entries ever added, so that it is certain how many are gone. Of deleted entries it knows the
-        last one alone, so that the range of several may hold entries that are there. With an older server both are
-        unknown.
+        Redis 7 counts the entries ever added, so the number of removed entries is exact. Of deleted entries, it stores
+        only the highest id, so the range of several deleted entries may contain existing ones. With an older server,
+        losses are unknown.
         """
         losses = {shard: self._loss(shard, gap.start, self._facts.get(shard)) for shard, gap in gaps.items()}
         return {shard: loss.id_range for shard, loss in losses.items() if loss is not None}
 
     def _loss(self, shard: Shard, position: int, facts: StreamFacts | None) -> Loss | None:
-        """What is gone from a position on, and not accounted for."""
+        """Return the entries removed after a position that are not recorded as lost."""
         known = self._facts_at(shard, position)
         if facts is None or facts.added is None or known is None:
             return None
@@ -409,9 +409,9 @@ class RedisBatchSource(BatchSource):
         elif known.removed is not None and (known.removed == facts.removed or (facts.deleted or 0) < position):
             return None
         else:
-            # Older entries are there, so that what is gone was deleted one by one.
+            # Older entries exist, so the missing entries were deleted one by one.
             entries = since - self.server.count(shard, position, facts.end)
-            # What was deleted during the count is among the missing.
+            # Entries that were deleted during the count are among the missing ones.
             facts = self.server.facts(shard) or facts
         if entries <= 0:
             return None
@@ -421,13 +421,14 @@ class RedisBatchSource(BatchSource):
         end = max(facts.first_or_end, deleted + 1)
         if end > position:
             return Loss(entries, Range(position, end))
-        # Members that claimed entries went past them. Of those that were deleted, the last one is known.
+        # Members in claim mode have passed the missing entries. Only the last deleted one is known.
         return Loss(entries, Range(deleted, position) if known.removed is None else Range(position, facts.end))
 
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
-        """Shards with fewer entries ever added than a batch has counted, or with more since than were added.
+        """Return shards whose counts contradict those of an earlier batch.
 
-        A stream that was deleted counts anew, also where its ids go on with the time. Redis 7 counts.
+        Fewer entries were ever added than the batch has counted, or more entries exist after its position than were
+        added since. A recreated stream counts from 0, even if its ids continue with the time. Only Redis 7 counts.
         """
         found = set()
         for shard in positions:
@@ -452,9 +453,10 @@ class RedisBatchSource(BatchSource):
         return {shard: _last_message(entry) for shard, entry in found.items()}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
-        """An entry between others is gone if it was deleted, or if the server lost it with those that came after it.
+        """See :meth:`stream_consumers.batches.BatchSource.is_replaced`.
 
-        Redis 7 keeps the highest id that was deleted; it is asked for after the entry was looked for.
+        A missing entry was either deleted, or the server lost it with all later ones. Redis 7 stores the highest
+        deleted id, which is read after the search for the entry.
         """
         if held is None or held.sequence >= read.sequence:
             return super().is_replaced(shard, read, held)
@@ -462,7 +464,7 @@ class RedisBatchSource(BatchSource):
         return facts is not None and facts.deleted is not None and facts.deleted < read.sequence
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
-        """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""
+        """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets an equal share of both limits."""
         scans = {s: _RangeScan(self.server, s, gap) for s, gap in readable_gaps(gaps, self._extents).items()}
         if not scans:
             return None
@@ -474,15 +476,15 @@ class RedisBatchSource(BatchSource):
         slices = [piece for scan in scans.values() for piece in scan.slices if piece.count]
         splits = split_slices(self.url, self.server.client_options, slices, size=size, parallelism=parallelism)
         lost = {shard: loss.id_range for shard, loss in losses.items()}
-        return BatchPlan(ranges, splits, records, hint_with_facts(None, self._new_position_facts(scans, losses)), lost)
+        return BatchPlan(ranges, splits, records, hint_with_facts(None, self._next_facts(scans, losses)), lost)
 
     def _find_losses(self, scans: Mapping[Shard, _RangeScan]) -> Mapping[Shard, Loss]:
-        """What is lost by facts that are newer than the scans: a scan missed nothing else of what was ever added."""
+        """Find losses from facts newer than the scans, so that every entry a scan missed is included."""
         losses = {}
         for shard, facts in self.server.facts_of(scans).items():
             if facts is None or facts.end < scans[shard].gap.end:
                 raise DataLossError(
-                    f"{shard} of {self.url} was deleted or cut while it was planned", remedy="Run again to see why."
+                    f"{shard} of {self.url} was deleted or truncated during planning", remedy="Run again to see why."
                 )
             self._facts[shard] = facts
             loss = self._loss(shard, scans[shard].gap.start, facts)
@@ -506,10 +508,8 @@ class RedisBatchSource(BatchSource):
                     return
                 room -= scans[shard].bytes - before
 
-    def _new_position_facts(
-        self, scans: Mapping[Shard, _RangeScan], losses: Mapping[Shard, Loss]
-    ) -> PositionFactsByShard:
-        """What is known at the new positions, once the losses are recorded with the batch."""
+    def _next_facts(self, scans: Mapping[Shard, _RangeScan], losses: Mapping[Shard, Loss]) -> FactsByShard:
+        """Return the facts at the new positions, assuming that the losses are recorded with the batch."""
         places = {}
         for shard, scan in scans.items():
             facts, before = self._facts[shard], self._facts_at(shard, scan.gap.start)
@@ -523,10 +523,10 @@ class RedisBatchSource(BatchSource):
         return places
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
+        """See :meth:`stream_consumers.batches.BatchSource.count`; the ids do not determine the number of entries."""
         counted = {}
         for shard, gap in gaps.items():
-            # A caller that only wants the lag has not asked for the extents before.
+            # A caller that only needs the lag does not call extents() first.
             facts = self._facts.get(shard) if self._extents else self.server.facts(shard)
             if facts is None or gap.start >= gap.end:
                 counted[shard] = 0
@@ -541,7 +541,7 @@ class RedisBatchSource(BatchSource):
         return counted
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """The sequence behind the group's last-delivered-id, per shard."""
+        """Return the sequence after the group's last-delivered-id, per shard."""
         if self._mode is ConsumerMode.REAL_TIME:
             return None
         found = RedisGroup(self.server, group).facts_of(self._extents or self.extents())
@@ -564,9 +564,9 @@ class RedisBatchSource(BatchSource):
             if shard not in there:
                 continue
             known = RedisGroup(self.server, group)
-            # In claim mode, pending entries belong to the members that claimed them.
-            place = self._facts_at(shard, position)
-            if known.set_position(shard, position, entries_read=None if place is None else place.added):
+            # In claim mode, no position is set: pending entries belong to the members that claimed them.
+            facts = self._facts_at(shard, position)
+            if known.set_position(shard, position, entries_read=None if facts is None else facts.added):
                 known.acknowledge_below(shard, position)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Redis groups in claim mode, whose members share by claiming entries: new ones, those of dead members, heartbeat.
+"""Redis groups in claim mode: claims of new entries, takeover of entries of dead members, and heartbeats.
 
-Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.claim_job` asks the ledger.
+This module does not decide whether entries may be taken from a name; :mod:`spark_jobs.claims.claim_job` asks the
+ledger.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from stream_consumers.redis.server import PAGE_SIZE, RedisConnection, StreamFact
 from stream_consumers.urls import StreamUrl
 
 CLAIM_PAGE_SIZE = 4096
-# A released entry is this idle (three years), so that any member takes it over at once.
+# The idle time of a released entry (three years), so that any member can take it over immediately.
 RELEASED_MS = 100_000_000_000
 _NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class ClaimName:
 
     Args:
         member: the member that claimed them.
-        number: of the batch in the member's transaction sequence.
+        number: the number of the batch in the member's transaction sequence.
         bid: the batch id.
 
     Example:
@@ -58,17 +59,17 @@ class ClaimName:
 
     @classmethod
     def parse(cls, raw: bytes) -> ClaimName | None:
-        """Parse a consumer name; ``None`` if it is the name of another kind of client, which may be any bytes."""
+        """Parse a consumer name; return ``None`` for the name of another kind of client, which may be any bytes."""
         match = _NAME.match(raw.decode("utf-8", "replace"))
         return cls(match[1], int(match[2]), match[3]) if match else None
 
 
 class Backlog(NamedTuple):
-    """How many entries of a shard a group has not finished.
+    """The numbers of entries of a shard that a group has not finished.
 
     Args:
         unread: entries that were not delivered yet; an upper bound if single entries were deleted.
-        pending: entries that were delivered and not acknowledged.
+        pending: delivered entries that are not acknowledged.
     """
 
     unread: int
@@ -76,7 +77,7 @@ class Backlog(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Unread and pending entries."""
+        """The sum of unread and pending entries."""
         return self.unread + self.pending
 
 
@@ -84,11 +85,11 @@ class TrimmedEntries(NamedTuple):
     """Entries that were removed from a stream before they were delivered to the group.
 
     Args:
-        start: the lost entries are at or after it.
-        end: the lost entries are before it.
-        entries: how many.
-        read: how many entries the group counts as read; together with ``start`` it identifies the loss.
-        position: the sequence after the last one that was delivered.
+        start: a lower bound of the lost sequences.
+        end: an exclusive upper bound of the lost sequences.
+        entries: the number of lost entries.
+        read: the number of entries that the group counts as read; together with ``start`` it identifies the loss.
+        position: the sequence after the last delivered one.
     """
 
     start: int
@@ -100,15 +101,15 @@ class TrimmedEntries(NamedTuple):
 
 @dataclass
 class ClaimedEntries:
-    """The entries that a consumer name holds by now: the batch that is being claimed.
+    """The entries that a consumer name holds so far: the batch that is being claimed.
 
     Args:
         name: the consumer name.
-        records: the most entries.
-        room: the most bytes; one entry is always taken.
-        ids: of the entries that it holds.
-        slices: how to read them.
-        used: the bytes of the entries.
+        records: the limit of entries.
+        room: the limit of bytes; a batch always holds at least one entry.
+        ids: the ids of the entries that the name holds.
+        slices: the slices for reading them.
+        used: the size of the entries in bytes.
     """
 
     name: ClaimName
@@ -120,11 +121,11 @@ class ClaimedEntries:
 
     @property
     def count(self) -> int:
-        """How many entries it holds."""
+        """The number of entries that the name holds."""
         return sum(map(len, self.ids.values()))
 
     def add(self, piece: Slice, ids: Sequence[bytes], size: int) -> None:
-        """Add entries that were claimed."""
+        """Add claimed entries."""
         self.ids.setdefault(piece.shard, []).extend(ids)
         self.slices.append(piece)
         self.used += size
@@ -135,10 +136,10 @@ class RedisClaims(ClosesOnExit):
 
     Args:
         url: ``redis://host:6379/orders``.
-        group: the consumer group's name; other clients may be in it, too.
+        group: the name of the consumer group; other clients may also be members.
         client: as for :class:`stream_consumers.redis.batches.RedisBatchSource`, and the fields of
             :class:`stream_consumers.redis.client.ClaimPolicy`.
-        names: for each stream the name of its epoch, see :mod:`stream_consumers.epochs`; by default the first.
+        names: the epoch name of each stream, see :mod:`stream_consumers.epochs`; by default the first epoch.
     """
 
     def __init__(
@@ -166,16 +167,16 @@ class RedisClaims(ClosesOnExit):
         return {shard: facts for shard, facts in found.items() if facts is not None}
 
     def check(self, known: Mapping[Shard, int | None]) -> None:
-        """Refuse a group or a stream that does not match the ledger.
+        """Raise if a group or a stream does not match the ledger.
 
         Args:
-            known: the shards that the ledger knows, and for each the sequence behind the last one in the table.
+            known: the shards in the ledger, each with the sequence after the last one in the table.
 
         Raises:
-            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
+            SourceRecreatedError: the group or the stream of a known shard was removed, or the stream was recreated.
         """
         own = {shard: written for shard, written in sorted(known.items()) if shard.stream in self.identities()}
-        # In this order: what another member is given in between must not lie behind the end.
+        # Read groups before streams: an entry that is delivered in between must not appear to be after the end.
         groups, streams, name = self.group.facts_of(own), self.server.facts_of(own), self.group.name
         for shard, written in own.items():
             facts, group = streams[shard], groups[shard]
@@ -186,7 +187,7 @@ class RedisClaims(ClosesOnExit):
             if group.position > facts.end:
                 raise SourceRecreatedError(
                     f"{shard} of {self.url} ends before the position of group {name!r}: it was recreated",
-                    remedy=f"Redis would deliver nothing of it. {accept_remedy(shard.stream)}",
+                    remedy=f"Redis would deliver no entry of it. {accept_remedy(shard.stream)}",
                     position=group.position,
                     end=facts.end,
                 )
@@ -194,7 +195,7 @@ class RedisClaims(ClosesOnExit):
                 raise SourceRecreatedError(
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
-                    remedy="If nothing before it is missing, move it on: "
+                    remedy="If no entry before it is missing, move it forward: "
                     f"XGROUP SETID {printable_key(self.server.key(shard))} {name} {to_id(written - 1)}. "
                     f"{accept_remedy(shard.stream)}",
                     position=group.position,
@@ -202,17 +203,17 @@ class RedisClaims(ClosesOnExit):
                 )
 
     def prepare(self, start: AutoStreamReset, known: Mapping[Shard, int | None] | None = None) -> Mapping[Shard, int]:
-        """Create the group where it does not exist yet, and let it enter claim mode.
+        """Create the group if it does not exist yet, and enter claim mode.
 
         Args:
-            start: where a new group starts; a group that exists is not moved.
+            start: where a new group starts; an existing group is not moved.
             known: see :meth:`check`.
 
         Returns:
-            Per shard, the sequence at which the group started, as far as that is known.
+            The sequence at which the group started in each shard; 0 if unknown.
 
         Raises:
-            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
+            SourceRecreatedError: the group or the stream of a known shard was removed, or the stream was recreated.
         """
         start, known = choice(AutoStreamReset, start, option="start"), known or {}
         self.check(known)
@@ -222,12 +223,12 @@ class RedisClaims(ClosesOnExit):
             is_created = False
             if self.group.facts(shard) is None:
                 is_latest = start is AutoStreamReset.LATEST and not known
-                # Of a shard that is new in a stream, or of a new epoch, the group wants all that was ever added.
+                # In a new shard of a known stream, or in a new epoch, all entries ever added are to be read.
                 is_created = self.group.create(shard, NOW if is_latest else START, counts_removed=shard.stream in begun)
             self.check({shard: None})
-            # A shard that the ledger knows entered it before: if it is not in it now, it was switched back.
+            # A shard in the ledger entered claim mode before: if it is not in it now, it was switched back.
             is_new = (is_created or shard not in known) and self.group.enter_claim_mode(shard)
-            # A group that another member has created at the beginning may have moved on since.
+            # If another member created the group at the beginning, it may have moved since.
             positions[shard] = self.position(shard) if is_new or not known else 0
         return positions
 
@@ -235,9 +236,9 @@ class RedisClaims(ClosesOnExit):
         key, name = printable_key(self.server.key(shard)), self.group.name
         what = f"the stream {shard}" if facts is None else f"group {name!r} of {shard}"
         return SourceRecreatedError(
-            f"{what} is gone from {self.url}, and with it its position and its pending entries",
-            remedy=f"If the stream is still the same and nothing was pending, create the group where it was: XGROUP "
-            f"CREATE {key} {name} <the last id that is in the table>. {accept_remedy(shard.stream)}",
+            f"{what} was removed from {self.url}, with its position and its pending entries",
+            remedy=f"If the stream is the same and no entries were pending, create the group at its last position: "
+            f"XGROUP CREATE {key} {name} <the last id that is in the table>. {accept_remedy(shard.stream)}",
             end=facts.end if facts else None,
         )
 
@@ -246,7 +247,7 @@ class RedisClaims(ClosesOnExit):
         return not self.missing({shard: [to_id(sequence).encode()]})
 
     def backlog(self) -> Mapping[Shard, Backlog]:
-        """How many entries of each shard the group has not finished; all of them where there is no group yet."""
+        """Return the numbers of unfinished entries of each shard; without a group, all entries are unfinished."""
         found = {}
         streams = self._facts()
         groups = self.group.facts_of(streams)
@@ -259,7 +260,7 @@ class RedisClaims(ClosesOnExit):
         return found
 
     def _unread(self, shard: Shard, facts: StreamFacts, group: GroupFacts) -> int:
-        """Entries not delivered yet; Redis' own lag counts trimmed ones, too, and is nil where Redis does not know."""
+        """Count the undelivered entries; Redis' own lag includes trimmed entries, and may be unknown."""
         if facts.last is None or facts.last < group.position:
             return 0
         if facts.first is not None and facts.first >= group.position:
@@ -269,44 +270,44 @@ class RedisClaims(ClosesOnExit):
         return self.server.count(shard, group.position, facts.end, length=facts.length)
 
     def is_in_claim_mode(self) -> bool:
-        """Whether the group is in claim mode, as far as the server knows."""
+        """Whether the group is in claim mode in the first shard that has it."""
         for shard in self.shards:
             if self.group.facts(shard) is not None:
                 return self.group.is_in_claim_mode(shard)
         return False
 
     def position(self, shard: Shard) -> int:
-        """The sequence behind the last entry of a shard that was delivered."""
+        """Return the sequence after the last delivered entry of a shard."""
         group = self.group.facts(shard)
         return group.position if group else 0
 
     def positions(self) -> Mapping[Shard, int]:
-        """The position of each shard that has the group; new entries are claimed from it, or from one of a member."""
+        """Return the group's position in each shard; later claims start there, or where another member has moved it."""
         found = self.group.facts_of(self.shards)
         self._delivered = {shard: facts.delivered for shard, facts in found.items() if facts is not None}
         return {shard: sequence_after(delivered) for shard, delivered in self._delivered.items()}
 
     def pending_ends(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
-        """The sequence behind the last pending entry of each shard; 0 where there is none."""
+        """Return the sequence after the last pending entry of each shard; 0 without pending entries."""
         asked = list(shards)
         words = [("XPENDING", self.server.key(shard), self.group.name) for shard in asked]
-        replies = self.server.replies(words, f"asking what is pending in {self.url}")
+        replies = self.server.replies(words, f"reading the pending entries of {self.url}")
         return {shard: sequence_after(reply["max"]) if reply["pending"] else 0 for shard, reply in zip(asked, replies)}
 
     def has_others(self, shard: Shard) -> bool:
-        """Whether clients of another kind are in the group, or were and were not removed."""
+        """Whether the group has consumers of another kind of client, including consumers that ended."""
         names = {member["name"] for member in self.group.members(shard)} - {CLAIM_MODE_SENTINEL.encode()}
         return any(ClaimName.parse(name) is None for name in names)
 
     def count(self, shard: Shard, part: Range) -> int:
-        """How many entries of a range the stream holds."""
+        """Return the number of entries in a range of the stream."""
         return self.server.count(shard, part.start, part.end)
 
     def has_grown(self, *, with_new_shards: bool = True) -> bool:
-        """Whether entries were added behind :attr:`ends`; then :attr:`ends` and :attr:`shards` are those of now.
+        """Whether entries were added after :attr:`ends`; if so, update :attr:`ends` and :attr:`shards`.
 
         Args:
-            with_new_shards: look for new shards, too, which takes longer.
+            with_new_shards: also search for new shards, which takes longer.
         """
         shards = self.server.shards() if with_new_shards else self.shards
         grown = self.server.progress([self.server.key(shard) for shard in shards])
@@ -317,20 +318,20 @@ class RedisClaims(ClosesOnExit):
         return True
 
     def is_drained(self) -> bool:
-        """Whether every entry up to the end offsets captured at the start was delivered and acknowledged."""
+        """Whether every entry before :attr:`ends` was delivered and acknowledged."""
         for shard, end in self.ends.items():
             group = self.group.facts(shard)
             if group and group.pending and any(self.group.pending(shard, below=end, page_size=1)):
                 return False
             after = f"({group.delivered}" if group else "-"
-            with self.server.explained(f"asking what is left in {shard}"):
+            with self.server.explained(f"reading the rest of {shard}"):
                 key = self.server.key(shard)
                 if end and self.server.connection.execute_command("XRANGE", key, after, id_before(end), "COUNT", 1):
                     return False
         return True
 
     def trimmed(self) -> Mapping[Shard, TrimmedEntries]:
-        """Entries that were removed before they were delivered, per shard, as far as Redis 7 counts them."""
+        """Return entries that were removed before they were delivered, per shard; only Redis 7 counts them."""
         found = {}
         streams = self._facts()
         groups = self.group.facts_of(streams)
@@ -343,7 +344,7 @@ class RedisClaims(ClosesOnExit):
             if first >= position:
                 start, end, unread = position, first if first > position else facts.end, facts.length
             elif facts.end == position or deleted >= position:
-                # Single entries were deleted, of which the last one is known.
+                # Single entries were deleted; only the last one is known.
                 start, end = min(position, deleted), max(position, deleted + 1)
                 unread = self.server.count(shard, position, facts.end, length=facts.length)
             else:
@@ -354,7 +355,7 @@ class RedisClaims(ClosesOnExit):
         return found
 
     def count_reads(self) -> None:
-        """Let the server count what the group reads, where it does not; what was lost before is unknown."""
+        """Make the server count the entries that the group reads, if it does not; earlier losses stay unknown."""
         streams = self._facts()
         for shard, group in self.group.facts_of(streams).items():
             facts = streams[shard]
@@ -363,14 +364,14 @@ class RedisClaims(ClosesOnExit):
                 self._count_as_read(shard, group.position, "", facts.added - unread)
 
     def account_for(self, shard: Shard, trimmed: TrimmedEntries) -> None:
-        """Let the group count lost entries as read, now that the loss is recorded in the table."""
+        """Count lost entries as read, once the loss is recorded in the table."""
         self._count_as_read(shard, trimmed.position, str(trimmed.read), trimmed.read + trimmed.entries)
 
     def _count_as_read(self, shard: Shard, position: int, counted: str, read: int) -> None:
         self.group.run(shard, COUNT_AS_READ, [id_before(position), counted, read])
 
     def idle_names(self, shard: Shard) -> frozenset[bytes]:
-        """The names that were idle for the policy's time."""
+        """Return the names that were idle for the policy's time."""
         return frozenset(m["name"] for m in self.group.members(shard) if m["idle"] >= self.policy.min_idle_ms)
 
     def is_released(self, shard: Shard, name: ClaimName) -> bool:
@@ -378,11 +379,11 @@ class RedisClaims(ClosesOnExit):
         return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page_size=1))
 
     def now(self, shard: Shard) -> int:
-        """The time in milliseconds at the server that has a shard."""
+        """Return the time in milliseconds at the server of a shard."""
         return int(self.group.run(shard, TIME, []))
 
     def holders(self) -> Mapping[Shard, list[bytes]]:
-        """The names that hold entries, per shard that has the group."""
+        """Return the names that hold entries, for each shard that has the group."""
         return {shard: [m["name"] for m in members if m["pending"]] for shard, members in self._members()}
 
     def _members(self) -> Iterator[tuple[Shard, Sequence[Mapping[str, Any]]]]:
@@ -391,14 +392,14 @@ class RedisClaims(ClosesOnExit):
                 yield shard, self.group.members(shard)
 
     def pending(self, shard: Shard, name: ClaimName | bytes, *, idle: bool) -> Iterator[list[PendingEntry]]:
-        """The entries that a name holds, in pages; with ``idle`` only those that were idle for the policy's time."""
+        """Yield the entries of a name in pages; with ``idle``, only those that were idle for the policy's time."""
         return self.group.pending(shard, consumer=_consumer(name), idle_ms=self.policy.min_idle_ms if idle else 0)
 
     def claim_new(self, held: ClaimedEntries, shard: Shard, records: int) -> bool:
-        """Claim new entries of a shard, in order, up to the captured end; whether the limit of bytes was reached.
+        """Claim new entries of a shard in order, up to :attr:`ends`; return whether the limit of bytes was reached.
 
         Raises:
-            StreamAssetsError: it is unknown whether entries were claimed: give up the name.
+            StreamAssetsError: it is unknown whether entries were claimed; do not use the name again.
         """
         key, end, left = self.server.key(shard), self.ends.get(shard, 0), records
         while left > 0 and end:
@@ -425,21 +426,22 @@ class RedisClaims(ClosesOnExit):
         since: int | None = None,
         error: str | None = None,
     ) -> tuple[bool, list[bytes]]:
-        """Move entries from a dead name, if it still holds them.
+        """Move entries from a dead name if it still holds them.
 
         Args:
-            held: gets the entries.
-            shard: of the entries.
+            held: the batch that gets the entries.
+            shard: the shard of the entries.
             name: the name that holds them.
-            entries: which.
-            since: only if they were idle since this :meth:`now`; of other clients also for the policy's time.
-            error: they become dead letters with this text.
+            entries: the entries to move.
+            since: move only entries that were idle since this :meth:`now`; entries of other clients must also have been
+                idle for the policy's time.
+            error: the reason, if the entries are to become dead letters.
 
         Returns:
             Whether the limit of bytes was reached, and the ids of entries that are no longer in the stream.
 
         Raises:
-            StreamAssetsError: it is unknown whether entries were moved: give up the name.
+            StreamAssetsError: it is unknown whether entries were moved; do not use the name again.
         """
         gone: list[bytes] = []
         least = 0 if isinstance(name, ClaimName) else self.policy.min_idle_ms
@@ -467,30 +469,30 @@ class RedisClaims(ClosesOnExit):
         return False, gone
 
     def plan(self, held: ClaimedEntries, *, parallelism: int) -> BatchPlan:
-        """How to read the entries that a name holds."""
+        """Plan how to read the entries that a name holds."""
         splits = split_slices(
             self.url, self.server.client_options, held.slices, size=held.used, parallelism=parallelism
         )
         return BatchPlan({}, splits, held.count)
 
     def acknowledge(self, ids: Mapping[Shard, Sequence[bytes]]) -> None:
-        """Acknowledge entries that are in the table, whichever name holds them by now.
+        """Acknowledge entries that are in the table, regardless of the name that holds them now.
 
         Raises:
-            StreamNotFoundError: the group is gone.
+            StreamNotFoundError: the group was removed.
         """
         for shard, listed in ids.items():
             try:
                 self.group.acknowledge(shard, listed)
             except GroupRemovedError as error:
                 raise StreamNotFoundError(
-                    f"{shard} of {self.url} has no group {self.group.name!r} any more: nothing could be acknowledged",
-                    remedy="The entries are in the table. The next run says what to do about the group.",
+                    f"{shard} of {self.url} no longer has group {self.group.name!r}: no entry was acknowledged",
+                    remedy="The entries are in the table. Run again: the next error has the remedy for the group.",
                     entries=len(listed),
                 ) from error
 
     def missing(self, ids: Mapping[Shard, Sequence[bytes]]) -> Mapping[Shard, list[bytes]]:
-        """The entries among these that are no longer in the stream."""
+        """Return the entries among these that are no longer in the stream."""
         found = {}
         for shard, listed in ids.items():
             ranges = [("XRANGE", self.server.key(shard), entry_id, entry_id) for entry_id in listed]
@@ -499,11 +501,11 @@ class RedisClaims(ClosesOnExit):
         return {shard: listed for shard, listed in found.items() if listed}
 
     def release(self, shard: Shard, name: ClaimName) -> None:
-        """Let others take over at once the entries that a name holds; this delivery does not count."""
+        """Release the entries of a name: others can take them over immediately, and this delivery does not count."""
         self._page_through(RELEASE, shard, name, RELEASED_MS)
 
     def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
-        """Send a heartbeat: the entries that the name still holds are no longer idle."""
+        """Send a heartbeat, which resets the idle time of the entries that the name still holds."""
         for shard in shards:
             self._page_through(TOUCH, shard, name)
 
@@ -513,11 +515,11 @@ class RedisClaims(ClosesOnExit):
             start = self.group.run(shard, script, [str(name), start, PAGE_SIZE, *arguments])
 
     def remove_name(self, shard: Shard, name: ClaimName) -> bool:
-        """Remove a name if it holds no entry; whether it was removed."""
+        """Remove a name if it holds no entry; return whether it was removed."""
         return bool(self.group.run(shard, REMOVE_CONSUMER, [str(name)]))
 
     def names(self, *, empty: bool = False) -> Mapping[Shard, list[ClaimName]]:
-        """Names of batches that were not removed; with ``empty`` only those that hold no entry any more."""
+        """Return the names of batches that were not removed; with ``empty``, only names that hold no entry."""
         found = {}
         for shard, members in self._members():
             parsed = (ClaimName.parse(member["name"]) for member in members if not (empty and member["pending"]))
@@ -526,7 +528,7 @@ class RedisClaims(ClosesOnExit):
 
 
 class Heartbeat(ClosesOnExit):
-    """Sends heartbeats for a name while its batch is written, so that no other member takes its entries over."""
+    """Sends heartbeats for a name while its batch is written, so that no other member takes over its entries."""
 
     def __init__(self, claims: RedisClaims, held: ClaimedEntries) -> None:
         self._claims = claims
@@ -540,7 +542,7 @@ class Heartbeat(ClosesOnExit):
             try:
                 self._claims.touch(self._held.name, list(self._held.ids))
             except StreamAssetsError as error:
-                # No harm is done: at worst another member writes the batch, too, and the ledger picks one.
+                # This is harmless: at worst another member also writes the batch, and the ledger selects one of them.
                 _log.warning("the heartbeat of %s failed: %s", self._held.name, error)
 
     def close(self) -> None:
@@ -550,17 +552,17 @@ class Heartbeat(ClosesOnExit):
 
 
 def _is_accepted(shard: Shard, written: int | None) -> bool:
-    """Whether the stream was recreated and accepted, and nothing of it is written yet, so that its group is to come."""
+    """Whether the stream is an accepted epoch without written entries, so that its group does not exist yet."""
     return written is None and split_epoch(shard.stream)[1] > 1
 
 
 class EpochServer(RedisConnection):
-    """A server whose streams are called by the names of their epochs.
+    """A server whose streams have their epoch names.
 
     Args:
         url: see :class:`stream_consumers.redis.server.RedisConnection`.
-        client: likewise.
-        names: for each stream the name of its epoch.
+        client: see :class:`stream_consumers.redis.server.RedisConnection`.
+        names: the epoch name of each stream.
     """
 
     def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None, *, names: EpochNameMap) -> None:
@@ -572,7 +574,7 @@ class EpochServer(RedisConnection):
         return sorted(map(self._names.to_epoch, super().shards()))
 
     def key(self, shard: Shard) -> bytes:
-        """The key of a shard."""
+        """Return the key of a shard."""
         return super().key(self._names.to_stream(shard))
 
     def identities(self) -> Mapping[str, str]:

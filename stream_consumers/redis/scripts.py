@@ -32,8 +32,8 @@ end
 local UNCLAIMED = redis.error_reply('UNCLAIMED the group is not in claim mode')
 """
 
-# Count the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries and ARGV[4] bytes (with ARGV[5], at least one entry of
-# any size). Returns {entries, bytes, the id of the last one, is full}.
+# Count the entries from ARGV[1] to ARGV[2], up to ARGV[3] entries and ARGV[4] bytes (with ARGV[5], at least one entry
+# of any size). Returns {entries, bytes, the id of the last one, is full}.
 MEASURE_RANGE = (
     _SIZE
     + """
@@ -54,10 +54,10 @@ local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3]
 return {#entries, #entries > 0 and entries[#entries][1]}
 """
 
-# Deliver at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], at least one entry of
-# any size), to the name ARGV[2] of group ARGV[1]. Nothing is delivered while entries that were trimmed unread are not
-# accounted for, or if the sentinel ARGV[7] is not in the group, or if another client has moved the group: its position
-# is neither ARGV[8] (empty if unknown) nor a pending entry, and all members are members in claim mode.
+# Deliver at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], at least one entry
+# of any size), to the name ARGV[2] of group ARGV[1]. Nothing is delivered while entries that were trimmed unread are
+# not accounted for, or if the sentinel ARGV[7] is not in the group, or if another client has moved the group: its
+# position is neither ARGV[8] (empty if unknown) nor a pending entry, and all members are members in claim mode.
 # Returns {is full, is refused, bytes, ids}.
 CLAIM_NEW = (
     _FIELDS
@@ -117,10 +117,10 @@ local time = redis.call('TIME')
 return time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# Move the entries among ARGV[10..] that the name ARGV[2] holds, and that were idle for ARGV[4] ms and since the server's
-# time ARGV[9] in ms (if given), to the name ARGV[3], up to ARGV[5] bytes (with ARGV[6], at least one entry of any size).
-# With ARGV[7], earlier deliveries do not count, because they were to clients of another kind. Nothing is moved if the
-# sentinel ARGV[8] is not in the group.
+# Move the entries among ARGV[10..] that the name ARGV[2] holds, and that were idle for ARGV[4] ms and since the
+# server's time ARGV[9] in ms (if given), to the name ARGV[3], up to ARGV[5] bytes (with ARGV[6], at least one entry of
+# any size). With ARGV[7], earlier deliveries do not count, because they were to clients of another kind. Nothing is
+# moved if the sentinel ARGV[8] is not in the group.
 # Returns {is full, bytes, ids that were moved, ids that are no longer in the stream and were not moved}.
 TAKE_OVER = (
     _SIZE
@@ -236,9 +236,9 @@ return 0
 """
 )
 
-# Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel ARGV[2]
-# marks: a late run of another mode would deliver entries a second time. With ARGV[5], the switch to claim mode itself
-# sets the position, and adds the sentinel.
+# Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel
+# ARGV[2] marks: a late run of another mode would deliver entries a second time. With ARGV[5], the switch to claim mode
+# itself sets the position, and adds the sentinel.
 SET_POSITION = """
 local made = redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], ARGV[2])
 if made == 0 and ARGV[5] == '0' then return 0 end
