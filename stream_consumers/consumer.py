@@ -79,7 +79,7 @@ def log_dead_letter(dead_letter: DeadLetter) -> None:
 
 
 class PollingLock:
-    """A lock that lets one thread at a time use a client, without long waits behind a thread that waits for a message.
+    """A lock that lets one thread at a time use a client, without long waits for a thread that waits for a message.
 
     A polling thread holds the lock while it waits for a message. Meanwhile, a poll with timeout 0 fails at once, and a
     thread that moves the client (by a seek, a pause or closing) gets the lock next: it waits for one poll at most,

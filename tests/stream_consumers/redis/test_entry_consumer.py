@@ -535,7 +535,7 @@ def test_a_member_acknowledges_its_own_streams(keys: Keys) -> None:
 
 def test_without_a_group_nothing_is_acknowledged(keys: Keys) -> None:
     async def work(consumer: AsyncEntryConsumer) -> None:
-        with pytest.raises(InvalidOptionError, match="this consumer has none"):
+        with pytest.raises(InvalidOptionError, match="this consumer has no group"):
             await consumer.acknowledge(keys.a, "1-0")
 
     run(work, keys.consumer())

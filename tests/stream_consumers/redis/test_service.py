@@ -168,7 +168,7 @@ def test_sentinels_name_the_master_and_another_one_after_a_failover(tmp_path: Pa
             produce(url, {**client, "sentinel_password": "wrong-one"})
         with pytest.raises(BrokerUnavailableError) as unknown:
             produce(url, {**client, "sentinel_service": "another"})
-        assert "no Sentinel names a master" in str(unknown.value), "and not the client's list of Sentinels and options"
+        assert "no Sentinel reports a master" in str(unknown.value), "not the client's list of Sentinels and options"
 
 
 def sends(producer: Producer) -> bool:
