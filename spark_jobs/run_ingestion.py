@@ -395,7 +395,7 @@ class SharedDrain:
         return not self._stop.is_set() and shard in self._shards()
 
     def _shards(self) -> frozenset[Shard]:
-        return frozenset(map(self._names.out, self._membership.shards()))
+        return frozenset(map(self._names.to_epoch, self._membership.shards()))
 
     def _start(self) -> bool:
         """Count a batch; ``False`` if there were enough."""
