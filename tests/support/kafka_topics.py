@@ -372,9 +372,9 @@ class Topics(Broker):
         self.spark = spark
         self.folder = folder
 
-    def pipeline(self, topic: str, **options: Any) -> Pipeline:
-        """From a topic into the table."""
-        return Pipeline.of(self.spark, f"kafka://{self.address}/{topic}", self.folder / "t", **options)
+    def pipeline(self, topic: str, *, table: str = "t", **options: Any) -> Pipeline:
+        """From a topic into a table of the folder."""
+        return Pipeline.of(self.spark, f"kafka://{self.address}/{topic}", self.folder / table, **options)
 
     def filled(self, payloads: Iterable[Payload], *, partitions: int = 1, **options: Any) -> tuple[str, Pipeline]:
         """A new topic with these messages in its first partition, and a pipeline from it."""

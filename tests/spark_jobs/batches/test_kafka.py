@@ -75,7 +75,7 @@ def test_k02_offset_0_is_a_position_and_none_is_not(topics: Topics) -> None:
     with pytest.raises(DataLossError) as raised:
         latest.drain()
     assert raised.value.facts == {f"{topic}/1": "committed 0, earliest 3, latest 5"}
-    fresh = topics.pipeline(topic, table=str(topics.folder / "fresh"))
+    fresh = topics.pipeline(topic, table="fresh")
     with fresh.source.open() as opened:
         assert opened.committed(fresh.group) == {}
         topics.move(fresh.group, topic, 0)
@@ -448,9 +448,7 @@ def test_k13_a_tombstone_is_a_row_of_nulls_or_a_dead_letter_with_its_key(topics:
         {"id": None, "k": None, "h": None},
     ]
     assert_each_once(nullable.rows(), topics.messages(odd_topic))
-    strict = topics.pipeline(
-        odd_topic, table=str(topics.folder / "strict"), decoder=Json("id BIGINT NOT NULL", key="k")
-    )
+    strict = topics.pipeline(odd_topic, table="strict", decoder=Json("id BIGINT NOT NULL", key="k"))
     strict.drain()
     assert records(strict.table, "id", "k") == [{"id": 0, "k": b"k\xff"}, {"id": 2, "k": None}]
     assert records(f"{strict.table}_dead_letters", "key", "payload", "headers") == [

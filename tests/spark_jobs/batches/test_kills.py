@@ -33,7 +33,7 @@ BAD_ROWS = ["planned", "writing", "unclean", "read@4", "mid-dead-letters", "dead
 @pytest.mark.parametrize(
     ("faults", "malformed", "driver_records", "transform"),
     [
-        pytest.param(["planned", "dead letters written", "rows written"], MANY, 0, "", id="some steps"),
+        pytest.param(["planned", "dead letters written", "verified"], MANY, 0, "", id="some steps"),
         pytest.param(CAREFUL, MANY, 0, "", marks=pytest.mark.slow, id="read first"),
         pytest.param(ONE_PASS, FEW, 0, "", marks=pytest.mark.slow, id="one pass and back"),
         pytest.param(DRIVER, FEW, 1000, "", marks=pytest.mark.slow, id="read by the driver"),

@@ -188,7 +188,7 @@ def test_a_message_that_is_too_long_is_damage(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_sparse_file_takes_no_memory(tmp_path: Path) -> None:
-    path, size = tmp_path / "orders.ss", 200_000_000
+    path, size = tmp_path / "orders.ss", 300_000_000
     with path.open("wb") as file:
         file.write(Header("orders.ss", CREATED_MS, 0xFFFFFFFF).encode())
         file.write(b"\x06orders" + FRAME_FIELDS.pack(0, 1, START_MS, size))
