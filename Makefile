@@ -48,7 +48,7 @@ kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until 
 redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C; PORT= and KEEP= as for kafka
 	@$(BIN)/python -m tests.support.redis_server $(SERVE)
 
-test: checks tests ## Lint, types and the first tier of the tests: under half an hour on 2 cores
+test: checks tests ## Lint, types and the first tier of the tests: about ten minutes on 2 idle cores
 
 test-all: checks bytecode ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
 	@tools/browser
