@@ -29,7 +29,7 @@ committed: {'orders/0': 6}
 """
 HANDLED = """handled, in order: good 1, flaky 1, flaky 2, broken 1, last 1
 still running: False
-dead letter: broken - there is no such customer
+dead letter: broken - the customer does not exist
 """
 ENTRIES = """got: one ((b'msg', b'0'),)
 got: two ((b'msg', b'0'),)
