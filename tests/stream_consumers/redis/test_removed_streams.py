@@ -69,7 +69,7 @@ def test_fewer_entries_tell_it_too_whatever_their_ids(place: Place) -> None:
         until(lambda: consumer.next(0) is None and consumer._removals._recorded[Shard(place.stream)].added == 5)
         place.client.delete(place.stream)
         place.add("1800000000000-0", "msg", "9")
-        assert_told(lambda: consumer.next(0), "made again")
+        assert_told(lambda: consumer.next(0), "created again")
 
 
 def test_the_end_of_a_stream_that_is_gone_is_no_end(place: Place) -> None:
@@ -125,7 +125,7 @@ def test_an_entry_consumer_tells_it_and_starts_anew_when_it_is_entered_again(pla
     with consumer:
         assert len(list(consumer)) == (3 if start == "0-0" else 0)
         make_again(place)
-        assert_told(lambda: consumer.get_entry(0.1), "made again")
+        assert_told(lambda: consumer.get_entry(0.1), "created again")
     with consumer:
         assert consumer.get_entry(0.2) is None or start == "0-0"
 
@@ -140,7 +140,7 @@ def test_in_a_cluster(nodes: list[str]) -> None:
         assert consumer.next(0.2) is None
         place.client.delete(f"{place.stream}:2")
         place.client.xadd(f"{place.stream}:2", {"msg": "9"}, id="1-0")
-        assert_told(lambda: consumer.next(0.1), "made again")
+        assert_told(lambda: consumer.next(0.1), "created again")
 
 
 def test_many_streams_are_looked_at_in_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,5 +251,5 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_an_option_that_the_client_does_not_have_is_named() -> None:
-    with pytest.raises(InvalidOptionError, match=r"refuses its options: .*'sockettimeout'"):
+    with pytest.raises(InvalidOptionError, match=r"rejects its options: .*'sockettimeout'"):
         create_consumer("redis://server/orders", client={"sockettimeout": 1})
