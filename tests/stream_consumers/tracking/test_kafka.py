@@ -128,7 +128,7 @@ def test_an_end_that_was_reached_behind_messages_of_a_paused_shard_is_not_commit
     with tracked(kafka, topic, group) as consumer:
         consumer.next(0.2)
         # It is paused while the client has it all already.
-        consumer._pause_natively = lambda: None  # type: ignore[method-assign]
+        consumer._pause_in_client = lambda: None  # type: ignore[method-assign]
         consumer.pause_partitions([Shard(topic)])
         producer = transactional(kafka)
         producer.begin_transaction()
