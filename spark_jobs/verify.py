@@ -191,7 +191,7 @@ def verify(
     batches.count_rows(tallies)
     batches.count_dead(tallies, table)
     behind = lag(source, state, extents) if claims is None else claims.lag
-    for shard, count in table.unplaced_letters().items():
+    for shard, count in table.unplaced_dead_letters().items():
         tallies.setdefault(shard, _Tally()).counts["dead"] += count
     for shard in lost:
         tallies.setdefault(shard, _Tally())
@@ -275,13 +275,13 @@ class _Table:
 
     def letters(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Moments]:
         """The dead letters that count."""
-        return moments_of(self._scan_letters(in_ranges(ranges), ROW_MOMENT), ROW_MOMENT)
+        return moments_of(self._scan_dead_letters(in_ranges(ranges), ROW_MOMENT), ROW_MOMENT)
 
     def extents(self) -> Mapping[Shard, Intervals]:
         """Where there are rows or dead letters."""
         rows = extents_of(scan(self.ledger.log, PLACE, version=self.state.version))
         found: dict[Shard, Intervals] = {}
-        for extents in (rows, extents_of(self._scan_letters("_sequence IS NOT NULL"))):
+        for extents in (rows, extents_of(self._scan_dead_letters("_sequence IS NOT NULL"))):
             for shard, part in extents.items():
                 found[shard] = found.get(shard, Intervals()) | Intervals.of(part)
         return found
@@ -297,20 +297,20 @@ class _Table:
         yield from self.pieces(shard, Range(part.start, middle), most)
         yield from self.pieces(shard, Range(middle, part.end), most)
 
-    def unplaced_letters(self) -> Counter[Shard]:
+    def unplaced_dead_letters(self) -> Counter[Shard]:
         """How many have no sequence: their framing was lost, or they stand for what was gone."""
         found: Counter[Shard] = Counter()
-        for batch in self._scan_letters("_sequence IS NULL"):
+        for batch in self._scan_dead_letters("_sequence IS NULL"):
             for stream, number in batch.to_pandas()[["_stream", "_shard"]].itertuples(index=False):
                 found[Shard(str(stream), int(number))] += 1
         return found
 
-    def _scan_letters(self, where: str, columns: Sequence[str] = PLACE) -> Iterator[pa.RecordBatch]:
+    def _scan_dead_letters(self, where: str, columns: Sequence[str] = PLACE) -> Iterator[pa.RecordBatch]:
         if self._version is not None:
             group = self.ledger.group
             yield from self._table.scan(group, self._left_out, columns, where=where, version=self._version)
 
-    def letters_by_batch(self) -> Counter[str]:
+    def dead_letters_by_batch(self) -> Counter[str]:
         """How many there are of each batch, also of those that do not count."""
         return self._table.by_batch(version=self._version) if self._version is not None else Counter()
 
@@ -377,7 +377,7 @@ class _Batches:
                 self._whole[commit.version] &= own == parts
                 judged[shard] = judged.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
-                if entry.does.uncounts_letters:
+                if entry.does.uncounts_dead_letters:
                     replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
@@ -458,7 +458,7 @@ class _Batches:
 
     def count_dead(self, tallies: dict[Shard, _Tally], table: _Table) -> None:
         """Compare how many dead letters of each batch there are with how many it wrote."""
-        there = table.letters_by_batch() if self._with_dead else Counter[str]()
+        there = table.dead_letters_by_batch() if self._with_dead else Counter[str]()
         for entry, version, replaced in self._with_dead:
             # Each range that was lost is one, too, which no message stands for.
             missing = entry.dead + sum(len(parts.ranges) for parts in entry.lost.values()) - there[entry.bid]

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField
 
 from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
-from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter, LetterKind
+from spark_jobs.dead_letters.reader import DeadLetterKind, DeadLetters, LetterFilter
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range
@@ -297,12 +297,12 @@ def dead_letter_reasons(
     return dg.MetadataValue.md(reasons_markdown(kinds, payloads=payloads)) if kinds else None
 
 
-def reasons_markdown(kinds: Sequence[LetterKind], *, payloads: bool = False) -> str:
+def reasons_markdown(kinds: Sequence[DeadLetterKind], *, payloads: bool = False) -> str:
     """A table with a line for each kind; of many, the most frequent ones.
 
     Example:
         >>> from stream_consumers.messages import Shard
-        >>> kind = LetterKind("not a JSON object", 3, 0, 0, 0, None, None, [Shard("orders")], None)
+        >>> kind = DeadLetterKind("not a JSON object", 3, 0, 0, 0, None, None, [Shard("orders")], None)
         >>> print(reasons_markdown([kind]))
         | dead letters | reason | the first |
         |---:|---|---|

@@ -34,12 +34,12 @@ from spark_jobs.batches.job import BatchJob, Written, commit_recorded, refused_m
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
+    MAX_DEAD_LETTERS,
     MOST_BYTES,
-    MOST_LETTERS,
     OTHER_REASONS,
+    DeadLetterReader,
     DeadLetters,
     LetterFilter,
-    LetterReader,
     Places,
     Span,
     first_places,
@@ -114,17 +114,17 @@ class Redrive:
         Raises:
             InvalidOptionError: it begins where the stream ends, or stops before it begins.
         """
-        return letter_span(self.start, self.stop)
+        return dead_letter_span(self.start, self.stop)
 
 
-def letter_span(start: Bound | None, stop: Bound | None) -> Span:
+def dead_letter_span(start: Bound | None, stop: Bound | None) -> Span:
     """Which dead letters lie between two bounds; without one, all from the first, or up to the last.
 
     Raises:
         InvalidOptionError: it begins where the stream ends, or stops before it begins.
 
     Example:
-        >>> letter_span(None, Bound.parse("7")).stop_sequence
+        >>> dead_letter_span(None, Bound.parse("7")).stop_sequence
         7
     """
     start, stop = start or Bound(), stop or Bound()
@@ -195,7 +195,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterSplit:
+class DeadLetterSplit:
     """Messages that came from the dead-letter table; a :class:`stream_consumers.batches.Split`.
 
     Args:
@@ -205,7 +205,7 @@ class LetterSplit:
     content: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, messages: pa.Table) -> LetterSplit:
+    def of(cls, messages: pa.Table) -> DeadLetterSplit:
         """The messages of a table."""
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, messages.schema) as writer:
@@ -268,7 +268,7 @@ class RedriveJob(BatchJob):
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, own, url=url, observer=observer)
         self._wanted = wanted
-        self._reader = LetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
+        self._reader = DeadLetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
         self._left: Places | None = None
         self.outcome = Outcome()
         """What became of the dead letters so far."""
@@ -397,7 +397,7 @@ class RedriveJob(BatchJob):
 
 
 def _plan_of(messages: pa.Table) -> BatchPlan:
-    return BatchPlan({}, [LetterSplit.of(messages)], messages.num_rows)
+    return BatchPlan({}, [DeadLetterSplit.of(messages)], messages.num_rows)
 
 
 def intervals_of(table: pa.Table, place: Sequence[str] = PLACE) -> Mapping[Shard, Intervals]:
@@ -495,7 +495,7 @@ class DismissJob(BatchJob):
         state = self.ledger.read()
         check_replay(state, self.ingestion)
         state = self.settled(state)
-        most = MOST_LETTERS if self._left is None else min(self._left, MOST_LETTERS)
+        most = MAX_DEAD_LETTERS if self._left is None else min(self._left, MAX_DEAD_LETTERS)
         letters = _open(self.ingestion, self._wanted, most) if most > 0 else None
         if letters is None or not letters.num_rows:
             return None

@@ -38,7 +38,7 @@ from spark_jobs.batches.bad_rows import Cached, FilteredBatch, caching
 from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
 from spark_jobs.batches.run_control import BatchSizer, HeldSignals, IdleWait, Retries
 from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, YieldRequests, YieldTo, lost_races
-from spark_jobs.dead_letters.table import LETTER_SCHEMA, NotCounting, Settlement, lost_ranges
+from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA, NotCounting, Settlement, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import MODES, LedgerEntry, PlannedFields
@@ -701,9 +701,9 @@ def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> Writt
     rows, kept = filtered.rows, None
     if entry.does.replaces:
         rows = _with_last_copies(target, rows, filtered.frame, entry)
-    if entry.does.uncounts_letters and not entry.places:
+    if entry.does.uncounts_dead_letters and not entry.places:
         # A redrive reads the dead letters themselves.
-        kept, count = _last_letters(target, filtered.frame, entry)
+        kept, count = _last_dead_letters(target, filtered.frame, entry)
         entry = replace(entry, dead=entry.dead + count)
     if entry.dead or entry.lost:
         letters = filtered.frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
@@ -718,7 +718,7 @@ def commit_recorded(
 ) -> Written | None:
     """Write the corrections or dismissals of the batch, then the rows; ``None`` if another run was faster."""
     if batch.letters is not None:
-        schema = from_arrow_schema(pa.schema([LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
+        schema = from_arrow_schema(pa.schema([DEAD_LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
         frame = target.spark.createDataFrame(batch.letters, schema)
         if not target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return None
@@ -767,7 +767,7 @@ def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: 
     return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
 
 
-def _last_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
+def _last_dead_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
     """Likewise the dead letters that count, and how many; the batch that replaces their range writes them again."""
     table, ledger, where = target.dead_letters, target.ledger, in_places(entry.affected)
     # Most ranges have none, which is known without a job of Spark.

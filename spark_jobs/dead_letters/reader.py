@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.dead_letters.table import (
-    LETTER_SCHEMA,
+    DEAD_LETTER_SCHEMA,
     RECORDED,
     UNPLACED,
     DeadLetterTable,
@@ -44,7 +44,7 @@ Places = Mapping[Shard, Sequences]
 """The places of dead letters: growing sequences, each once."""
 _TIME = pa.timestamp("ms", "UTC")
 _UNREAD = "the stream held no whole message"
-MOST_LETTERS = 8192
+MAX_DEAD_LETTERS = 8192
 """The most dead letters that are held at a time,"""
 MOST_BYTES = 32 * 1024 * 1024
 """and their most bytes; but one is held whatever its size."""
@@ -188,7 +188,7 @@ COUNTING = LetterFilter()
 
 
 @dataclass(frozen=True, slots=True)
-class LetterSnapshot:
+class DeadLetterSnapshot:
     """One version of a dead-letter table, and what of it does not count."""
 
     table: DeadLetterTable
@@ -198,7 +198,7 @@ class LetterSnapshot:
     columns: Collection[str]
 
     @classmethod
-    def of(cls, table: DeadLetterTable, ledger: Ledger) -> LetterSnapshot:
+    def of(cls, table: DeadLetterTable, ledger: Ledger) -> DeadLetterSnapshot:
         """The newest version."""
         now = table.log().snapshot()
         if now is None:
@@ -233,7 +233,7 @@ class LetterSnapshot:
             places = first_places(places, limit)
         # The reader of the files is ahead of who stops it, so that large ones are not asked for many at a time.
         most = _FIRST_LETTERS
-        while chunk := first_places(places, min(most, MOST_LETTERS)):
+        while chunk := first_places(places, min(most, MAX_DEAD_LETTERS)):
             count = sum(map(len, chunk.values()))
             found = self.read(wanted, chunk, names, max_bytes=MOST_BYTES)
             if found is None:
@@ -261,7 +261,7 @@ class LetterSnapshot:
 
     def read(self, wanted: LetterFilter, places: Places, names: Sequence[str], *, max_bytes: int) -> pa.Table | None:
         """All that are meant between the first and the last of these places, in order; ``None`` if that is too much."""
-        parts = [LETTER_SCHEMA.empty_table()]
+        parts = [DEAD_LETTER_SCHEMA.empty_table()]
         size = 0
         is_one = sum(map(len, places.values())) == 1
         hulls = {shard: Range(int(own[0]), int(own[-1]) + 1) for shard, own in places.items()}
@@ -288,7 +288,7 @@ def _with_columns(letters: pa.RecordBatch, names: Sequence[str], status: pa.Arra
             arrays.append(status)
             schema.append(pa.field(STATUS, pa.string()))
             continue
-        kind = LETTER_SCHEMA.field(name)
+        kind = DEAD_LETTER_SCHEMA.field(name)
         arrays.append(letters.column(name) if name in known else pa.nulls(letters.num_rows, kind.type))
         schema.append(kind)
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(schema))
@@ -307,7 +307,7 @@ def _status(letters: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterReader:
+class DeadLetterReader:
     """Reads the dead letters of a group that count and are not dismissed.
 
     Args:
@@ -328,7 +328,7 @@ class LetterReader:
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
         """
-        now = LetterSnapshot.of(self.table, self.ledger)
+        now = DeadLetterSnapshot.of(self.table, self.ledger)
         unplaced = now.scan(self._wanted, (), UNPLACED) if self.span.is_all else ()
         return now.places(self._wanted), sum(part.num_rows for part in unplaced)
 
@@ -352,7 +352,7 @@ class LetterReader:
         return letters
 
     def _read(self, places: Places, max_bytes: int) -> pa.Table | None:
-        now = LetterSnapshot.of(self.table, self.ledger)
+        now = DeadLetterSnapshot.of(self.table, self.ledger)
         found = now.read(self._wanted, places, RECORDED, max_bytes=max_bytes)
         if found is None:
             return None
@@ -421,7 +421,7 @@ def _messages(letters: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterExample:
+class DeadLetterExample:
     """One dead letter of a kind.
 
     Args:
@@ -436,7 +436,7 @@ class LetterExample:
 
 
 @dataclass(slots=True)
-class LetterKind:
+class DeadLetterKind:
     """Dead letters whose reasons are of one kind.
 
     Args:
@@ -459,7 +459,7 @@ class LetterKind:
     first: datetime | None = None
     last: datetime | None = None
     shards: Sequence[Shard] = ()
-    example: LetterExample | None = None
+    example: DeadLetterExample | None = None
     # Of the example: those that count go first, then those with a sequence.
     _at: tuple[bool, bool, Shard, int] | None = None
     _key: tuple[str, str] | None = None
@@ -506,7 +506,7 @@ class DeadLetters:
 
     def kinds(
         self, wanted: LetterFilter = COUNTING, *, limit: int | None = None, most_shown: int = MOST_SHOWN
-    ) -> list[LetterKind]:
+    ) -> list[DeadLetterKind]:
         """How many there are of each kind of reason, the most frequent kind first.
 
         Of very many kinds those that are met last are counted together.
@@ -521,7 +521,7 @@ class DeadLetters:
             TableUnreadableError: delta-rs cannot read the dead letters.
         """
         snapshot = self._snapshot()
-        found: dict[str, LetterKind] = {}
+        found: dict[str, DeadLetterKind] = {}
         for letters in _first(snapshot.scan(wanted, _KEY), limit):
             _tally(letters, found)
         kinds = sorted(found.values(), key=lambda kind: (-kind.total, kind.reason))
@@ -561,12 +561,13 @@ class DeadLetters:
         Raises:
             InvalidOptionError: there is no column of this name.
         """
-        known = {**{column.name: column for column in LETTER_SCHEMA}, STATUS: pa.field(STATUS, pa.string())}
-        names = list(LETTER_SCHEMA.names if columns is None else columns)
+        known = {**{column.name: column for column in DEAD_LETTER_SCHEMA}, STATUS: pa.field(STATUS, pa.string())}
+        names = list(DEAD_LETTER_SCHEMA.names if columns is None else columns)
         unknown = [name for name in names if name not in known]
         if unknown:
             raise InvalidOptionError(
-                f"dead letters have no column {unknown[0]!r}", remedy=f"They have {', '.join(LETTER_SCHEMA.names)}."
+                f"dead letters have no column {unknown[0]!r}",
+                remedy=f"They have {', '.join(DEAD_LETTER_SCHEMA.names)}.",
             )
         names += [STATUS] if wanted.is_all else []
         return pa.schema([known[name] for name in dict.fromkeys(names)])
@@ -584,13 +585,13 @@ class DeadLetters:
         """
         counted = self._letters.counted(spark, self._written_ledger())
         if counted is None:
-            counted = spark.createDataFrame([], from_arrow_schema(LETTER_SCHEMA))
+            counted = spark.createDataFrame([], from_arrow_schema(DEAD_LETTER_SCHEMA))
         elif "dismissed_by" in counted.columns:
             counted = counted.where("dismissed_by IS NULL")
         counted.createOrReplaceTempView(name)
 
-    def _snapshot(self) -> LetterSnapshot:
-        return LetterSnapshot.of(self._letters, self._written_ledger())
+    def _snapshot(self) -> DeadLetterSnapshot:
+        return DeadLetterSnapshot.of(self._letters, self._written_ledger())
 
     def _written_ledger(self) -> Ledger:
         """The ledger; a mistyped table or group is an error, and not an empty list."""
@@ -619,7 +620,7 @@ def _first(batches: Iterator[Rows], limit: int | None) -> Iterator[Rows]:
             return
 
 
-def _tally(letters: pa.RecordBatch, found: dict[str, LetterKind]) -> None:
+def _tally(letters: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
     """Count these with their kinds; what records a correction is no dead letter."""
     is_letter: Any = pc.not_equal(letters.column(STATUS), pa.scalar(CORRECTED))
     letters = letters.filter(is_letter)
@@ -637,7 +638,7 @@ def _tally(letters: pa.RecordBatch, found: dict[str, LetterKind]) -> None:
     )
     for row in groups.to_pylist():
         reason = row["kind"] if row["kind"] in found or len(found) < MOST_KINDS else OTHER_REASONS
-        kind = found.setdefault(reason, LetterKind(reason))
+        kind = found.setdefault(reason, DeadLetterKind(reason))
         counted = "count" if row[STATUS] == COUNTS else row[STATUS]
         setattr(kind, counted, getattr(kind, counted) + row["count_all"])
         times = [time for time in (kind.first, kind.last, row["time_min"], row["time_max"]) if time is not None]
@@ -649,14 +650,14 @@ def _tally(letters: pa.RecordBatch, found: dict[str, LetterKind]) -> None:
 
 
 def _find_examples(
-    snapshot: LetterSnapshot, wanted: LetterFilter, kinds: Sequence[LetterKind], most_shown: int
+    snapshot: DeadLetterSnapshot, wanted: LetterFilter, kinds: Sequence[DeadLetterKind], most_shown: int
 ) -> None:
     """Read the example of each kind, some kinds at a time: each of them may be large."""
     of_kinds = iter([kind for kind in kinds if kind._at is not None and kind.reason != OTHER_REASONS])
     names = [*_KEY, "payload"] if most_shown else _KEY
     while some := list(islice(of_kinds, _EXAMPLES_AT_A_TIME)):
         conditions = []
-        by_place: dict[tuple[Shard, int | None], list[LetterKind]] = {}
+        by_place: dict[tuple[Shard, int | None], list[DeadLetterKind]] = {}
         for kind in some:
             assert kind._at is not None
             _, is_unplaced, shard, sequence = kind._at
@@ -672,7 +673,7 @@ def _find_examples(
                     _show(kind, letter, most_shown)
 
 
-def _show(kind: LetterKind, letter: Mapping[str, Any], most_shown: int) -> None:
+def _show(kind: DeadLetterKind, letter: Mapping[str, Any], most_shown: int) -> None:
     """Make the dead letter the example of its kind, if it is, and if of several at its place it is the first."""
     assert kind._at is not None
     key = (str(letter["_batch"]), str(letter["error"]))
@@ -683,7 +684,7 @@ def _show(kind: LetterKind, letter: Mapping[str, Any], most_shown: int) -> None:
     place = str(shard) if letter["_sequence"] is None else f"{shard}={letter['_sequence']}"
     shown = shown_bytes(letter["payload"], most=most_shown) if most_shown else ""
     kind._key = key
-    kind.example = LetterExample(place, shortened(letter["error"] or NO_REASON, 10 * MOST_SHOWN), shown)
+    kind.example = DeadLetterExample(place, shortened(letter["error"] or NO_REASON, 10 * MOST_SHOWN), shown)
 
 
 def kind_of_reason(reason: str | None) -> str:

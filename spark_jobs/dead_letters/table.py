@@ -56,7 +56,7 @@ _UNPLACED_KEY = ("_batch", "_stream", "_shard", "error", "offset")
 _DISMISSAL_KEY = ("dismisses", *_UNPLACED_KEY[1:])
 UNPLACED = "_sequence IS NULL"
 """A condition, in SQL: the dead letters that have no sequence."""
-LETTER_SCHEMA: pa.Schema = pa.schema(
+DEAD_LETTER_SCHEMA: pa.Schema = pa.schema(
     (
         pa.field("_stream", pa.string()),
         pa.field("_shard", pa.int64()),
@@ -81,7 +81,7 @@ LETTER_SCHEMA: pa.Schema = pa.schema(
     )
 )
 """The columns of the table, as :meth:`DeadLetterTable.write` writes them."""
-RECORDED = tuple(LETTER_SCHEMA.names[: LETTER_SCHEMA.names.index("_batch")])
+RECORDED = tuple(DEAD_LETTER_SCHEMA.names[: DEAD_LETTER_SCHEMA.names.index("_batch")])
 """The columns that a dead letter keeps where a dismissal, or a correction, is written of it."""
 
 
@@ -202,10 +202,11 @@ class DeadLetterTable:
         }
         # A type that is no text gets a collation by Spark Connect, which delta-rs cannot read.
         missing = {
-            field.name: f.lit(None).cast(field.dataType.simpleString()) for field in from_arrow_schema(LETTER_SCHEMA)
+            field.name: f.lit(None).cast(field.dataType.simpleString())
+            for field in from_arrow_schema(DEAD_LETTER_SCHEMA)
         }
         missing = {name: null for name, null in missing.items() if name not in letters.columns}
-        rows = letters.withColumns({**missing, **of_batch}).select(*LETTER_SCHEMA.names).coalesce(1)
+        rows = letters.withColumns({**missing, **of_batch}).select(*DEAD_LETTER_SCHEMA.names).coalesce(1)
         metadata = {"v": FORMAT, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
         writer = (
             rows.write.format("delta")
@@ -526,7 +527,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     for commit in ledger.surviving(state.version) if left > 0 else ():
         if commit.entry is None:
             continue
-        if commit.entry.does.uncounts_letters:
+        if commit.entry.does.uncounts_dead_letters:
             for shard, parts in commit.entry.affected.items():
                 # A batch may have nothing of a shard.
                 if parts:
@@ -550,9 +551,9 @@ def _whole(batches: Iterable[OrphanedBatch]) -> Uncounted:
 
 def _plain(letters: pa.RecordBatch) -> pa.RecordBatch:
     """With strings and bytes of the usual types, which Arrow can filter; delta-rs gives views of them."""
-    known = set(LETTER_SCHEMA.names)
+    known = set(DEAD_LETTER_SCHEMA.names)
     return letters.cast(
-        pa.schema([LETTER_SCHEMA.field(own.name) if own.name in known else own for own in letters.schema])
+        pa.schema([DEAD_LETTER_SCHEMA.field(own.name) if own.name in known else own for own in letters.schema])
     )
 
 

@@ -245,19 +245,19 @@ class WriteMode(NamedTuple):
     Args:
         replaces: the commit removes the rows at its places; otherwise it only adds rows.
         moves_position: the group continues after it. A replay moves no position: in such a mode it adds copies of rows.
-        uncounts_letters: dead letters of older batches at its places count no more.
+        uncounts_dead_letters: dead letters of older batches at its places count no more.
         reduces_redo: rows that had to be replaced need not be any more; otherwise rows that are written again have to.
     """
 
     replaces: bool
     moves_position: bool
-    uncounts_letters: bool
+    uncounts_dead_letters: bool
     reduces_redo: bool
 
 
 MODES: Mapping[str, WriteMode] = {
-    "append": WriteMode(replaces=False, moves_position=True, uncounts_letters=False, reduces_redo=False),
-    "replace": WriteMode(replaces=True, moves_position=False, uncounts_letters=True, reduces_redo=True),
+    "append": WriteMode(replaces=False, moves_position=True, uncounts_dead_letters=False, reduces_redo=False),
+    "replace": WriteMode(replaces=True, moves_position=False, uncounts_dead_letters=True, reduces_redo=True),
 }
 
 

@@ -171,7 +171,7 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
         # Those that are dismissed were counted when they were written.
         dead=totals.dead + (0 if entry.kind == "dismiss" else entry.dead),
         lost=lost,
-        replaced=totals.replaced + entry.does.uncounts_letters,
+        replaced=totals.replaced + entry.does.uncounts_dead_letters,
         replays=replays,
         is_forgetful=is_forgetful,
     )

@@ -39,7 +39,7 @@ from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
     from spark_jobs.batches.dead_letter_jobs import Outcome
-    from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter, LetterKind
+    from spark_jobs.dead_letters.reader import DeadLetterKind, DeadLetters, LetterFilter
     from spark_jobs.ledger.intervals import Intervals
 
 _BYTES = ("key", "payload", "correction")
@@ -66,11 +66,11 @@ def make_filter(
         InvalidOptionError: a bound is no place, or they leave nothing.
     """
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.dead_letter_jobs import letter_span
+    from spark_jobs.batches.dead_letter_jobs import dead_letter_span
     from spark_jobs.dead_letters.reader import LetterFilter
 
     streams = () if source is None else StreamUrl.parse(source).required_streams()
-    span = letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
+    span = dead_letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
     return LetterFilter(streams, span, reason, is_all=is_all, is_dismissed=is_dismissed)
 
 
@@ -137,7 +137,7 @@ def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as
     print_rows(rows, as_json=as_json, title=title, empty="there are no dead letters")
 
 
-def _kind_row(kind: LetterKind, *, is_all: bool) -> dict[str, Any]:
+def _kind_row(kind: DeadLetterKind, *, is_all: bool) -> dict[str, Any]:
     example = kind.example
     return {
         "dead letters": kind.count,

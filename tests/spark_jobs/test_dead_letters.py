@@ -12,11 +12,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.dead_letter_jobs import letter_span
+from spark_jobs.batches.dead_letter_jobs import dead_letter_span
 from spark_jobs.dead_letters import reader as module
 from spark_jobs.dead_letters import reader as reading
 from spark_jobs.dead_letters.reader import NO_REASON, OTHER_REASONS, DeadLetters, LetterFilter, kind_of_reason
-from spark_jobs.dead_letters.table import LETTER_SCHEMA
+from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.errors import StreamNotFoundError
@@ -95,9 +95,12 @@ def test_those_that_do_not_count_are_told_apart_when_asked(tables: Tables) -> No
     [
         (LetterFilter(streams=("clicks",)), ["clicks/0=5"]),
         (LetterFilter(streams=("orders",), reason="WHOLE NUMBER OF 32"), ["orders#2/1=7"]),
-        (LetterFilter(span=letter_span(Bound.parse("6"), Bound.parse("10"))), ["orders/0=9", "orders#2/1=7"]),
-        (LetterFilter(span=letter_span(None, Bound.parse("orders/0=9"))), ["clicks/0=5", "orders/0=2", "orders#2/1=7"]),
-        (LetterFilter(span=letter_span(Bound.parse("2026-11-17T12:30:00Z"), None)), ["orders/0=40"]),
+        (LetterFilter(span=dead_letter_span(Bound.parse("6"), Bound.parse("10"))), ["orders/0=9", "orders#2/1=7"]),
+        (
+            LetterFilter(span=dead_letter_span(None, Bound.parse("orders/0=9"))),
+            ["clicks/0=5", "orders/0=2", "orders#2/1=7"],
+        ),
+        (LetterFilter(span=dead_letter_span(Bound.parse("2026-11-17T12:30:00Z"), None)), ["orders/0=40"]),
         (LetterFilter(places={ORDERS: Intervals.of((9, 10), (41, 42))}), ["orders/0=9"]),
         (LetterFilter(places={}), []),
         (LetterFilter(batches=["b9", "it's"]), []),
@@ -114,7 +117,7 @@ def test_a_table_that_is_not_there_an_empty_one_and_a_group_that_has_written_not
         DeadLetters(str(tmp_path / "t"), group="g").kinds()
     made = Tables(tmp_path)
     assert made.letters().kinds() == []
-    assert made.letters().to_arrow().schema == LETTER_SCHEMA
+    assert made.letters().to_arrow().schema == DEAD_LETTER_SCHEMA
     made.add(ORDERS)
     assert made.letters().kinds() == []
     assert made.letters().to_arrow(columns=["error"]).column_names == ["error"]
@@ -158,7 +161,7 @@ def test_they_come_in_order_whatever_is_held_at_a_time(tables: Tables, monkeypat
     whole = tables.letters().to_arrow(EVERYTHING)
     assert places(tables.letters().to_arrow(limit=2)) == ["clicks/0=5", "orders/0=2"]
     assert places(tables.letters().to_arrow(limit=6))[-1] == "orders/0=None"
-    for name, value in (("MOST_LETTERS", 2), ("MOST_BYTES", 1)):
+    for name, value in (("MAX_DEAD_LETTERS", 2), ("MOST_BYTES", 1)):
         with monkeypatch.context() as patch:
             patch.setattr(reading, name, value)
             assert tables.letters().to_arrow(EVERYTHING) == whole
@@ -221,7 +224,7 @@ def test_a_view_of_spark_has_those_that_counted_when_it_was_made(spark: SparkSes
 def test_a_view_without_any_dead_letter_has_their_columns(spark: SparkSession, tmp_path: Path) -> None:
     Tables(tmp_path).letters().create_view(spark, "none")
     found = spark.table("none")
-    assert (found.columns, found.count()) == (LETTER_SCHEMA.names, 0)
+    assert (found.columns, found.count()) == (DEAD_LETTER_SCHEMA.names, 0)
 
 
 _PEAK = """

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
-from spark_jobs.dead_letters.reader import DeadLetters, LetterReader, Span
+from spark_jobs.dead_letters.reader import DeadLetterReader, DeadLetters, Span
 from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -89,9 +89,9 @@ class Tables:
         """Dead letters of the group, see :func:`write_letters`."""
         write_letters(self.table, shard, *sequences, **{"group": self.group, **details})
 
-    def reader(self, span: Span | None = None, *, streams: tuple[str, ...] = ("orders",)) -> LetterReader:
+    def reader(self, span: Span | None = None, *, streams: tuple[str, ...] = ("orders",)) -> DeadLetterReader:
         ledger = Ledger(self.main.log(), group=self.group, member="replay")
-        return LetterReader(self.table, ledger, streams, span or Span())
+        return DeadLetterReader(self.table, ledger, streams, span or Span())
 
     def letters(self) -> DeadLetters:
         return DeadLetters(str(self.main.path), group=self.group)

@@ -21,7 +21,7 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter
-from spark_jobs.dead_letters.table import LETTER_SCHEMA
+from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import drain
@@ -143,7 +143,9 @@ def test_what_decodes_now_becomes_rows_and_the_rest_stays(spark: SparkSession, f
     lake = Lake.of(spark, folder, records=60)
     lake.assert_each_once(dead=[*FIXED, *HOPELESS])
     written = pa.schema(DeltaTable(lake.strict.dead_letters().path).schema().to_arrow())
-    assert {column.name: column.type for column in written} == {column.name: column.type for column in LETTER_SCHEMA}
+    assert {column.name: column.type for column in written} == {
+        column.name: column.type for column in DEAD_LETTER_SCHEMA
+    }
     before, files = lake.strict.ledger().read(), set(DeltaTable(lake.strict.table).file_uris())
     Path(lake.url.removeprefix("file://").removesuffix("/orders")).rename(folder / "away.ss")
     found = lake.job().preview()

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import Redrive
-from spark_jobs.dead_letters.reader import LetterReader, first_places, without_first
+from spark_jobs.dead_letters.reader import DeadLetterReader, first_places, without_first
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
@@ -26,7 +26,7 @@ def tables(tmp_path: Path) -> Tables:
     return made
 
 
-def found(reader: LetterReader) -> dict[str, list[int]]:
+def found(reader: DeadLetterReader) -> dict[str, list[int]]:
     return {str(shard): own.tolist() for shard, own in reader.places()[0].items()}
 
 
