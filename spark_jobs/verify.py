@@ -30,21 +30,21 @@ from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
-    MESSAGE_MOMENT,
-    NO_MOMENTS,
+    MESSAGE_TIME,
+    NO_TIMES,
     PLACE,
-    ROW_MOMENT,
-    Moments,
+    ROW_TIME,
     Sequences,
+    Timestamps,
     column_names,
     compared,
     count_rows,
     extents_of,
     in_ranges,
-    moments_of,
     names_in_files,
     scan,
     sequences_of,
+    timestamps_of,
     within,
     written_sequences,
 )
@@ -175,7 +175,7 @@ def verify(
         rows, kept = table.rows(ranges)
         letters = table.letters(ranges)
         for shard, part in ranges.items():
-            held, dead, busy = messages.get(shard, NO_MOMENTS), letters.get(shard, NO_MOMENTS), unsettled.get(shard)
+            held, dead, busy = messages.get(shard, NO_TIMES), letters.get(shard, NO_TIMES), unsettled.get(shard)
             found = _Found(
                 _meant(held.sequences, covered.get(shard, Intervals()), busy),
                 _meant(rows.get(shard, _NONE), delivered.get(shard), busy),
@@ -185,7 +185,7 @@ def verify(
             origin = state.shards[shard].origin if shard in state.shards else None
             tally = tallies.setdefault(shard, _Tally())
             tally.add(shard, part, found, batches, start=start, origin=origin)
-            others = [compared(held, own)[1] for own in (kept.get(shard, NO_MOMENTS), dead)]
+            others = [compared(held, own)[1] for own in (kept.get(shard, NO_TIMES), dead)]
             tally.count("other", np.unique(np.concatenate(others)))
     batches.compare_claimed(tallies)
     batches.count_rows(tallies)
@@ -213,7 +213,7 @@ def _parts(
     covered: Mapping[Shard, Intervals],
     limits: Limits,
     progress: Callable[[int], None],
-) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Moments]]]:
+) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Timestamps]]]:
     """Ranges that are disjoint and leave no row of the source out, and the messages of the stream in them."""
     gaps = {s: part.hull for s, part in covered.items() if part}
     streams, most = source.identities(), limits.max_records
@@ -224,7 +224,7 @@ def _parts(
     # Only places are kept of what is read, so that bytes do not matter.
     of_places = replace(limits, max_bytes=sys.maxsize)
     while (plan := source.plan(gaps, limits=of_places, parallelism=1)) is not None:
-        read = moments_of(_counted(plan.splits, progress), MESSAGE_MOMENT)
+        read = timestamps_of(_counted(plan.splits, progress), MESSAGE_TIME)
         ranges = {shard: Range(gaps[shard].start, part.end) for shard, part in plan.ranges.items()}
         yield ranges, read
         gaps |= {shard: Range(part.end, gaps[shard].end) for shard, part in ranges.items()}
@@ -263,19 +263,19 @@ class _Table:
                 break
         # Rows that others wrote, and that were adopted, may have no timestamp.
         names = column_names(self.ledger.log, version=self.state.version) if self.state.version >= 0 else ()
-        self._columns = ROW_MOMENT if ROW_MOMENT[-1] in names else PLACE
+        self._columns = ROW_TIME if ROW_TIME[-1] in names else PLACE
 
-    def rows(self, ranges: Mapping[Shard, Range]) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, Moments]]:
+    def rows(self, ranges: Mapping[Shard, Range]) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, Timestamps]]:
         """The sequences of the rows, and their timestamps where they have some."""
         scanned = scan(self.ledger.log, self._columns, where=in_ranges(ranges), version=self.state.version)
-        if self._columns != ROW_MOMENT:
+        if self._columns != ROW_TIME:
             return sequences_of(scanned), {}
-        moments = moments_of(scanned, self._columns)
+        moments = timestamps_of(scanned, self._columns)
         return {shard: found.sequences for shard, found in moments.items()}, moments
 
-    def letters(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Moments]:
+    def letters(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Timestamps]:
         """The dead letters that count."""
-        return moments_of(self._scan_dead_letters(in_ranges(ranges), ROW_MOMENT), ROW_MOMENT)
+        return timestamps_of(self._scan_dead_letters(in_ranges(ranges), ROW_TIME), ROW_TIME)
 
     def extents(self) -> Mapping[Shard, Intervals]:
         """Where there are rows or dead letters."""

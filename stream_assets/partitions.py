@@ -16,7 +16,7 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import (
     PLACE,
-    ROW_MOMENT,
+    ROW_TIME,
     Sequences,
     changed_times,
     in_ranges,
@@ -179,7 +179,7 @@ def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, co
     Raises:
         TableUnreadableError: the table lacks one of our columns.
     """
-    names = names_in_files(ledger.log, ROW_MOMENT)
+    names = names_in_files(ledger.log, ROW_TIME)
     found = {commit.version: changed_times(ledger.log, commit, names=names) for commit in commits}
     known = [times for times in found.values() if times is not None]
     written = count_by_partition((times.written for times in known), partitions)

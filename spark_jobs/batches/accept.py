@@ -30,7 +30,7 @@ from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, NO_MOMENTS, ROW_MOMENT, compared, in_ranges, moments_of, scan
+from spark_jobs.ledger.table_rows import MESSAGE_TIME, NO_TIMES, ROW_TIME, compared, in_ranges, scan, timestamps_of
 from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
 from stream_consumers.epochs import epoch_name, newest_epochs, split_epoch, with_epoch_names
 from stream_consumers.errors import (
@@ -333,12 +333,12 @@ def _by_timestamps(
     alike = {shard: gap.start for shard, gap in left.items()}
     differing: dict[Shard, int] = {}
     while left and (plan := source.plan(left, limits=Limits(), parallelism=1)) is not None:
-        held = moments_of((batch for split in plan.splits for batch in split.read()), MESSAGE_MOMENT)
+        held = timestamps_of((batch for split in plan.splits for batch in split.read()), MESSAGE_TIME)
         where = in_ranges(plan.ranges)
-        kept = moments_of(chain.from_iterable(scan(log, ROW_MOMENT, where=where) for log in logs), ROW_MOMENT)
+        kept = timestamps_of(chain.from_iterable(scan(log, ROW_TIME, where=where) for log in logs), ROW_TIME)
         for shard, part in plan.ranges.items():
-            rows = kept.get(shard, NO_MOMENTS)
-            same, _ = compared(held.get(shard, NO_MOMENTS), rows)
+            rows = kept.get(shard, NO_TIMES)
+            same, _ = compared(held.get(shard, NO_TIMES), rows)
             # What was removed may have been compacted, or lost: it counts as a difference.
             other = np.setdiff1d(rows.sequences, same)
             same = same[same < other.min()] if len(other) else same

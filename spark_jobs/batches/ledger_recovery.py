@@ -37,15 +37,15 @@ from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
     NO_TIMESTAMP,
-    ROW_MOMENT,
+    ROW_TIME,
     TIME,
     column_names,
     extents_of,
     in_ranges,
     last_sequences,
-    moments_of,
     row_extents,
     scan,
+    timestamps_of,
 )
 from stream_consumers.batches import BatchSource, PositionFacts, Range, position_facts_in
 from stream_consumers.errors import (
@@ -231,7 +231,7 @@ def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Sh
     log, places = ingestion.ledger().log, {shard: Range(sequence, sequence + 1) for shard, sequence in last.items()}
     if not places or not source.has_own_timestamps or TIME not in column_names(log):
         return
-    rows = moments_of(scan(log, ROW_MOMENT, where=in_ranges(places)), ROW_MOMENT)
+    rows = timestamps_of(scan(log, ROW_TIME, where=in_ranges(places)), ROW_TIME)
     for shard, message in sorted(source.last_messages(places).items()):
         moments = rows[shard].timestamps_ms
         if message.sequence == last[shard] and NO_TIMESTAMP not in moments and message.timestamp_ms not in moments:

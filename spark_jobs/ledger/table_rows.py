@@ -29,9 +29,9 @@ PLACE = ("_stream", "_shard", "_sequence")
 UNPLACED = " OR ".join(f"{name} IS NULL" for name in PLACE)
 """The rows of which it is not known whose they are: others wrote them, or took their places away."""
 TIME = "_timestamp"
-ROW_MOMENT = (*PLACE, TIME)
+ROW_TIME = (*PLACE, TIME)
 """The place and the timestamp of a row."""
-MESSAGE_MOMENT = ("stream", "shard", "sequence", "timestamp_ms")
+MESSAGE_TIME = ("stream", "shard", "sequence", "timestamp_ms")
 """The place and the timestamp of a message of :data:`stream_consumers.batches.MESSAGE_SCHEMA`."""
 Sequences = npt.NDArray[np.int64]
 _PLACE_TYPES: Sequence[pa.DataType] = (pa.string(), pa.int64(), pa.int64())
@@ -41,14 +41,14 @@ NO_TIMESTAMP = int(np.iinfo(np.int64).min)
 """Stands for the timestamp of a row that has none."""
 
 
-class Moments(NamedTuple):
+class Timestamps(NamedTuple):
     """Sequences of a shard, and for each the timestamp in milliseconds, or :data:`NO_TIMESTAMP`."""
 
     sequences: Sequences
     timestamps_ms: Sequences
 
 
-NO_MOMENTS = Moments(np.empty(0, np.int64), np.empty(0, np.int64))
+NO_TIMES = Timestamps(np.empty(0, np.int64), np.empty(0, np.int64))
 # What Spark writes as INT96 would be nanoseconds, which end in the year 2262.
 _PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 
@@ -94,16 +94,16 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
 
-def moments_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mapping[Shard, Moments]:
+def timestamps_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mapping[Shard, Timestamps]:
     """The sequences and timestamps per shard, each as often as it is there; rows without a place are left out.
 
     A timestamp that no table can hold counts as none: such a message is a dead letter without one.
 
     Args:
         batches: rows, or messages.
-        names: of their columns: :data:`ROW_MOMENT`, or :data:`MESSAGE_MOMENT`.
+        names: of their columns: :data:`ROW_TIME`, or :data:`MESSAGE_TIME`.
     """
-    parts: dict[Shard, list[Moments]] = {}
+    parts: dict[Shard, list[Timestamps]] = {}
     for batch in batches:
         placed = batch.select(names[:3]).to_pandas(integer_object_nulls=True)
         timestamps = batch.column(names[3])
@@ -113,12 +113,12 @@ def moments_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mappi
         is_possible = (moments >= MIN_TIMESTAMP_MS) & (moments <= MAX_TIMESTAMP_MS)
         placed["moment"] = np.where(is_possible, moments, NO_TIMESTAMP)
         for (stream, number), own in placed.dropna().groupby([*names[:2]]):
-            found = Moments(own[names[2]].to_numpy(np.int64), own["moment"].to_numpy(np.int64))
+            found = Timestamps(own[names[2]].to_numpy(np.int64), own["moment"].to_numpy(np.int64))
             parts.setdefault(Shard(str(stream), int(number)), []).append(found)
-    return {shard: Moments(*map(np.concatenate, zip(*found))) for shard, found in parts.items()}
+    return {shard: Timestamps(*map(np.concatenate, zip(*found))) for shard, found in parts.items()}
 
 
-def compared(held: Moments, kept: Moments) -> tuple[Sequences, Sequences]:
+def compared(held: Timestamps, kept: Timestamps) -> tuple[Sequences, Sequences]:
     """The sequences that both have: those with the same timestamp, and those with another one."""
     sequences, first = np.unique(held.sequences, return_index=True)
     at = np.searchsorted(sequences, kept.sequences)
@@ -353,7 +353,7 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Cha
     Args:
         log: of the table.
         commit: of the batch.
-        names: of :data:`ROW_MOMENT` in the data files, see :func:`names_in_files`.
+        names: of :data:`ROW_TIME` in the data files, see :func:`names_in_files`.
 
     Returns:
         ``None`` if a file is gone (VACUUM removes those that were rewritten), so that they are unknown.

@@ -22,7 +22,7 @@ from spark_jobs.claims.claim_state import ClaimState
 from spark_jobs.ledger import table_rows
 from spark_jobs.ledger.entries import CLAIMS, ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.table_rows import MESSAGE_MOMENT, Moments, compared, moments_of
+from spark_jobs.ledger.table_rows import MESSAGE_TIME, Timestamps, compared, timestamps_of
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import open_batch_source
@@ -344,11 +344,11 @@ def test_dead_letters_of_other_messages(damaged: Lake) -> None:
 def test_a_dead_letter_has_no_timestamp_where_no_table_can_hold_that_of_its_message() -> None:
     """Kafka takes any number of milliseconds."""
 
-    def found(*timestamps_ms: int | None) -> Moments:
+    def found(*timestamps_ms: int | None) -> Timestamps:
         count = len(timestamps_ms)
         places = [pa.array(["orders"] * count), pa.array([0] * count), pa.array(range(count))]
-        rows = pa.RecordBatch.from_arrays([*places, pa.array(timestamps_ms, pa.int64())], names=[*MESSAGE_MOMENT])
-        return moments_of([rows], MESSAGE_MOMENT)[shard(0)]
+        rows = pa.RecordBatch.from_arrays([*places, pa.array(timestamps_ms, pa.int64())], names=[*MESSAGE_TIME])
+        return timestamps_of([rows], MESSAGE_TIME)[shard(0)]
 
     held = found(MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, MIN_TIMESTAMP_MS - 1)
     same, other = compared(held, found(None, None, None))

@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_rows import (
-    ROW_MOMENT,
+    ROW_TIME,
     changed_times,
     extents_of,
     names_in_files,
@@ -70,7 +70,7 @@ def test_what_a_commit_wrote_is_told_also_of_a_table_that_is_partitioned_by_the_
     second = write_batch(table, {1: WEDNESDAY}, kind="replay", ranges=[1])
     log, shard = DeltaLog(str(table)), Shard(STREAM, 0)
     commits = [log.commit(version) for version in (first, second)]
-    names = names_in_files(log, ROW_MOMENT)
+    names = names_in_files(log, ROW_TIME)
     times = [changed_times(log, commit, names=names) for commit in commits if commit]
     assert [None if of is None else (sorted(of.written), sorted(of.replaced)) for of in times] == [
         ([at(MONDAY), at(TUESDAY)], []),
