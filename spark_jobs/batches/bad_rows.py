@@ -49,7 +49,7 @@ T = TypeVar("T")
 _PLACES = f"_stream STRING, _shard BIGINT, _sequence BIGINT, {REASON} STRING"
 # Where Spark keeps the type of a string column that was declared with a length.
 _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
-_TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+_STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 # The file systems whose folders have names of at most LONGEST_NAME bytes; an object store has keys only.
 _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
 # What Spark writes as three bytes in the name of a folder: %2F.
@@ -74,7 +74,7 @@ class FilteredBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Filtered:
     """A frame in which what is bad has an ``_error``, and the rows of the rest."""
 
     frame: DataFrame
@@ -128,7 +128,7 @@ class BadRowFilter:
         """Whether messages that can be decoded may become dead letters, which have their payloads."""
         return self.makes_dead_letters or self._columns.may_reject
 
-    def judge(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Judged | None:
+    def judge(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Filtered | None:
         """Find the bad messages and rows; ``None`` if payloads are needed for that and were not kept.
 
         Args:
@@ -144,14 +144,14 @@ class BadRowFilter:
         if rejected is not None and not has_payloads:
             return None
         if rejected is not None:
-            frame = self._tried(frame, cached, self._rejected, self._without_rejected)
+            frame = self._retried(frame, cached, self._rejected, self._without_rejected)
             rows = self._columns.rows(frame)
         if not self.makes_dead_letters:
-            return _Judged(frame, rows)
+            return _Filtered(frame, rows)
         self._constraints = Constraints.of(self._spark, self._log)
-        return self._tried(frame, cached, self._with_broken, self._without_broken)
+        return self._retried(frame, cached, self._with_broken, self._without_broken)
 
-    def _tried(
+    def _retried(
         self,
         frame: DataFrame,
         cached: Cached,
@@ -181,7 +181,7 @@ class BadRowFilter:
         judged = self._constraints.judged(rows)
         return rows if judged is None else judged
 
-    def _without_broken(self, frame: DataFrame, cached: Cached) -> _Judged:
+    def _without_broken(self, frame: DataFrame, cached: Cached) -> _Filtered:
         rows = self._columns.rows(frame)
         if self._ingestion.transform is not None:
             # Once: what is looked at is what is written. All columns of all rows are made, and what fails does so now.
@@ -189,10 +189,10 @@ class BadRowFilter:
             self._run(rows.count)
         judged = self._constraints.judged(rows)
         if judged is None:
-            return _Judged(frame, rows)
+            return _Filtered(frame, rows)
         broken = judged.where(f.col(REASON).isNotNull()).groupBy(*PLACE).agg(f.min(REASON).alias(REASON))
         marked = self._marked(frame, broken, cached)
-        return _Judged(marked, rows if marked is frame else _without_bad(rows, marked))
+        return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked))
 
     def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
         """The frame in which the messages at these places have an error; the same one if there are none.
@@ -404,7 +404,7 @@ def _not_null(columns: Sequence[Mapping[str, Any]], parents: Sequence[str] = ())
 
 def _lengths(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
     for column in columns:
-        kind = column.get("metadata", {}).get(_TEXT_TYPE, "")
+        kind = column.get("metadata", {}).get(_STRING_TYPE, "")
         found = _LENGTH.fullmatch(kind)
         if found:
             name, most = column["name"], found[1]

@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.job import BatchJob, Written, commit_recorded, refused_messages
+from spark_jobs.batches.job import BatchJob, WrittenBatch, commit_recorded, refused_messages
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
@@ -311,7 +311,7 @@ class RedriveJob(BatchJob):
         self.settled(state, again=True)
         return None
 
-    def finish(self, written: Written) -> Mapping[Shard, int]:
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """The broker is not concerned: how many dead letters are left to try."""
         self._done_with(written.batch.held)
         return {shard: len(own) for shard, own in self._places_left().items()}
@@ -514,7 +514,7 @@ class DismissJob(BatchJob):
             dead=letters.num_rows,
         )
 
-    def write(self, batch: Batch) -> Written | None:
+    def write(self, batch: Batch) -> WrittenBatch | None:
         """The dead letters, then a commit without rows."""
         target, entry = self.target, self.target.entry(batch)
         # Another run may have made rows of them since; Delta refuses what comes from here on.
@@ -522,10 +522,10 @@ class DismissJob(BatchJob):
         rows = no_rows(target.spark, self.ledger)
         written = commit_recorded(target, batch, entry, rows, {}) if is_free else None
         if written is None:
-            self.lose_race()
+            self.count_lost_race()
         return written
 
-    def finish(self, written: Written) -> Mapping[Shard, int]:
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """The broker is not concerned."""
         if self._left is not None:
             self._left -= written.entry.dead

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.job import SourceJob, Written
+from spark_jobs.batches.job import SourceJob, WrittenBatch
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
 from spark_jobs.batches.replay import last_copies_error
 from spark_jobs.batches.run_control import IdleWait
@@ -121,7 +121,7 @@ class IngestJob(SourceJob):
                 self.settled(state, again=True)
             return batch
 
-    def finish(self, written: Written) -> Mapping[Shard, int]:
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Step 8: commit the positions to the broker."""
         state = self.ledger.read()
         commit_positions(self._source, self.ingestion, state, self._identities)
@@ -238,7 +238,7 @@ class IngestJob(SourceJob):
             "batch",
             state,
             plan,
-            doubtful={} if redo else _claimed_before(state, plan.ranges),
+            maybe_written={} if redo else _claimed_before(state, plan.ranges),
             identities=self._identities,
             ranges=plan.ranges,
             # What was read before is replaced, and does not move the position.
@@ -270,8 +270,8 @@ class IngestJob(SourceJob):
             commit_positions(self._source, self.ingestion, state, self._identities)
         return self.settled(state)
 
-    def look_again(self) -> None:
-        """See :meth:`BatchJob.look_again`."""
+    def forget_stream(self) -> None:
+        """See :meth:`BatchJob.forget_stream`."""
         self._extents = None
 
 

@@ -74,7 +74,7 @@ class Batch:
         bid: its batch id.
         fields: of the entry, as far as they are known before the read.
         identities: the fingerprint of each stream that is read.
-        doubtful: where messages may be in the table already, so that the write has to look.
+        maybe_written: where messages may be in the table already, so that the write has to look.
         letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
         held: what the job that planned it holds until it is finished.
     """
@@ -85,7 +85,7 @@ class Batch:
     bid: str = field(default_factory=lambda: uuid.uuid4().hex)
     fields: PlannedFields = field(default_factory=PlannedFields)
     identities: Mapping[str, str] = field(default_factory=dict)
-    doubtful: Mapping[Shard, Range] = field(default_factory=dict)
+    maybe_written: Mapping[Shard, Range] = field(default_factory=dict)
     letters: pa.Table | None = field(default=None, repr=False)
     held: Any = field(default=None, repr=False)
 

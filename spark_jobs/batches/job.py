@@ -121,7 +121,7 @@ class BatchJob(ABC):
             StreamAssetsError: no batch can be planned.
         """
 
-    def write(self, batch: Batch) -> Written | None:
+    def write(self, batch: Batch) -> WrittenBatch | None:
         """Steps 5 to 7: read and commit a batch; ``None`` if it is not in the table and has to be planned again.
 
         Raises:
@@ -143,7 +143,7 @@ class BatchJob(ABC):
         return False
 
     @abstractmethod
-    def finish(self, written: Written) -> Mapping[Shard, int]:
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Step 8: commit a written batch to the broker, and count what is left per shard. It may be repeated."""
 
     def is_drained(self) -> bool:
@@ -158,10 +158,10 @@ class BatchJob(ABC):
         """
         return False
 
-    def look_again(self) -> None:  # noqa: B027 - a job may know nothing of the stream
+    def forget_stream(self) -> None:  # noqa: B027 - a job may know nothing of the stream
         """Forget what is known of the stream, because it has changed since the batch was planned."""
 
-    def lose_race(self, reason: StreamAssetsError | None = None) -> None:
+    def count_lost_race(self, reason: StreamAssetsError | None = None) -> None:
         """Count a batch that has to be planned again.
 
         Raises:
@@ -171,7 +171,7 @@ class BatchJob(ABC):
         if self._races >= MAX_RACES:
             raise reason or lost_races(self.ledger, self.ingestion)
 
-    def report(self, written: Written, lag: Mapping[Shard, int], seconds: float) -> BatchReport:
+    def report(self, written: WrittenBatch, lag: Mapping[Shard, int], seconds: float) -> BatchReport:
         """The report of a batch that is in the table and committed."""
         self._races = 0
         self.retries.reset()
@@ -213,7 +213,7 @@ class BatchJob(ABC):
         *,
         identities: Mapping[str, str],
         bid: str = "",
-        doubtful: Mapping[Shard, Range] | None = None,
+        maybe_written: Mapping[Shard, Range] | None = None,
         letters: pa.Table | None = None,
         held: Any = None,
         **fields: Unpack[PlannedFields],
@@ -225,7 +225,7 @@ class BatchJob(ABC):
             bid or uuid.uuid4().hex,
             fields,
             identities=identities,
-            doubtful=doubtful or {},
+            maybe_written=maybe_written or {},
             letters=letters,
             held=held,
         )
@@ -375,7 +375,7 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
     return True
 
 
-def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
+def write_batch(job: BatchJob, target: Target, batch: Batch) -> WrittenBatch | None:
     """Steps 5 to 7: read a planned batch and commit it.
 
     1. A large batch that is expected to be clean is written while it is read. Executors check that it is clean, or
@@ -402,10 +402,10 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
     is_isolated = False
     if (counts := one_pass_counts(batch, target.ingestion)) is not None:
         written = commit_in_one_pass(target, batch, counts)
-        if isinstance(written, Written):
+        if isinstance(written, WrittenBatch):
             return written
         if written is None:
-            job.lose_race()
+            job.count_lost_race()
             return None
         target.observer(Step.UNCLEAN, batch)
         batch, is_isolated = replace(batch, bid=uuid.uuid4().hex), written.is_unexplained
@@ -416,7 +416,7 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
         while True:
             if (found := commit_batch(target, batch, filtered)) is not None:
                 return found
-            job.lose_race()
+            job.count_lost_race()
             if not job.asks_others_to_yield:
                 break
             job.yields.ask()
@@ -429,8 +429,8 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> Written | None:
 
 def _plan_again(job: BatchJob, outdated: OutdatedError) -> None:
     _log.warning("%s is planned again: %s", job.ledger.app, outdated.reason)
-    job.look_again()
-    job.lose_race(outdated.reason)
+    job.forget_stream()
+    job.count_lost_race(outdated.reason)
 
 
 def _idle(job: BatchJob, idle_wait: IdleWait) -> Generator[Event, None, bool]:
@@ -472,7 +472,7 @@ def parallelism(spark: SparkSession) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenBatch:
     """A batch that is in the table.
 
     Args:
@@ -522,7 +522,7 @@ def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] |
     is wrong comes again.
     """
     is_append = batch.kind == "batch" and not MODES[batch.fields.get("mode", "append")].replaces
-    has_more = batch.doubtful or batch.fields.get("claims") or batch.fields.get("lost")
+    has_more = batch.maybe_written or batch.fields.get("claims") or batch.fields.get("lost")
     reads_all = ingestion.transform is None or ingestion.is_row_wise
     is_large = batch.plan.records > ingestion.driver_records
     if not is_large or not is_append or has_more or not reads_all or not batch.plan.splits:
@@ -541,7 +541,7 @@ def _was_clean(entry: LedgerEntry | None, *, is_dense: bool) -> bool:
     return not entry.dead and not (is_dense and entry.messages < sum(widths(entry.ranges).values()))
 
 
-def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> Written | NotClean | None:
+def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> WrittenBatch | NotClean | None:
     """Write the batch while it is read. Executors check that it is what was planned, or nothing is committed.
 
     Args:
@@ -616,7 +616,7 @@ def read_batch(target: Target, batch: Batch, cached: Cached, *, is_isolated: boo
 
 def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool, is_isolated: bool) -> _Read:
     source, splits, what = target.columns.source_of_batch, batch.plan.splits, str(target.url)
-    if batch.plan.records <= target.ingestion.driver_records and not (batch.doubtful or is_isolated):
+    if batch.plan.records <= target.ingestion.driver_records and not (batch.maybe_written or is_isolated):
         try:
             small = read_on_driver(splits, source, keeps_payloads=keeps_payloads)
         except (DataLossError, BatchTooLargeError) as error:
@@ -629,17 +629,17 @@ def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool,
             return _Read(small.frame(target.spark, source), small.messages, small.dead)
     try:
         frame = read_splits(target.spark, splits, source, keeps_payloads=keeps_payloads, is_isolated=is_isolated)
-        frame = cached.keep(_without_written(target, frame, batch.doubtful))
+        frame = cached.keep(_without_written(target, frame, batch.maybe_written))
     except Exception as error:  # noqa: BLE001 - Spark raises what comes, once it has ended
         raise explain_failed_read(error, what=what) from None
     return _counted(target, frame)
 
 
-def _without_written(target: Target, frame: DataFrame, doubtful: Mapping[Shard, Range]) -> DataFrame:
-    """Without what is in the table, or in the dead letters that count, within ``doubtful``."""
-    if not doubtful:
+def _without_written(target: Target, frame: DataFrame, maybe_written: Mapping[Shard, Range]) -> DataFrame:
+    """Without what is in the table, or in the dead letters that count, within ``maybe_written``."""
+    if not maybe_written:
         return frame
-    condition = in_ranges(doubtful)
+    condition = in_ranges(maybe_written)
     found = read_table(target.spark, target.ledger.log).where(condition).select(*PLACE)
     dead_letters = target.dead_letters.counted(target.spark, target.ledger)
     if dead_letters is not None:
@@ -682,7 +682,7 @@ def refused_messages(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, in
         return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}
 
 
-def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> Written | None:
+def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> WrittenBatch | None:
     """Steps 5 to 7: write the dead letters, then the rows; ``None`` if another run was faster.
 
     The entry of the batch is made here, because only now it is known what the batch holds.
@@ -715,7 +715,7 @@ def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> Writt
 
 def commit_recorded(
     target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
-) -> Written | None:
+) -> WrittenBatch | None:
     """Write the corrections or dismissals of the batch, then the rows; ``None`` if another run was faster."""
     if batch.letters is not None:
         schema = from_arrow_schema(pa.schema([DEAD_LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
@@ -728,7 +728,7 @@ def commit_recorded(
 
 def _commit_rows(
     target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
-) -> Written | None:
+) -> WrittenBatch | None:
     """Steps 6 and 7: write the rows in one commit, and verify it in the log; ``None`` if another run was faster."""
     target.observer(Step.WRITING, batch)
     if target.ingestion.transform is not None:
@@ -748,7 +748,7 @@ def _commit_rows(
         _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
         return None
     target.observer(Step.VERIFIED, batch)
-    return Written(batch, entry, commit, messages)
+    return WrittenBatch(batch, entry, commit, messages)
 
 
 def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.job import SourceJob, Written
+from spark_jobs.batches.job import SourceJob, WrittenBatch
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.batches.source_checks import check_epochs, check_only_group, check_sharing, check_source
@@ -399,7 +399,7 @@ class ReplayJob(SourceJob):
             begins=not resolved.progress.done,
         )
 
-    def finish(self, written: Written) -> Mapping[Shard, int]:
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """The broker is not concerned: what is left to replace."""
         state = self.ledger.read()
         return self._source.count(self._left(state))
@@ -437,7 +437,7 @@ class Move:
         return Range(self.covered, max(self.to, self.covered))
 
 
-def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
+def read_or_derive(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
     """The ledger; where its log was cleaned, what the rows in the table show, and whether it is that."""
     ledger = ingestion.ledger()
     source = ingestion.in_epochs(source, ledger)
@@ -522,7 +522,7 @@ def rewind(
         for one in _move_shards(spark, source, ingestion, to, rewind_id):
             moved.append(one)
         if moved:
-            _tell_broker(ingestion.in_epochs(source), ingestion)
+            _commit_to_broker(ingestion.in_epochs(source), ingestion)
 
     result_of(Retries(ingestion.retry_seconds).call(move), on_wait)
     return moved
@@ -534,7 +534,7 @@ def _move_shards(
     """What was moved, when it is in the ledger; what was moved under this id before stays as it is."""
     source = ingestion.in_epochs(source)
     ledger = ingestion.ledger()
-    state, is_guess = read_or_guess(source, ingestion)
+    state, is_guess = read_or_derive(source, ingestion)
     if is_guess:
         # A move that is refused leaves the table as it is.
         plan_moves(source, ingestion, to, state=state)
@@ -572,7 +572,7 @@ def _moved(moves: list[Move]) -> EntryFields:
     }
 
 
-def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
+def _commit_to_broker(source: BatchSource, ingestion: Ingestion) -> None:
     streams = source.identities()
     for own, _ in ingestion.by_sequence(ingestion.ledger().read().positions):
         try:

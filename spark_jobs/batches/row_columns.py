@@ -240,16 +240,16 @@ class RowColumns:
             any_name=snapshot is not None and takes_any_name(snapshot.configuration),
         )
         widens = snapshot is not None and lets_widen(snapshot.configuration)
-        if (grown := self._suiting(partial(grow, before, seen), widens=widens)) is not None:
+        if (grown := self._fitting_decoder(partial(grow, before, seen), widens=widens)) is not None:
             return grown
         # Some of them do not suit the transform, like one whose name it gives to another column.
         kept = before
         for name in seen.fields:
-            grown = self._suiting(partial(grow, kept, seen.only(name)), widens=widens)
+            grown = self._fitting_decoder(partial(grow, kept, seen.only(name)), widens=widens)
             kept = grown if grown is not None else replace(kept, known=kept.known | {(name,)})
         return kept
 
-    def _suiting(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
+    def _fitting_decoder(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
         """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
 
         What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the

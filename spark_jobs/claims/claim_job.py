@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingest_job import LOOK_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.job import BatchJob, Written, parallelism, write_batch
+from spark_jobs.batches.job import BatchJob, WrittenBatch, parallelism, write_batch
 from spark_jobs.batches.run_control import BatchSizer
 from spark_jobs.batches.source_checks import (
     check_epochs,
@@ -150,7 +150,7 @@ class ClaimJob(BatchJob):
                 self.settled(state, again=True)
             return batch
 
-    def write(self, batch: Batch) -> Written | None:
+    def write(self, batch: Batch) -> WrittenBatch | None:
         """Steps 5 to 7, while a heartbeat keeps the claim."""
         held = batch.held
         if isinstance(held, OpenLoss):
@@ -174,7 +174,7 @@ class ClaimJob(BatchJob):
         """Entries of a group that was created after an accept are of the next epoch."""
         check_epochs(self.ledger.read(), self._claims.identities(), url=self._claims.url)
 
-    def finish(self, written: Written) -> Mapping[Shard, int]:
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Step 8: acknowledge the entries, or account for those that are gone."""
         held = written.batch.held
         if isinstance(held, OpenLoss):
@@ -347,14 +347,14 @@ class ClaimJob(BatchJob):
         check_only_group(self.ingestion, state, {shard.stream for shard in ids}, url=self._claims.url)
         # In this order: what others have written of them is in the ledger by now, whatever the server knows of it.
         written = {shard: known.written_end or 0 for shard, known in self.ledger.read().shards.items()}
-        doubtful = {
+        maybe_written = {
             shard: Range(places[0], min(places[-1] + 1, written.get(shard, 0))) for shard, places in ids.items()
         }
         return self._planned(
             "batch",
             state,
             self._claims.plan(held, parallelism=self._parallelism),
-            doubtful={shard: part for shard, part in doubtful.items() if part.start < part.end},
+            maybe_written={shard: part for shard, part in maybe_written.items() if part.start < part.end},
             bid=bid,
             held=held,
             identities=self._claims.identities(),

@@ -129,7 +129,7 @@ def _sharing(place: Place) -> ConsumerMode:
 
 
 def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_seconds: float, as_json: bool) -> None:
-    from spark_jobs.batches.replay import plan_moves, read_or_guess, rewind
+    from spark_jobs.batches.replay import plan_moves, read_or_derive, rewind
     from spark_jobs.batches.run_control import Retries, result_of
     from spark_jobs.ledger.table_rows import count_rows
 
@@ -138,7 +138,7 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_s
     mode = sharing if sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
     with place.stream(mode).open() as stream, progress_bar() as progress:
         opened = ingestion.in_epochs(stream)
-        state, _ = read_or_guess(opened, ingestion)
+        state, _ = read_or_derive(opened, ingestion)
         find = partial(plan_moves, opened, ingestion, to, state=state)
         moves = result_of(Retries(retry_seconds).call(find), print_waiting)
         replaced = {move.shard: move.replaced for move in moves}

@@ -38,7 +38,7 @@ def main(
     observer = KillSwitch(kills, table=table, memory=Path(table).with_name(f"faults-{fault.replace(' ', '-')}"))
     if fault == MOVED:
         # Behind the commit of the rewind, before the broker is told.
-        rewinding._tell_broker = die
+        rewinding._commit_to_broker = die
 
     def watch(step: Step, batch: Batch | None) -> None:
         print(step.value, batch.number if batch else "", flush=True)

@@ -115,11 +115,11 @@ def planned(
     *,
     splits: tuple[Split, ...] = (SPLIT,),
     ranges: dict[Shard, Range] | None = None,
-    doubtful: dict[Shard, Range] | None = None,
+    maybe_written: dict[Shard, Range] | None = None,
     **fields: object,
 ) -> Batch:
     plan = BatchPlan(ranges or {ONE: Range(0, 3), TWO: Range(0, 1)}, splits, 4)
-    return Batch("batch", LedgerState(1, newest=previous), plan, fields=fields, doubtful=doubtful or {})
+    return Batch("batch", LedgerState(1, newest=previous), plan, fields=fields, maybe_written=maybe_written or {})
 
 
 def counts(batch: Batch, **options: object) -> Mapping[Shard, int] | None:
@@ -133,7 +133,7 @@ def test_only_plain_batches_are_tried_in_one_pass() -> None:
     assert counts(planned(claims={ONE: ClaimedRange(0, 3, 3)})) is None
     assert counts(planned(splits=())) is None
     assert counts(planned(splits=(SPLIT, Plain()))) is None
-    assert counts(planned(doubtful={ONE: Range(0, 1)})) is None
+    assert counts(planned(maybe_written={ONE: Range(0, 1)})) is None
 
 
 def test_rows_of_a_transform_may_take_no_read_of_all_messages_unless_it_is_said() -> None:
