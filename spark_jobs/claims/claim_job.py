@@ -42,7 +42,7 @@ from spark_jobs.batches.target_table import (
     initialize,
     register_streams,
 )
-from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, OpenLoss
+from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, PlannedLoss
 from spark_jobs.ledger.entries import ClaimedRange, EntryFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
@@ -53,7 +53,7 @@ from stream_consumers.redis.claims import ClaimedEntries, ClaimName, Heartbeat, 
 from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.group import PendingEntry
 
-MAX_GIVEN_UP = 5
+MAX_ABANDONED_CLAIMS = 5
 # The ids of all entries of a batch are held in memory, and each is claimed again by the heartbeat.
 MOST_CLAIMED = 500_000
 _log = logging.getLogger(__name__)
@@ -94,12 +94,12 @@ class ClaimJob(BatchJob):
         self._claims = claims
         self._statuses = ClaimStatuses(self.ledger)
         self._origin: Mapping[Shard, int] | None = None
-        self._mine: set[str] = set()
-        self._let_go: set[tuple[Shard, str]] = set()
+        self._own_batch_ids: set[str] = set()
+        self._released: set[tuple[Shard, str]] = set()
         # Per shard, the server's time after which every open name was fenced: entries of other clients that were not
         # delivered or claimed since then are in no batch on its way.
         self._fenced_at: Mapping[Shard, int] = {}
-        self._given_up = 0
+        self._abandoned_claims = 0
         self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
         self._turn = 0
         self._look_at = 0.0
@@ -138,12 +138,12 @@ class ClaimJob(BatchJob):
             try:
                 batch = self._claim(settled, abandoned)
             except BrokerUnavailableError as error:
-                self._give_up(error)
+                self._abandon_claim(error)
                 continue
             except BaseException:
-                self._release(self._held_by_me())
+                self._release(self._own_claims())
                 raise
-            self._given_up = 0
+            self._abandoned_claims = 0
             if batch is None and self._losses.are_known:
                 continue
             if batch is None:
@@ -153,7 +153,7 @@ class ClaimJob(BatchJob):
     def write(self, batch: Batch) -> WrittenBatch | None:
         """Steps 5 to 7, while a heartbeat keeps the claim."""
         held = batch.held
-        if isinstance(held, OpenLoss):
+        if isinstance(held, PlannedLoss):
             return write_batch(self, held.target, batch)
         try:
             with Heartbeat(self._claims, held):
@@ -177,7 +177,7 @@ class ClaimJob(BatchJob):
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Step 8: acknowledge the entries, or account for those that are gone."""
         held = written.batch.held
-        if isinstance(held, OpenLoss):
+        if isinstance(held, PlannedLoss):
             self._losses.account(held.shard, held.kind)
         else:
             self._acknowledge_all(held)
@@ -203,10 +203,10 @@ class ClaimJob(BatchJob):
         """Whether the whole group is done with what was there at the beginning."""
         return self._claims.is_drained()
 
-    def _give_up(self, error: BrokerUnavailableError) -> None:
+    def _abandon_claim(self, error: BrokerUnavailableError) -> None:
         """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it."""
-        self._given_up += 1
-        if self._given_up >= MAX_GIVEN_UP:
+        self._abandoned_claims += 1
+        if self._abandoned_claims >= MAX_ABANDONED_CLAIMS:
             raise error
         _log.warning("a claim of group %s is given up: %s", self.ingestion.group, error)
 
@@ -215,14 +215,14 @@ class ClaimJob(BatchJob):
         try:
             for shard, name in names:
                 self._claims.release(shard, name)
-                self._let_go.add((shard, name.bid))
+                self._released.add((shard, name.bid))
         except StreamAssetsError as error:
             _log.warning("claims of group %s could not be released: %s", self.ingestion.group, error)
 
-    def _held_by_me(self) -> Iterator[tuple[Shard, ClaimName]]:
+    def _own_claims(self) -> Iterator[tuple[Shard, ClaimName]]:
         for shard, names in self._claims.holders().items():
             for name in map(ClaimName.parse, names):
-                if name is not None and name.bid in self._mine:
+                if name is not None and name.bid in self._own_batch_ids:
                     yield shard, name
 
     def _prepare(self, state: LedgerState) -> bool:
@@ -253,7 +253,7 @@ class ClaimJob(BatchJob):
 
     def _settle_names(self, state: LedgerState) -> list[_Abandoned] | None:
         """Step 1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
-        holders = {shard: self._touchable(shard, names) for shard, names in self._claims.holders().items()}
+        holders = {shard: self._names_to_take_over(shard, names) for shard, names in self._claims.holders().items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
         if self._fence_open(parsed):
             return None
@@ -294,7 +294,7 @@ class ClaimJob(BatchJob):
 
         commit_empty(self.target.spark, replace(self.ingestion, member=member), "fence", fields)
 
-    def _touchable(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
+    def _names_to_take_over(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
         """Idle names, or those that were given up; others: their entries are looked at singly."""
         idle = self._claims.idle_names(shard)
         found: list[ClaimName | bytes] = []
@@ -302,7 +302,7 @@ class ClaimJob(BatchJob):
             name = ClaimName.parse(raw)
             if name is None:
                 found.append(raw)
-            elif raw in idle or name.bid in self._mine or self._claims.is_released(shard, name):
+            elif raw in idle or name.bid in self._own_batch_ids or self._claims.is_released(shard, name):
                 found.append(name)
         return found
 
@@ -315,10 +315,10 @@ class ClaimJob(BatchJob):
         """The entries of a dead name, or the idle ones of another client, as many as one batch can hold."""
         # Of a name that is dead all may be taken: nothing is added to it, and what it held is not in the table.
         needs_idle = not isinstance(name, ClaimName)
-        if isinstance(name, ClaimName) and name.bid in self._mine and (shard, name.bid) not in self._let_go:
+        if isinstance(name, ClaimName) and name.bid in self._own_batch_ids and (shard, name.bid) not in self._released:
             # Given up or outrun, but by no means killed: that one delivery does not count.
             self._claims.release(shard, name)
-            self._let_go.add((shard, name.bid))
+            self._released.add((shard, name.bid))
         count = 0
         for page in self._claims.pending(shard, name, idle=needs_idle):
             # What clients of another kind did is no try of ours.
@@ -335,7 +335,7 @@ class ClaimJob(BatchJob):
         records = policy.batch_limit(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex
         held = ClaimedEntries(ClaimName(self.ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
-        self._mine.add(bid)
+        self._own_batch_ids.add(bid)
         since, self._fenced_at = self._fenced_at, {}
         chosen = [one for one in abandoned if worst <= 1 or one.entry.deliveries == worst]
         is_full = self._take_over(held, chosen, worst, since)

@@ -89,7 +89,7 @@ class ClaimState:
     lost: Mapping[Shard, Range] = field(default_factory=dict)
 
 
-class Skipped(NamedTuple):
+class SkippedEntries(NamedTuple):
     """Entries that no member was given, since another client moved the group forwards.
 
     Args:
@@ -101,7 +101,7 @@ class Skipped(NamedTuple):
     entries: int
 
 
-def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, Skipped]:
+def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, SkippedEntries]:
     """What lies between the last entry that a member was given and the position of the group, and is not recorded.
 
     An entry that a member was given is pending, or its batch is in the table. Other clients in the group acknowledge
@@ -126,7 +126,7 @@ def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, Skipp
         left = Intervals.of(part) - recorded_skips(ledger).get(shard, Intervals())
         entries = sum(claims.count(shard, piece) for piece in left)
         if entries:
-            found[shard] = Skipped(left.hull, entries)
+            found[shard] = SkippedEntries(left.hull, entries)
     return found
 
 
@@ -198,7 +198,7 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLoss:
+class PlannedLoss:
     """What is held for a batch that records what is gone of one shard.
 
     Args:
@@ -210,7 +210,7 @@ class OpenLoss:
 
     target: Target
     shard: Shard
-    kind: Skipped | TrimmedEntries | None
+    kind: SkippedEntries | TrimmedEntries | None
 
 
 class ClaimLosses:
@@ -264,11 +264,11 @@ class ClaimLosses:
             if batch is not None:
                 return batch
 
-    def _record(self, shard: Shard, kind: Skipped | TrimmedEntries | None) -> Batch | None:
+    def _record(self, shard: Shard, kind: SkippedEntries | TrimmedEntries | None) -> Batch | None:
         own = replace(self._ingestion, shard=shard)
         target = Target.of(self._spark, own, url=self._claims.url, observer=self._observer)
         state = target.ledger.read()
-        if isinstance(kind, Skipped):
+        if isinstance(kind, SkippedEntries):
             if shard not in skipped_entries(self._claims, target.ledger):
                 return None
             lost, count, hint = Intervals.of(kind.part), kind.entries, None
@@ -279,11 +279,11 @@ class ClaimLosses:
             return None
         fields = PlannedFields(
             lost={shard: lost},
-            skipped={shard: kind.part} if isinstance(kind, Skipped) else {},
+            skipped={shard: kind.part} if isinstance(kind, SkippedEntries) else {},
             claims={shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},
             hint=hint,
         )
-        opened = OpenLoss(target, shard, kind)
+        opened = PlannedLoss(target, shard, kind)
         return Batch("batch", state, identities=self._claims.identities(), fields=fields, held=opened)
 
     def _missing(
@@ -306,9 +306,9 @@ class ClaimLosses:
         count = unread.entries - sum(entry.claims[shard].entries for entry in records if _of_unread(entry) == hint)
         return Intervals.of((unread.start, unread.end)), max(0, count), hint
 
-    def account(self, shard: Shard, kind: Skipped | TrimmedEntries | None) -> None:
+    def account(self, shard: Shard, kind: SkippedEntries | TrimmedEntries | None) -> None:
         """What was gone of a shard is recorded: acknowledge it, or let the group's count go on after it."""
-        if isinstance(kind, Skipped):
+        if isinstance(kind, SkippedEntries):
             return
         gone = self._gone.pop(shard, set())
         if gone:
@@ -316,7 +316,7 @@ class ClaimLosses:
         elif kind is not None:
             self._claims.account_for(shard, kind)
 
-    def _error(self, skipped: Mapping[Shard, Skipped], trimmed: Mapping[Shard, TrimmedEntries]) -> DataLossError:
+    def _error(self, skipped: Mapping[Shard, SkippedEntries], trimmed: Mapping[Shard, TrimmedEntries]) -> DataLossError:
         if skipped:
             return moved_forwards(self._claims, skipped)
         texts = [
@@ -336,7 +336,7 @@ class ClaimLosses:
         )
 
 
-def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, Skipped]) -> DataLossError:
+def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, SkippedEntries]) -> DataLossError:
     """The error about entries that another client moved the group over."""
     shard, (part, entries) = min(skipped.items())
     key, group = printable_key(claims.server.key(shard)), claims.group.name
