@@ -36,8 +36,8 @@ from spark_jobs.writing.schema_evolution import (
     lets_widen,
     new_columns,
     rescue,
-    seen_in,
     takes_any_name,
+    undeclared_values,
     with_columns_of,
     with_new_fields,
 )
@@ -216,7 +216,7 @@ class RowColumns:
         if before is None:
             return False
         found = frame.where(f.col("_undeclared").isNotNull()).select("_undeclared")
-        seen = seen_in((row["_undeclared"] for row in found.toLocalIterator()), before.decoder)
+        seen = undeclared_values((row["_undeclared"] for row in found.toLocalIterator()), before.decoder)
         if not seen.fields:
             return False
         # Another run may have made columns of them since.

@@ -62,7 +62,7 @@ MOST_CHARACTERS = 500
 _DIGITS = re.compile(r"[0-9]{1,19}")
 _LONGEST_NUMBER, _LONGEST_MOMENT, _LAST_MS = 100, 100, 253_402_300_799_999
 _FILE_URI = re.compile(r"^file:(//)?/")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m|↳")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified (bucket|container) does not exist")
 _AWAY = re.compile(
     r"error sending request|max_retries|retry_timeout|timed? ?out|connection (refused|reset|closed)"
@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
         >>> one_line("it failed\n   \x1b[31m↳\x1b[0m since nobody answered")
         'it failed since nobody answered'
     """
-    said = " ".join(_COLOURS.sub("", text).split())
+    said = " ".join(_COLORS.sub("", text).split())
     return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} …"
 
 
@@ -144,7 +144,7 @@ def reading(
         raise unreadable(log, error, what=what, remedy=remedy, kind=kind) from None
 
 
-def catalog_decides(path: str, why: str) -> UnsupportedError:
+def catalog_managed_error(path: str, why: str) -> UnsupportedError:
     """The error of a table whose files are not its whole state.
 
     Args:
@@ -326,7 +326,7 @@ class DeltaLog:
             return None
         except Exception as error:  # noqa: BLE001 - whatever the log says
             if _CATALOG_MANAGED in str(error):
-                raise catalog_decides(self.path, "it is a catalog-managed table") from None
+                raise catalog_managed_error(self.path, "it is a catalog-managed table") from None
             unread = self._unreadable(error)
             if isinstance(unread, TableUnreadableError):
                 self._check_log()

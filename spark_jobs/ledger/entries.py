@@ -589,7 +589,7 @@ def unpack(text: str) -> Any:
         raise ValueError(f"it is cut, or has more than {LARGEST_UNPACKED:,} bytes")
     if not 0 < int(size) <= LARGEST_SKELETON:
         raise ValueError(f"it has {int(size):,} bytes of JSON, more than {LARGEST_SKELETON:,}")
-    planes = _Planes(left[int(size) :])
+    planes = _ColumnReader(left[int(size) :])
     found = _with_tables(json.loads(left[: int(size)]), planes)
     planes.check_end()
     return found
@@ -608,7 +608,7 @@ def _without_tables(value: object, planes: list[bytes]) -> object:
         ids = np.array([row[2] for row in part], "<i8")
         groups.append([stream, is_list, width, len(part)])
         cells = np.array([row[3] for row in part], "<i8")
-        planes += [_plane(np.diff(ids, prepend=0)), *(_plane(cells[:, column]) for column in range(width))]
+        planes += [_packed(np.diff(ids, prepend=0)), *(_packed(cells[:, column]) for column in range(width))]
     rest = {key: _without_tables(cell, planes) for key, cell in value.items() if key not in rows}
     return {_COLUMNS: groups, _REST: rest}
 
@@ -625,7 +625,7 @@ def _row(key: object, cell: object) -> tuple[str, bool, int, list[Any]] | None:
     return (shard.stream, isinstance(cell, (list, tuple)), shard.id, numbers) if str(shard) == key else None
 
 
-def _with_tables(value: object, planes: _Planes) -> object:
+def _with_tables(value: object, planes: _ColumnReader) -> object:
     if not isinstance(value, dict):
         return value
     if _COLUMNS not in value:
@@ -640,11 +640,11 @@ def _with_tables(value: object, planes: _Planes) -> object:
     return found | {key: _with_tables(cell, planes) for key, cell in value[_REST].items()}
 
 
-def _plane(numbers: Any) -> bytes:
+def _packed(numbers: Any) -> bytes:
     return bytes(numbers.astype("<i8").view(np.uint8).reshape(-1, 8).T.tobytes())
 
 
-class _Planes:
+class _ColumnReader:
     """The columns, one after the other."""
 
     def __init__(self, content: bytes) -> None:

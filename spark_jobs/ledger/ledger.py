@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides, reading
+from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_managed_error, reading
 from spark_jobs.ledger.entries import (
     CLAIMS,
     KEEPER,
@@ -63,7 +63,7 @@ def app_id(group: str, member: str | Shard) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Folded:
+class _Fold:
     """What the commits up to a version add up to; ``error`` where a RESTORE cannot be followed."""
 
     state: State = field(default_factory=dict)
@@ -250,7 +250,7 @@ class Ledger:
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
             )
         if coordinator := next((n for n in snapshot.configuration if n.startswith(COMMIT_COORDINATOR)), None):
-            raise catalog_decides(self.log.path, f"{coordinator} is set")
+            raise catalog_managed_error(self.log.path, f"{coordinator} is set")
         newest_commit = self.log.commit(snapshot.version)
         if self._last is not None and self._last[0] == newest_commit:
             return self._last[1]
@@ -450,7 +450,7 @@ class Ledger:
                 yield commit
 
     def _not_removed(self, up_to: int | None = None) -> Iterator[Commit]:
-        folds: dict[int, _Folded] = {}
+        folds: dict[int, _Fold] = {}
         snapshot = self.log.snapshot() if up_to is None else None
         version = up_to if up_to is not None else snapshot.version if snapshot else -1
         while version >= 0:
@@ -526,7 +526,7 @@ class Ledger:
         apps = self.log.transactions(snapshot)
         return None if apps is None else frozenset(app.partition("/")[0] for app in apps if "/" in app)
 
-    def _fold_to(self, version: int, known: dict[int, _Folded], level: int = 0) -> _Folded:
+    def _fold_to(self, version: int, known: dict[int, _Fold], level: int = 0) -> _Fold:
         """The fold up to ``version``, looked up in those that are known by now, or added to them.
 
         A RESTORE asks for that of an older version, which may hold others: without the look-up, levels of them double.
@@ -543,7 +543,7 @@ class Ledger:
             known[version] = self._fold_on(version, known, level + 1)
         return known[version]
 
-    def _fold_on(self, version: int, known: dict[int, _Folded], level: int) -> _Folded:
+    def _fold_on(self, version: int, known: dict[int, _Fold], level: int) -> _Fold:
         """The fold up to ``version``, from the newest full entry on, which carries the fold at its base.
 
         The first commit of the group decides how it shares, then every switch. No RESTORE takes back a switch or an
@@ -552,12 +552,12 @@ class Ledger:
         """
         found = self._newest_full(version)
         if found is None:
-            return _Folded()
+            return _Fold()
         newest, full = found
         state = full.state or {}
         places = places_at(state, position_facts_in(full.hint))
-        now = _Folded(state, full.totals, full.identities, full.sharing, places, removed=full.removed)
-        folds: dict[int, _Folded] = {full.base: now}
+        now = _Fold(state, full.totals, full.identities, full.sharing, places, removed=full.removed)
+        folds: dict[int, _Fold] = {full.base: now}
         for number in range(full.base + 1, version + 1):
             commit = self._need(number)
             if commit.restored is not None:
@@ -572,7 +572,7 @@ class Ledger:
                     past = replace(now, error=unknown)
                 state = restore(now.state, past.state)
                 places = places_at(state, past.places, now.places)
-                now = _Folded(
+                now = _Fold(
                     state, past.totals, now.identities, now.sharing, places, past.hint, removed, error=past.error
                 )
             elif entry := commit.entry:
@@ -581,7 +581,7 @@ class Ledger:
                 # The server was set to positions that the RESTORE took back; a first commit sets none.
                 is_switch = is_switch and not (late and entry.switch == CLAIMS and now.sharing)
                 state = fold(now.state, entry, late=late)
-                now = _Folded(
+                now = _Fold(
                     state,
                     tally(now.totals, entry),
                     {**now.identities, **entry.identities},
@@ -594,7 +594,7 @@ class Ledger:
             folds[number] = now
         return now
 
-    def _removed(self, now: _Folded, version: int, target: int, known: dict[int, _Folded], level: int) -> Intervals:
+    def _removed(self, now: _Fold, version: int, target: int, known: dict[int, _Fold], level: int) -> Intervals:
         """``LedgerState.removed`` after the RESTORE that is ``version``.
 
         A version holds the commits on the way back from it, which goes on at the target of each RESTORE. The RESTORE
@@ -635,7 +635,7 @@ class Ledger:
                 removed |= Intervals.of((newer, newer + 1))
         return (now.removed | removed) - back
 
-    def _with_older_hint(self, past: _Folded, version: int, known: dict[int, _Folded], level: int) -> _Folded:
+    def _with_older_hint(self, past: _Fold, version: int, known: dict[int, _Fold], level: int) -> _Fold:
         """The fold up to a version, with the hint that entries up to it have, as far as the log reaches back.
 
         A full entry has in place of what was known where a shard was at its base what is known where it moves it to.
@@ -645,7 +645,7 @@ class Ledger:
             return replace(past, places={**past.places, **older.places}, hint=older.hint)
         return past
 
-    def _restored_version(self, commit: Commit, known: dict[int, _Folded], level: int = 0) -> int:
+    def _restored_version(self, commit: Commit, known: dict[int, _Fold], level: int = 0) -> int:
         """The version that a RESTORE went back to, or any that is like it for the group.
 
         Raises:

@@ -21,7 +21,7 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
-from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_away, explain, text_of
+from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, text_of
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
@@ -234,7 +234,7 @@ def check_unseen(spark: SparkSession, log: DeltaLog) -> None:
     try:
         location = _location(spark, log.path)
     except AnalysisException as error:
-        if away := catalog_away(error):
+        if away := catalog_unavailable(error):
             raise away from None
         return
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java

@@ -110,7 +110,7 @@ class FailedRowError(TransformError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _FailureKind:
     """A reason why a write fails, known by its text; ``what`` is said before the text, of the table."""
 
     pattern: re.Pattern[str]
@@ -119,7 +119,7 @@ class _Kind:
     remedy: str
 
 
-_CONSTRAINT = _Kind(
+_CONSTRAINT = _FailureKind(
     re.compile(
         r"\[DELTA_(VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|MISSING_NOT_NULL|NOT_NULL_COLUMN|EXCEED_CHAR_VARCHAR_LIMIT"
         r"|REPLACE_WHERE_MISMATCH)\w*\]"
@@ -130,7 +130,7 @@ _CONSTRAINT = _Kind(
     "messages; or change the constraint with ALTER TABLE. The batch is read again at the next run.",
 )
 # Hadoop says nothing else of a folder that cannot be made; NUL is in no name.
-_FOLDER = _Kind(
+_FOLDER = _FailureKind(
     re.compile(
         r"File name too long|PathComponentTooLong|Nul character not allowed"
         rf"|Mkdirs failed to create (?:(?! \(exists=)[^\n])*?(?:\0|/(?:(?! \(exists=)[^/\n]){{{LONGEST_NAME + 1}}})"
@@ -141,19 +141,19 @@ _FOLDER = _Kind(
     "bytes. Let the transform shorten or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of "
     "their messages. The batch is read again at the next run.",
 )
-_SCHEMA = _Kind(
+_SCHEMA = _FailureKind(
     re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
     SchemaMismatchError,
     "the rows do not fit the table {table}",
     "Change the transform or the schema; schema_changes='add_columns' lets new columns and fields in.",
 )
-_NO_SPACE = _Kind(
+_NO_SPACE = _FailureKind(
     re.compile(r"No space left on device|[Qq]uota exceeded|QuotaExceeded"),
     WriteError,
     "there is no space left to write {table}",
     "Free space there, or where Spark keeps its scratch files (spark.local.dir), and run again.",
 )
-_DENIED = _Kind(
+_DENIED = _FailureKind(
     re.compile(
         r"Permission denied|Operation not permitted|Read-only file system|Access ?Denied|AccessControlException"
         r"|Forbidden|[Ss]tatus [Cc]ode: 403|AuthorizationPermission|Mkdirs failed|\[DELTA_CANNOT_CREATE_LOG_PATH\]"
@@ -163,27 +163,27 @@ _DENIED = _Kind(
     "Give the right to write there to the user, or the credentials, that Spark has (on a cluster and with Spark "
     "Connect: the server's); or give another table.",
 )
-_NO_LINKS = _Kind(
+_NO_LINKS = _FailureKind(
     re.compile("no hard link could be made"),
     UnsafeStorageError,
     "the file system of {table} has no hard links, by which a commit is put only if it is absent",
     "Put the table elsewhere; or set spark.delta.logStore.file.impl=io.delta.storage.HDFSLogStore and "
     "single_writer=True, and never let two drivers write it at the same time.",
 )
-_NOT_FORCED = _Kind(
+_NOT_FORCED = _FailureKind(
     re.compile("the disk did not take "),
     WriteError,
     "the file system of {table} did not force a file to the disk",
     "Look for errors of the disk in the log of the kernel. A file system that cannot force files or folders needs the "
     "Spark setting spark.stream_assets.fsync=false: then a power cut can lose batches that were committed.",
 )
-_APPEND_ONLY = _Kind(
+_APPEND_ONLY = _FailureKind(
     re.compile(r"\[DELTA_CANNOT_MODIFY_APPEND_ONLY\]"),
     UnsupportedError,
     "the table {table} takes appends only, and rows of it are to be replaced",
     "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay='append'.",
 )
-_OTHER = _Kind(
+_OTHER = _FailureKind(
     re.compile(""),
     UnexplainedError,
     "Spark could not write to {table}",
@@ -244,12 +244,12 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     octets = text.encode(errors="replace").decode("latin-1")
     is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
     known = next((kind for kind in _KINDS if kind.pattern.search(octets)), _SCHEMA if is_schema else _OTHER)
-    if known.error is not ConstraintViolatedError and (away := catalog_away(error)):
+    if known.error is not ConstraintViolatedError and (away := catalog_unavailable(error)):
         return away
     return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
 
 
-def catalog_away(error: Exception) -> CatalogUnavailableError | None:
+def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
     """The error of a Hive metastore that Spark cannot reach, which it raises as if a statement were wrong.
 
     Args:

@@ -18,7 +18,7 @@ from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.reading.spark_types import column_ddl, properties, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
-from spark_jobs.writing.failures import catalog_away, explain
+from spark_jobs.writing.failures import catalog_unavailable, explain
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"
@@ -190,7 +190,7 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         spark.sql(f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({written}) {' '.join(filter(None, parts))}")
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if log.snapshot() is None:
-            if away := catalog_away(error):
+            if away := catalog_unavailable(error):
                 raise away from None
             # What Spark refuses as it stands it refuses the next time, too; a storage may answer then.
             kind = InvalidOptionError if isinstance(error, _REFUSALS) else WriteError
@@ -239,7 +239,7 @@ def register(spark: SparkSession, table: str, name: str) -> None:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted_name} USING DELTA LOCATION {text(spark_location(table))}")
         known = {spark.sql(f"DESCRIBE DETAIL {one}").collect()[0]["id"] for one in (quoted_name, sql_name(table))}
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
-        if not isinstance(error, _REFUSALS) or catalog_away(error):
+        if not isinstance(error, _REFUSALS) or catalog_unavailable(error):
             raise explain(error, table=table) from None
         raise InvalidOptionError(
             f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",

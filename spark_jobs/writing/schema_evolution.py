@@ -237,7 +237,7 @@ def with_new_fields(
         SchemaMismatchError: there are too many, so that their names are probably ids.
     """
     taken = _taken(finder.decoder).union(map(folded, computed))
-    growth = _Growth(taken=taken, any_name=any_name, is_strict=finder.decoder.mode is JsonMode.STRICT)
+    growth = _SchemaGrowth(taken=taken, any_name=any_name, is_strict=finder.decoder.mode is JsonMode.STRICT)
     declared = _declared(finder.decoder)
     grown = growth.struct(declared, seen, table, ())
     known = finder.known | growth.refused
@@ -249,11 +249,11 @@ def with_new_fields(
 
 def columns_of(seen: FieldStats) -> tuple[StructType, frozenset[Path]]:
     """The columns for a sample of documents, in lenient mode and with times, and the fields that can be no columns."""
-    growth = _Growth(taken=_taken(Json()), any_name=True, keeps_times=True)
+    growth = _SchemaGrowth(taken=_taken(Json()), any_name=True, keeps_times=True)
     return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
 
 
-def seen_in(documents: Iterable[str], decoder: Json) -> FieldStats:
+def undeclared_values(documents: Iterable[str], decoder: Json) -> FieldStats:
     """The values of undeclared fields, as :attr:`spark_jobs.decoding.decoders.DecodedColumns.undeclared` has them.
 
     Args:
@@ -326,7 +326,7 @@ def _decodes(column: StructField) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Growth:
+class _SchemaGrowth:
     """Adds fields to types.
 
     Args:

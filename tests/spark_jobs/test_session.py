@@ -15,7 +15,7 @@ from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.session import LOCAL_LOG_STORE, SparkOptions, create_session, delta_spark_config, object_store_config
 from spark_jobs.spark_server import client
 from spark_jobs.spark_server.folder import UnusableFolderError
-from spark_jobs.writing.failures import catalog_away, explain
+from spark_jobs.writing.failures import catalog_unavailable, explain
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from tests.support.kept_errors import kept
 
@@ -205,7 +205,7 @@ def test_no_error_repeats_a_secret_that_spark_was_given(
     assert "[hidden] has expired" in str(explained)
     assert "hunter2" not in str(explained.revealed())
     hive = f"HiveException: Could not connect to meta store: {secret}"
-    away = catalog_away(RuntimeError(hive))
+    away = catalog_unavailable(RuntimeError(hive))
     assert away is not None
     assert "hunter2" not in str(away)
 

@@ -23,7 +23,7 @@ from spark_jobs.writing.failures import (
     FailedRowError,
     UnexplainedError,
     UnfinishedReadError,
-    catalog_away,
+    catalog_unavailable,
     cause_of,
     explain,
     explain_failed_read,
@@ -425,7 +425,7 @@ def test_errors_are_classified_whatever_is_secret_and_repeat_no_secret(hidden: d
     unread = explain_failed_read(raised("ValueError: hunter2"), what="orders")
     row = explain(raised("ValueError: hunter2"), table="/lake/t")
     divided = explain(RuntimeError("[DIVIDE_BY_ZERO] hunter2. SQLSTATE: 22012"), table="/lake/t")
-    hive = catalog_away(
+    hive = catalog_unavailable(
         RuntimeError("HiveException: Could not connect to meta store: java.net.SocketException: hunter2")
     )
     token = explain(RuntimeError("org.apache.spark.SparkException: no\nCaused by: eyJ0.eyJ1.Hunter2"), table="/lake/t")
