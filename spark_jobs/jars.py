@@ -128,7 +128,7 @@ def java() -> str:
 
 
 def download_note(*, with_s3: bool = False) -> str | None:
-    """What to tell somebody who waits while jars are downloaded; ``None`` if they are there.
+    """The note to show while jars are downloaded; ``None`` if all of them are in the cache.
 
     Args:
         with_s3: whether :func:`s3_jars` are needed, too.

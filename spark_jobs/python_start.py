@@ -1,6 +1,6 @@
 """Commands that start another Python, which imports nothing from the working folder unless this process does.
 
-``python -m`` and ``python -c`` look into the working folder first, and whoever may write there would choose what runs.
+``python -m`` and ``python -c`` look into the working folder first, so a user who may write there chooses what runs.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "spark.python.daemon.module": "spark_jobs.reading.worker_daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # What fails is raised and told once; Spark would log the same, with a page of Java frames, before.
+    # Each failure is raised and reported once; Spark would log it before, with a page of Java frames.
     "spark.log.level": "FATAL",
 }
 DELTA_CONFIG: Mapping[str, str] = {
@@ -192,7 +192,7 @@ def _session(options: SparkOptions) -> SparkSession:
     settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config, **(GUARD if is_local else {})}
     is_served = is_local and REMOTE_VARIABLE not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
-        # It takes a second to import, which nobody else has to wait for.
+        # The import takes a second, and only sessions on a Spark server need it.
         from spark_jobs.spark_server.client import connect  # noqa: PLC0415
 
         try:
@@ -271,7 +271,7 @@ def check_session(session: SparkSession) -> SparkSession:
 
 
 def _reach(remote: str) -> None:
-    """Fail at once where nobody listens: the client itself would try again for ten minutes."""
+    """Fail at once if no server listens at the address; the client itself would retry for ten minutes."""
     address = urlsplit(without_secrets(remote))
     if address.scheme != "sc" or not address.hostname:
         raise OSError("the address is not of the form sc://host:port")

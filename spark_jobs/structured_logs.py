@@ -1,7 +1,7 @@
 """Log lines as JSON objects, each with the batch that it is about; never with a payload or a setting of a client.
 
-Which batch that is does not have to be said where something is logged: whoever writes a batch says so once
-(:func:`about`), and every line of the same thread, of whatever library, is about it until the next one.
+A caller that logs need not name the batch. The code that writes a batch sets it once (:func:`about`), and every line of
+the same thread, from any library, carries it until the next call.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class JsonFormatter(logging.Formatter):
         if isinstance(run, Mapping):
             named = {"run": run.get("run_id"), "job": run.get("job_name"), "step": run.get("step_key")}
             # Dagster puts the name of the run and the step before the message.
-            told = {"message": run.get("orig_message")}
-            line.update({name: value for name, value in {**named, **told}.items() if value})
+            text = {"message": run.get("orig_message")}
+            line.update({name: value for name, value in {**named, **text}.items() if value})
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

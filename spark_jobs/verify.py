@@ -86,7 +86,7 @@ class ShardVerdict:
         filtered: messages that the transform dropped: the batch that read them wrote no row of them.
         skipped: messages that the group went over because a user moved it forwards.
         missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered; where the
-            ledger tells no more than how many rows or dead letters a batch wrote, how many of them are not there.
+            ledger only records how many rows or dead letters a batch wrote, how many of them are not there.
         duplicated: sequences with more rows than their batch wrote, or in both of the two.
         unknown: sequences that are there but not in the stream, from the stream's first one and the group's origin on;
             or that the transform dropped.

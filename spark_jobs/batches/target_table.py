@@ -217,7 +217,7 @@ def check_unwritten(target: Target, state: LedgerState, streams: Iterable[str]) 
     table = read_table(target.spark, target.ledger.log)
     if "_stream" in table.columns and not table.where(f.col("_stream").isin(*begun)).isEmpty():
         raise InvalidOptionError(
-            f"{ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not tell how "
+            f"{ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not record how "
             f"far group {ingestion.group!r} has read: a copy of a table has the rows, but no positions",
             remedy=f"To continue behind these rows, run: stream-assets adopt --source {target.url} "
             f"--table {ingestion.table} --group {ingestion.group}. If they are of something else, "

@@ -63,7 +63,7 @@ _KEY = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at"]
 MOST_CHARACTERS = 200
 """A longer reason is of the kind of its beginning."""
 _MOST_READ = 50 * MOST_CHARACTERS
-NO_REASON = "no reason is told"
+NO_REASON = "no reason is given"
 OTHER_REASONS = "other reasons"
 """What those of very many kinds are counted as that are met last."""
 _VALUES = re.compile(
@@ -566,8 +566,7 @@ class DeadLetters:
         unknown = [name for name in names if name not in known]
         if unknown:
             raise InvalidOptionError(
-                f"dead letters have no column {unknown[0]!r}",
-                remedy=f"They have {', '.join(DEAD_LETTER_SCHEMA.names)}.",
+                f"dead letters have no column {unknown[0]!r}", remedy=f"Use {', '.join(DEAD_LETTER_SCHEMA.names)}."
             )
         names += [STATUS] if wanted.is_all else []
         return pa.schema([known[name] for name in dict.fromkeys(names)])

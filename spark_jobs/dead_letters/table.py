@@ -202,8 +202,7 @@ class DeadLetterTable:
         }
         # A type that is no text gets a collation by Spark Connect, which delta-rs cannot read.
         missing = {
-            field.name: f.lit(None).cast(field.dataType.simpleString())
-            for field in from_arrow_schema(DEAD_LETTER_SCHEMA)
+            one.name: f.lit(None).cast(one.dataType.simpleString()) for one in from_arrow_schema(DEAD_LETTER_SCHEMA)
         }
         missing = {name: null for name, null in missing.items() if name not in letters.columns}
         rows = letters.withColumns({**missing, **of_batch}).select(*DEAD_LETTER_SCHEMA.names).coalesce(1)

@@ -75,8 +75,8 @@ def one_line(text: str) -> str:
     r"""The text of an error, without colours, in one line.
 
     Example:
-        >>> one_line("it failed\n   \x1b[31m↳\x1b[0m since nobody answered")
-        'it failed since nobody answered'
+        >>> one_line("it failed\n   \x1b[31m↳\x1b[0m because the server did not answer")
+        'it failed because the server did not answer'
     """
     said = " ".join(_COLORS.sub("", text).split())
     return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} …"
@@ -153,7 +153,7 @@ def catalog_managed_error(path: str, why: str) -> UnsupportedError:
     """
     return UnsupportedError(
         f"a catalog decides on the commits of {path} ({why}), and the newest ones may not be files yet, so that "
-        "the log does not tell where a group is",
+        "the log does not show the position of a group",
         remedy="Use a table whose commits are files at once: an external one, without that property or feature.",
     )
 
@@ -369,7 +369,7 @@ class DeltaLog:
                 )
 
     def _commit_file(self, version: int) -> tuple[int, int, int] | None:
-        """What tells the file of a commit from another one of its name; ``None`` if it was cleaned from the log.
+        """What distinguishes the file of a commit from another of its name; ``None`` if it was cleaned from the log.
 
         Raises:
             TableUnreadableError, LedgerUnreadableError: see :func:`reading`.
@@ -449,7 +449,7 @@ class DeltaLog:
             snapshot: the version.
 
         Returns:
-            ``None`` if the checkpoint that the log names cannot be read: then only the whole log tells.
+            ``None`` if the checkpoint that the log names cannot be read: then only the whole log says.
         """
         place = (snapshot.table_id, snapshot.version)
         if self._apps is None or self._apps[0] != place:
@@ -808,7 +808,7 @@ class DeltaLog:
     def _not_certain(self, restore: Commit, why: str) -> LedgerUnreadableError:
         return LedgerUnreadableError(
             f"{self.path} was restored to {restore.restored!r} (version {restore.version}), and which version that was "
-            f"cannot be told: {why}",
+            f"is unknown: {why}",
             remedy=RESTORE_REMEDY,
         )
 

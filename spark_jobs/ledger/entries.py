@@ -66,7 +66,7 @@ class ReplayProgress:
     Args:
         goal: all that it replaces; a shard may be missing, where it has nothing to replace.
         done: what of that is in the table.
-        is_whole: whether ``done`` is all of it; not where it was begun so long ago that it was forgotten meanwhile.
+        is_whole: whether ``done`` is complete. It may lack progress that was dropped from the totals.
     """
 
     goal: Mapping[Shard, Range] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Totals:
         lost: what was gone from the stream before it was read.
         replaced: how many commits have replaced rows.
         replays: the replays and rewinds by :func:`replay_key`, the newest one last.
-        is_forgetful: whether there were so many that the oldest ones are not named.
+        is_forgetful: whether the oldest ones were dropped, because there were too many.
 
     Example:
         >>> totals = Totals(dead=3, replaced=1)

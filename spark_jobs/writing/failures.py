@@ -333,7 +333,7 @@ def _raised_by_us(text: str, *, table: str) -> StreamAssetsError | None:
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
     if any(one.startswith(FOREIGN_PLACE) for one in said):
         return TransformError(
-            f"the transform changes what tells which message a row of {table} is from",
+            f"the transform changes the columns that identify the message of a row of {table}",
             remedy="Keep _stream, _shard and _sequence of each row as they are; the batch is read again at the next "
             "run.",
         )
@@ -466,11 +466,11 @@ def cause_of(error: BaseException) -> str:
     # The class of a Java error, before its text.
     said = re.sub(r"^(\((\w+\.)+[\w$]+\) |(\w+\.)+[\w$]+: )", "", said.strip())
     # A secret that is cut may not be known as one.
-    told = redacted(" ".join(said.split())) or type(error).__name__
-    told = told if len(told) <= MOST_CHARACTERS else f"{told[:MOST_CHARACTERS]} …"
+    shown = redacted(" ".join(said.split())) or type(error).__name__
+    shown = shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]} …"
     causes = re.findall(r"^\s*Caused by: (?:(?:\w+\.)+[\w$]+: )?(.+)$", text, re.MULTILINE)
     cause = redacted(causes[-1].strip()) if causes else ""
-    return told if cause in told else f"{told}; caused by: {cause}"
+    return shown if cause in shown else f"{shown}; caused by: {cause}"
 
 
 def raised_on_executor(reason: str) -> type[StreamAssetsError]:

@@ -113,7 +113,7 @@ def check_places(table: StructType, *, path: str) -> None:
     lacking = [name for name in STREAM_COLUMNS if name not in table.names]
     if lacking:
         raise SchemaMismatchError(
-            f"the table {path} has no column {', '.join(lacking)} any more: somebody has renamed or dropped it",
+            f"the table {path} has no column {', '.join(lacking)} any more: it was renamed or dropped",
             remedy="Without it a replay would write its rows a second time. Give it its name back (ALTER TABLE … "
             "RENAME COLUMN … TO …), or RESTORE the table to a version that has it.",
         )
@@ -135,7 +135,7 @@ def _check_stream_columns(rows: StructType) -> None:
     if lacking:
         raise SchemaMismatchError(
             f"the transform drops {', '.join(lacking)}",
-            remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they tell which message a row is from.",
+            remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they identify the message of a row.",
         )
     kinds = {name: rows[name].dataType.simpleString() for name in STREAM_COLUMNS}
     other = [f"{name} is {kinds[name]}, not {kind}" for name, kind in STREAM_TYPES.items() if kinds[name] != kind]
@@ -277,7 +277,7 @@ def undeclared_values(documents: Iterable[str], decoder: Json) -> FieldStats:
 
 def _too_many(count: str) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"messages have {count} fields that nobody has declared, and no more than {MOST_FIELDS} become columns: "
+        f"messages have {count} undeclared fields, and no more than {MOST_FIELDS} become columns: "
         "their names look like ids",
         remedy="Declare the object that they are in as MAP<STRING, …> or VARIANT; or keep them in one column, with "
         "schema_changes='rescue'.",

@@ -121,7 +121,7 @@ CASES = {
     "transform of spark": Case("raised NumberFormatException in line", raises_of_spark),
     "raise_error": Case("[USER_RAISED_EXCEPTION]", raises_by_expression),
     "reflect": Case("caused by UnknownHostException", reflects),
-    "another place": Case("the transform changes what tells which message", elsewhere),
+    "another place": Case("the transform changes the columns that identify the message", elsewhere),
     "rejected": Case("rejected: '", rejects, succeeds=True),
     "decoder": Case("ValueError", options={"decode": Raising()}, succeeds=True, is_made_by_run=True),
     "undecodable": Case(
