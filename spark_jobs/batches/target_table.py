@@ -206,6 +206,7 @@ def check_unwritten(target: Target, state: LedgerState, streams: Iterable[str]) 
     Raises:
         InvalidOptionError: another group writes them, or the rows are there and no positions are.
         LedgerTruncatedError: the log was cleaned, so that whose rows they are is unknown.
+        OutdatedError: the group has begun with them since the state was read.
     """
     begun, ingestion = without_positions(state, streams), target.ingestion
     if not begun:
@@ -216,13 +217,17 @@ def check_unwritten(target: Target, state: LedgerState, streams: Iterable[str]) 
         return
     table = read_table(target.spark, target.ledger.log)
     if "_stream" in table.columns and not table.where(f.col("_stream").isin(*begun)).isEmpty():
-        raise InvalidOptionError(
+        refusal = InvalidOptionError(
             f"{ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not record how "
             f"far group {ingestion.group!r} has read: a copy of a table has the rows, but no positions",
             remedy=f"To continue behind these rows, run: stream-assets adopt --source {target.url} "
             f"--table {ingestion.table} --group {ingestion.group}. If they are of something else, "
             "ingest into another table.",
         )
+        # Another member may have begun with the stream, and written rows, since the state was read.
+        if without_positions(target.ledger.read(), begun) != begun:
+            raise OutdatedError(refusal)
+        raise refusal
 
 
 def lost_races(ledger: Ledger, ingestion: Ingestion) -> WriteError:

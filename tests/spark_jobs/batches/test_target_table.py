@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
-from spark_jobs.batches.target_table import PATIENCE_SECONDS, YieldRequests
+from spark_jobs.batches.target_table import PATIENCE_SECONDS, OutdatedError, Target, YieldRequests, check_unwritten
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
@@ -26,6 +26,7 @@ from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset
+from stream_consumers.urls import StreamUrl
 from tests.support.command_line import failing, run
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.one_run import slow
@@ -210,3 +211,12 @@ def test_a_rewind_spares_rows_of_other_groups(
         drain(spark, url, first)
     assert entries(first) == before
     assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_rows_of_another_member_that_began_meanwhile_are_no_copy(spark: SparkSession, folder: Path) -> None:
+    url, what = write_stream(folder / "orders.ss", 10), ingestion(folder / "t")
+    before = what.ledger().read()
+    drain(spark, url, what)
+    target = Target.of(spark, what, url=StreamUrl.parse(url), observer=ignore_steps)
+    with pytest.raises(OutdatedError):
+        check_unwritten(target, before, ["orders"])
