@@ -231,7 +231,7 @@ MISFITS = [
     ({"decoder": Json("_shard BIGINT")}, "uses names of .*: _shard"),
     ({"decoder": Json("_Shard BIGINT")}, "uses names of .*: _Shard"),
     ({"decoder": Json("_tmp_metadata_row_index BIGINT")}, "uses names of .*: _tmp_metadata_row_index"),
-    ({"decoder": Json("id BIGINT, Id INT")}, "the column 'Id'"),
+    ({"decoder": Json("id BIGINT, Id INT")}, "the column 'Id' occurs twice"),
     ({"decoder": Json("id MAP<INT, INT>")}, "id is a MAP with keys that are int32"),
 ]
 

@@ -234,7 +234,7 @@ def test_streams_keep_their_names_or_one_gets_another(memory: str) -> None:
         (("stdio:///a", "memory://m/b,c"), "has no stream for a"),
         (("memory://m/a,b", "memory://m/b,a"), "would be sent to itself"),
         (("file://a.ss/a", "file://./a.ss/a"), "would be sent to itself"),
-        (("memory://m/a", "ftp://x/a"), "'ftp'"),
+        (("memory://m/a", "ftp://x/a"), "no backend has the URL scheme 'ftp'"),
         (("memory://m/a", "memory://n/a", "--bare"), "--bare is for stdio"),
         (("memory://m/a", "memory://n/a", "--shards", "2"), "--shards is for Kafka and Redis"),
         (("stdio:///a", "memory://m/a", "--source-client", "a=b"), "no client to configure"),

@@ -76,4 +76,4 @@ def test_a_server_that_starts_is_waited_for_and_who_waits_is_told(
 def test_where_no_server_can_be_kept_it_is_told_why(servers: Path) -> None:
     servers.touch()
     for command in ("status", "stop"):
-        failing(run("spark", command), "no Spark server is kept here", "is not a folder")
+        failing(run("spark", command), "no Spark server is kept here", "is not a folder of this user")
