@@ -71,7 +71,7 @@ def struct_ddl(fields: Iterable[tuple[str, str]]) -> str:
 
 
 def check_distinct(names: Sequence[str], path: str) -> None:
-    """Refuse names that Spark cannot tell apart, or that are longer than :data:`MAX_COLUMN_NAME_LENGTH`.
+    """Refuse names that Spark cannot distinguish, or that are longer than :data:`MAX_COLUMN_NAME_LENGTH`.
 
     Args:
         names: the names of the fields of a STRUCT, or of columns.
