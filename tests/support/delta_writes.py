@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
 
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.writing.delta_table import DeltaWriter
+from tests.support.polling import until
 
 
 class Writes:
@@ -50,3 +52,14 @@ def clean_log(table: str) -> None:
 
 
 APP, VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+
+
+def waiting(column: str, *, started: Path, landed: Path) -> Column:
+    """A BIGINT column as it is, whose rows are written once ``landed`` exists; ``started`` is made while they wait."""
+
+    def wait(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+        started.touch()
+        until(landed.exists)
+        return number
+
+    return f.udf(wait, "bigint")(column)

@@ -13,7 +13,6 @@ import pytest
 from delta.exceptions import ConcurrentTransactionException
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
@@ -33,7 +32,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss, ErrorPolicy, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.command_line import run
-from tests.support.delta_writes import APP, VERSION, Writes
+from tests.support.delta_writes import APP, VERSION, Writes, waiting
 from tests.support.feeds import FILES_FIRST, SHARDS, Feed, FileFeed, make_feed
 from tests.support.kafka_topics import CrashError, FailOnce, Once, crash
 from tests.support.ledger_tables import at, write_batch
@@ -595,14 +594,7 @@ class ReplayWrites(Writes):
 def test_d06_a_conflict_drops_the_slower_replay(lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes run the same replay; the slow one finds that its range is done."""
     started, landed = folder / "started", folder / "landed"
-
-    def wait(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
-        started.touch()
-        until(landed.exists)
-        return number
-
-    slow_id = f.udf(wait, "bigint")
-    slow = lake.with_transform(lambda rows: new(rows).withColumn("id", slow_id("id")))
+    slow = lake.with_transform(lambda rows: new(rows).withColumn("id", waiting("id", started=started, landed=landed)))
     writes = ReplayWrites(monkeypatch)
     done: list[BatchReport] = []
 

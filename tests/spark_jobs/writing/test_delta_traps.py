@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
 
 from sensors.lag import measure
 from spark_jobs.batches import job
@@ -27,7 +26,7 @@ from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.support.delta_writes import APP, VERSION, Writes, clean_log
+from tests.support.delta_writes import APP, VERSION, Writes, clean_log, waiting
 from tests.support.kafka_topics import (
     MALFORMED,
     CrashError,
@@ -299,14 +298,7 @@ def test_d06_a_conflict_over_our_number_drops_the_batch_if_the_other_commit_has_
 ) -> None:
     stream.send(*orders(1))
     started, landed = folder / "started", folder / "landed"
-
-    def wait(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
-        started.touch()
-        until(landed.exists)
-        return number
-
-    slow_id = f.udf(wait, "bigint")
-    slow = what.having(transform=lambda rows: rows.withColumn("id", slow_id("id")))
+    slow = what.having(transform=lambda rows: rows.withColumn("id", waiting("id", started=started, landed=landed)))
     writes = Writes(monkeypatch)
     bids: list[str] = []
 
