@@ -24,8 +24,8 @@ IN_FLIGHT = (
     dg.DagsterRunStatus.CANCELING,
 )
 FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-RUNS_LOOKED_AT = 100
-LONGEST_BACKOFF_SECONDS = 900.0
+MAX_FINISHED_RUNS = 100
+MAX_BACKOFF_SECONDS = 900.0
 PARTITION_TAGS = frozenset(("dagster/partition", "dagster/asset_partition_range_start"))
 """A run with one of these tags is of partitions."""
 
@@ -45,7 +45,7 @@ class AssetRun:
     ended: float
 
     @property
-    def is_of_partitions(self) -> bool:
+    def is_partition_run(self) -> bool:
         """Whether it was asked for partitions."""
         return not PARTITION_TAGS.isdisjoint(self.run.tags)
 
@@ -92,25 +92,25 @@ class AssetRuns:
         jobs = sorted({job_name, *_jobs(context.repository_def, asset_key)})
         in_flight = [one for job in jobs for one in _runs(context.instance, job, asset_key, IN_FLIGHT)]
         finished = [
-            one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED, limit=RUNS_LOOKED_AT)
+            one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED, limit=MAX_FINISHED_RUNS)
         ]
         if waits_for_replays:
             in_flight += [one for job in replay_jobs for one in _runs(context.instance, job, asset_key, IN_FLIGHT)]
         if is_partitioned:
-            in_flight = in_flight if waits_for_replays else [one for one in in_flight if not one.is_of_partitions]
-            finished = [one for one in finished if not one.is_of_partitions]
+            in_flight = in_flight if waits_for_replays else [one for one in in_flight if not one.is_partition_run]
+            finished = [one for one in finished if not one.is_partition_run]
         return cls(
             [one for one in in_flight if is_recent(one.created, now=now, seconds=stale_seconds)],
             # What ended ahead of the clock, by more than any pause, would stay the newest until the clock is there.
             sorted(
-                (one for one in finished if one.ended <= now + LONGEST_BACKOFF_SECONDS),
+                (one for one in finished if one.ended <= now + MAX_BACKOFF_SECONDS),
                 key=lambda one: one.ended,
                 reverse=True,
             ),
             now,
         )
 
-    def busy(self) -> str:
+    def describe_in_flight(self) -> str:
         """What the runs in flight are doing, for people."""
         return "; ".join(
             f"run {one.run.run_id} is {one.run.status.value} for {max(0.0, self.now - one.created):.0f} s "
@@ -157,7 +157,7 @@ class AssetRuns:
         if failures < 2:
             return None
         newest = self.finished[0]
-        pause = min(LONGEST_BACKOFF_SECONDS, seconds * 2 ** (failures - 2))
+        pause = min(MAX_BACKOFF_SECONDS, seconds * 2 ** (failures - 2))
         if not is_recent(newest.ended, now=self.now, seconds=pause):
             return None
         left = newest.ended + pause - self.now

@@ -48,7 +48,7 @@ class Measurement:
 
     def describe(self) -> str:
         """The numbers, for people."""
-        shards = _listed(self.lag)
+        shards = _describe_counts(self.lag)
         return (
             f"lag {self.total}"
             + (f" ({shards})" if shards else f" in {counted(len(self.extents), 'shard')}")
@@ -57,11 +57,11 @@ class Measurement:
 
     def blocked(self) -> str:
         """What an open transaction holds back, for people; empty if nothing is."""
-        shards = _listed({shard: extent.blocked for shard, extent in self.extents.items()})
+        shards = _describe_counts({shard: extent.blocked for shard, extent in self.extents.items()})
         return f"; blocked by an open transaction: {shards}" if shards else ""
 
 
-def _listed(counts: Mapping[Shard, int]) -> str:
+def _describe_counts(counts: Mapping[Shard, int]) -> str:
     return ", ".join(f"{shard}: {count}" for shard, count in sorted(counts.items()) if count)
 
 
@@ -123,7 +123,7 @@ def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) 
 
 STATUS = "stream/status"
 REASON = "stream/reason"
-_NEWEST = 100
+_MAX_OBSERVATIONS = 100
 
 
 class StreamStatus(str, enum.Enum):
@@ -182,7 +182,7 @@ class LagObserver:
             instance: where the observations are.
         """
         return [
-            dg.AssetObservation(key, metadata={**self._known(StreamStatus.LOST), REASON: error.what})
+            dg.AssetObservation(key, metadata={**self._common_metadata(StreamStatus.LOST), REASON: error.what})
             for key in dict.fromkeys(self.upstream.values())
             if not self._is_reported(instance, key, error.what)
         ]
@@ -226,13 +226,13 @@ class LagObserver:
         return dg.AssetObservation(
             key,
             metadata={
-                **self._known(status_of(total, is_blocked=is_blocked, is_lost=bool(lost))),
+                **self._common_metadata(status_of(total, is_blocked=is_blocked, is_lost=bool(lost))),
                 self.lag_key: dg.MetadataValue.int(total),
                 "stream/shards": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
             },
         )
 
-    def _known(self, status: StreamStatus) -> dict[str, dg.MetadataValue]:
+    def _common_metadata(self, status: StreamStatus) -> dict[str, dg.MetadataValue]:
         return {
             STATUS: dg.MetadataValue.text(status.value),
             "stream/group": dg.MetadataValue.text(self.group),
@@ -246,7 +246,7 @@ class LagObserver:
 
     def _is_reported(self, instance: dg.DagsterInstance, key: dg.AssetKey, reason: str) -> bool:
         """Whether the newest observation of this group and table says it: a tick that fails remembers nothing."""
-        for record in instance.fetch_observations(key, limit=_NEWEST).records:
+        for record in instance.fetch_observations(key, limit=_MAX_OBSERVATIONS).records:
             known = record.asset_observation.metadata if record.asset_observation else {}
             of = {name: known[name].value for name in ("stream/group", "stream/table_asset") if name in known}
             if of == {"stream/group": self.group, "stream/table_asset": self.asset_key}:

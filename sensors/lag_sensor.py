@@ -31,7 +31,7 @@ from stream_consumers.versions import check_keys, check_version
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-LONGEST_SILENCE_SECONDS = 60.0
+MAX_BROKER_WAIT_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
 MEMBER_TAG = "stream_assets/member"
 STALE_RUN_SECONDS = 6 * 3600.0
@@ -128,7 +128,7 @@ class LagCursor:
 paused_after='')
         """
         since, silent = self.waiting_since, self.silent_since
-        is_silent = silent is not None and silent <= now and self.ask_at <= now + LONGEST_SILENCE_SECONDS
+        is_silent = silent is not None and silent <= now and self.ask_at <= now + MAX_BROKER_WAIT_SECONDS
         return replace(
             self,
             waiting_since=since if since is not None and since <= now else None,
@@ -138,7 +138,7 @@ paused_after='')
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class SensorInputs:
     """What a lag sensor looks at.
 
     Args:
@@ -155,7 +155,7 @@ class Watched:
 def build_lag_sensor(
     *,
     name: str,
-    watched: Callable[[dg.DagsterInstance], Watched],
+    inputs: Callable[[dg.DagsterInstance], SensorInputs],
     job: Any,
     asset_key: dg.AssetKey,
     description: str | None = None,
@@ -167,7 +167,7 @@ def build_lag_sensor(
 
     Args:
         name: of the sensor.
-        watched: returns what to look at; it is called at each tick.
+        inputs: returns what to look at; it is called at each tick.
         job: the job to run. Runs of other jobs hold the next one back, too, if they make the asset.
         asset_key: the asset that it makes.
         description: of the sensor.
@@ -178,8 +178,8 @@ def build_lag_sensor(
     """
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        looked_at = watched(context.instance)
-        source, ingestion, upstream = looked_at.source, looked_at.ingestion, looked_at.upstream
+        current = inputs(context.instance)
+        source, ingestion, upstream = current.source, current.ingestion, current.upstream
         now = time.time()
         cursor = read_cursor(context.cursor, LagCursor).at(now)
         if cursor.silent_since is not None and now < cursor.ask_at:
@@ -201,7 +201,7 @@ def build_lag_sensor(
                 raise BrokerUnavailableError(
                     f"{error.what.rstrip('.')}, for {silent:.0f} s now", remedy=error.remedy, **error.facts
                 ) from error
-            pause = min(LONGEST_SILENCE_SECONDS, silent)
+            pause = min(MAX_BROKER_WAIT_SECONDS, silent)
             waiting = replace(cursor, silent_since=silent_since, ask_at=now + pause)
             return _wait_for_broker(waiting, str(error), now, ingestion.retry_seconds)
         # Grows with every batch, whatever transaction sequence it was written in.
@@ -220,10 +220,10 @@ def build_lag_sensor(
             replay_jobs=replay_jobs,
         )
         waiting_since = None if not found.total else since or runs.now
-        observed = hash_text(describe_measurement(found))
+        observed = short_digest(describe_measurement(found))
         is_news = observed != cursor.observed
         taken = [one.run.tags.get(MEMBER_TAG, ingestion.member) for one in runs.in_flight]
-        reason = _why_not(found, runs, ingestion, policy, waited=runs.now - (waiting_since or runs.now))
+        reason = _skip_reason(found, runs, ingestion, policy, waited=runs.now - (waiting_since or runs.now))
         events = observer.observations(found) if is_news else []
         cancelled = runs.newest_cancelled(policy.after_cancel_seconds) if found.total else None
         paused_after = cancelled.run.run_id if cancelled else ""
@@ -259,12 +259,12 @@ def _wait_for_broker(cursor: LagCursor, what: str, now: float, seconds: float) -
     )
 
 
-def _why_not(
+def _skip_reason(
     found: Measurement, runs: AssetRuns, ingestion: Ingestion, policy: LagPolicy, *, waited: float
 ) -> str | None:
     """Why no run is asked for, with the numbers, for people; ``None`` if one is."""
     if len(runs.in_flight) >= policy.max_runs:
-        return f"{runs.busy()}; {found.describe()}"
+        return f"{runs.describe_in_flight()}; {found.describe()}"
     is_first_from_the_end = found.state.newest is None and ingestion.start is AutoStreamReset.LATEST
     is_lag_asked = found.is_exact and not policy.keeps_alive
     if is_lag_asked and not found.total and not is_first_from_the_end:
@@ -286,12 +286,12 @@ def _requests(found: Measurement, policy: LagPolicy, taken: Sequence[str]) -> li
     return [dg.RunRequest(tags={LAG_TAG: str(found.total), MEMBER_TAG: member}) for member in free]
 
 
-def hash_text(text: str) -> str:
+def short_digest(text: str) -> str:
     """A short digest, so that the cursor stays small however many shards there are."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-FORMAT = 1
+CURSOR_VERSION = 1
 Cursor = TypeVar("Cursor", bound="DataclassInstance")
 
 
@@ -307,7 +307,7 @@ def read_cursor(text: str | None, kind: type[Cursor]) -> Cursor:
     try:
         document = json.loads(text or "{}")
         own = {name: value for name, value in document.items() if name != "v"}
-        check_version(document.get("v"), what="the cursor", versions=[FORMAT])
+        check_version(document.get("v"), what="the cursor", versions=[CURSOR_VERSION])
         check_keys(own, what="the cursor", keys=[field.name for field in fields(kind)])
         return TypeAdapter(kind).validate_python(own)
     except (ValueError, AttributeError, RecursionError, UnsupportedVersionError):
@@ -317,4 +317,4 @@ def read_cursor(text: str | None, kind: type[Cursor]) -> Cursor:
 def write_cursor(cursor: DataclassInstance) -> str:
     """The text that :func:`read_cursor` reads."""
     values: dict[str, Any] = asdict(cursor)
-    return json.dumps({"v": FORMAT, **values})
+    return json.dumps({"v": CURSOR_VERSION, **values})

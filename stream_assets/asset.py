@@ -17,7 +17,7 @@ from spark_jobs.writing.layout import TableLayout
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.materializations import Context
 from stream_assets.metadata import DEAD_LETTER_COMMANDS, TABLE_NAME, TABLE_URI, dead_letter_commands, table_name
-from stream_assets.options import OpOptions, RedriveConfig, ReplayConfig, RunLimits, StreamConfig, checked
+from stream_assets.options import OpOptions, RedriveConfig, ReplayConfig, RunLimits, StreamConfig, with_config_check
 from stream_assets.resources import DeltaLake, LakeTable, StreamLocation, TableLocation
 from stream_assets.stream_run import StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
@@ -28,7 +28,7 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, ErrorPolicy, choice
 
 CONTEXT = "context"
-_OF_ONE_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_NAMED_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class AssetFunction:
                 f"{getattr(function, '__name__', function)!r} yields, but it takes no StreamRun",
                 remedy="Write the body of an asset as (context, stream: StreamRun), and a transform with return.",
             )
-        asked = [p.name for p in parameters if p.kind in _OF_ONE_NAME and p.default is p.empty and p.name != CONTEXT]
+        asked = [p.name for p in parameters if p.kind in _NAMED_KINDS and p.default is p.empty and p.name != CONTEXT]
         rows = asked[0] if asked and run is None else None
         others = tuple(name for name in asked if name not in (run, rows))
         return cls(function, run, rows, any(p.name == CONTEXT for p in parameters), others)
@@ -164,7 +164,7 @@ class StreamAsset(dg.AssetsDefinition):
 
     def with_resources(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> dg.AssetsDefinition:
         """A plain copy, as Dagster makes them when it loads: what a run needs is in its op."""
-        return plain(self).with_resources(resource_defs)
+        return plain_definition(self).with_resources(resource_defs)
 
     @property
     def upstream(self) -> Mapping[str, dg.AssetKey]:
@@ -186,7 +186,7 @@ class StreamAsset(dg.AssetsDefinition):
         yield dg.Output(None)
 
 
-def plain(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
+def plain_definition(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
     """The definition of an asset without what belongs to its stream."""
     return dg.AssetsDefinition(**_attributes(asset))
 
@@ -246,7 +246,7 @@ def make_stream_asset(
 
     attributes = _attributes(materialize)
     attributes["resource_defs"] = {loader: build_table_loader(declared)}
-    attributes["node_def"] = checked(materialize.op, StreamConfig)
+    attributes["node_def"] = with_config_check(materialize.op, StreamConfig)
     return StreamAsset(declared, function, streams=streams, **attributes)
 
 

@@ -28,9 +28,9 @@ from stream_consumers.errors import (
 )
 from stream_consumers.urls import check_address
 
-ANSWER_SECONDS = 10.0
-_PART = r"[^\s.`/\\]+"
-_MAKE_IT = "Make it there, with CREATE TABLE … USING DELTA LOCATION '…'; the first run fills it."
+REQUEST_TIMEOUT_SECONDS = 10.0
+_NAME_PART = r"[^\s.`/\\]+"
+_CREATE_TABLE = "Make it there, with CREATE TABLE … USING DELTA LOCATION '…'; the first run fills it."
 
 
 class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # the class is generic only inside Dagster
@@ -59,7 +59,7 @@ class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # t
             InvalidOptionError: it may not.
         """
         dots = self.example.count(".")
-        if not isinstance(name, str) or not re.fullmatch(rf"{_PART}(\.{_PART}){{{dots}}}", name):
+        if not isinstance(name, str) or not re.fullmatch(rf"{_NAME_PART}(\.{_NAME_PART}){{{dots}}}", name):
             raise InvalidOptionError(
                 f"table {name!r} is no name in this catalog", remedy=f"Write it like {self.example}."
             )
@@ -103,7 +103,7 @@ class CatalogTable(TableLocation):
     catalog: TableCatalog
     name: str
     storage_options: Mapping[str, str] = field(repr=False)
-    is_of_key: bool = field(default=False, init=False)
+    is_named_by_key: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.catalog.check_address()
@@ -162,7 +162,7 @@ class UnityCatalog(TableCatalog):
         found = self._get(f"tables/{quote(name, safe='.')}", what=name)
         kind, place = found.get("data_source_format"), found.get("storage_location")
         if kind != "DELTA" or not isinstance(place, str) or not place:
-            raise _no_delta(name, self.shown, f"{found.get('table_type')} of format {kind}")
+            raise _not_delta_error(name, self.shown, f"{found.get('table_type')} of format {kind}")
         return place
 
     def _get(self, path: str, *, what: str) -> Mapping[str, Any]:
@@ -172,11 +172,11 @@ class UnityCatalog(TableCatalog):
             token = check_header_value(resolved_text("token", self.token), "token")
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
-            with _DIRECT.open(request, timeout=ANSWER_SECONDS) as answer:
+            with _OPENER.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error.code, what) from None
+                raise self._status_error(error.code, what) from None
         except (OSError, HTTPException) as error:
             raise CatalogUnavailableError(
                 f"the catalog at {self.shown} does not answer: {getattr(error, 'reason', error)}",
@@ -192,9 +192,9 @@ class UnityCatalog(TableCatalog):
             )
         return found
 
-    def _refused(self, code: int, what: str) -> StreamAssetsError:
+    def _status_error(self, code: int, what: str) -> StreamAssetsError:
         if code == HTTPStatus.NOT_FOUND:
-            return InvalidOptionError(f"the catalog at {self.shown} has no table {what}", remedy=_MAKE_IT)
+            return InvalidOptionError(f"the catalog at {self.shown} has no table {what}", remedy=_CREATE_TABLE)
         if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return AccessDeniedError(
                 f"the catalog at {self.shown} does not let us look at {what} (HTTP {code})",
@@ -239,13 +239,13 @@ class HiveMetastore(TableCatalog):
         """See :meth:`TableCatalog.location`."""
         found = self._table(*name.split("."))
         if found is None:
-            raise InvalidOptionError(f"the catalog at {self.shown} has no table {name}", remedy=_MAKE_IT)
+            raise InvalidOptionError(f"the catalog at {self.shown} has no table {name}", remedy=_CREATE_TABLE)
         properties, storage = found.parameters or {}, found.sd
         # Where Spark has a table that Hive cannot read, the location is a place that nothing is at.
         place = (storage.serdeInfo.parameters or {}).get("path") or storage.location
         kind = properties.get("spark.sql.sources.provider")
         if str(kind).lower() != "delta" or not place:
-            raise _no_delta(name, self.shown, f"{found.tableType} of provider {kind}")
+            raise _not_delta_error(name, self.shown, f"{found.tableType} of provider {kind}")
         return str(place)
 
     def _table(self, schema: str, name: str) -> Any:
@@ -266,7 +266,7 @@ class HiveMetastore(TableCatalog):
         reasons = []
         for host, port in _servers(resolved_text("uri", self.uri)):
             socket = TSocket(host, port)
-            socket.setTimeout(ANSWER_SECONDS * 1000)
+            socket.setTimeout(REQUEST_TIMEOUT_SECONDS * 1000)
             transport = TBufferedTransport(socket)
             try:
                 transport.open()
@@ -283,14 +283,14 @@ class HiveMetastore(TableCatalog):
         )
 
 
-class _Direct(urllib.request.HTTPRedirectHandler):
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: the catalog itself has to answer, not a server that an answer names."""
 
     def redirect_request(self, *request: Any) -> None:
         """Follow none."""
 
 
-_DIRECT = urllib.request.build_opener(_Direct)
+_OPENER = urllib.request.build_opener(_RefuseRedirects)
 
 
 def _checked_url(url: str) -> str:
@@ -314,7 +314,7 @@ def _servers(uri: str) -> list[tuple[str, int]]:
     return servers
 
 
-def _no_delta(name: str, catalog: str, found: str) -> InvalidOptionError:
+def _not_delta_error(name: str, catalog: str, found: str) -> InvalidOptionError:
     return InvalidOptionError(
         f"{name} in the catalog at {catalog} is no Delta table with a place of its own, but {found}",
         remedy="Name a Delta table.",

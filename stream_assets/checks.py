@@ -64,7 +64,7 @@ def build_lag_check(
     check_count("max_messages", max_messages, at_least=0)
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        found = _measured(context, budget_seconds, answer_seconds)
+        found = _measure(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
             return dg.AssetCheckResult(passed=False, description=found)
         lost = [f"{shard} {part.start} to {part.end}" for shard, part in sorted(found.lost.items())]
@@ -117,10 +117,10 @@ def build_freshness_check(
     check_range("max_seconds", max_seconds)
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        found = _measured(context, budget_seconds, answer_seconds)
+        found = _measure(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
             return dg.AssetCheckResult(passed=False, description=found)
-        newest = next(filter(_is_ingested, _surviving(context)), None)
+        newest = next(filter(_is_ingestion_batch, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else max(0.0, time.time() - written_ms / 1000)
         written = "the log does not say when the last batch was written"
@@ -175,9 +175,9 @@ def build_dead_letter_ratio_check(
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         newest = _newest_messages(context, batches)
-        dead, messages = _still_dead(context, newest), newest.count
+        dead, messages = _count_dead_letters(context, newest), newest.count
         ratio = dead / messages if messages else 0.0
-        nothing = _nothing_written(context, context.state)
+        nothing = _why_no_commit(context, context.state)
         return dg.AssetCheckResult(
             passed=ratio <= max_ratio and not nothing,
             description=nothing
@@ -220,7 +220,7 @@ def build_continuity_check(
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         shards = context.state.shards
         broken = {str(shard): str(s.covered) for shard, s in shards.items() if len(s.covered.ranges) > 1 or s.redo}
-        nothing = _nothing_written(context, context.state)
+        nothing = _why_no_commit(context, context.state)
         return dg.AssetCheckResult(
             passed=not broken and not nothing,
             description=nothing,
@@ -238,7 +238,7 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
         # Some of them may be in ranges that were replaced since, so that they count no more, or be dismissed.
         dead = sum(part.num_rows for part in dead_letters.open_places(context.ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
-    nothing = _nothing_written(context, context.state)
+    nothing = _why_no_commit(context, context.state)
     problems = []
     if dead:
         problems.append(f"dead letters: {dead}, with their errors in {dead_letters.path}")
@@ -269,7 +269,7 @@ def _surviving(context: StreamCheckContext) -> Iterator[Commit]:
         yield from context.ledger.surviving(context.state.version)
 
 
-def _is_ingested(commit: Commit) -> bool:
+def _is_ingestion_batch(commit: Commit) -> bool:
     """Whether it is a batch that ingestion wrote: none that only moves the group, or replaces rows."""
     entry = commit.entry
     return entry is not None and entry.kind == "batch" and not (entry.skipped or entry.until)
@@ -308,7 +308,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
     return _NewestMessages(entries, round(messages), places)
 
 
-def _still_dead(context: StreamCheckContext, newest: _NewestMessages) -> int:
+def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) -> int:
     """How many of these messages are dead letters that count: those that were redriven or replayed do no more."""
     if not context.state.totals.replaced:
         return sum(entry.dead for entry in newest.entries)
@@ -329,7 +329,7 @@ def _still_dead(context: StreamCheckContext, newest: _NewestMessages) -> int:
     return of_batches + sum(len(np.unique(np.concatenate(own))) for own in found.values())
 
 
-def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:
+def _measure(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:
     """What there is to read, or why the check fails without that."""
     declared = context.stream
     ingestion = declared.ingestion
@@ -338,10 +338,10 @@ def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds
     except StreamAssetsError as error:
         # A check that cannot be made fails. The run that it comes after has done its work.
         return str(error)
-    return _nothing_written(context, found.state) or found
+    return _why_no_commit(context, found.state) or found
 
 
-def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | None:
+def _why_no_commit(context: StreamCheckContext, state: LedgerState) -> str | None:
     """Why a table without a commit of the group cannot be checked; ``None`` if it has one."""
     if state.newest is not None:
         return None

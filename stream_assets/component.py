@@ -110,7 +110,7 @@ def attributes_of(
         for name, field in kind.model_fields.items():
             declared[name] = (hints[name], field.is_required(), field.description)
     else:
-        texts = _described(kind)
+        texts = _field_descriptions(kind)
         for one in (field for field in fields(kind) if field.init):
             is_required = one.default is MISSING and one.default_factory is MISSING
             declared[one.name] = (hints[one.name], is_required, texts[one.name])
@@ -135,7 +135,7 @@ def one_of(kinds: Mapping[str, type[Any]]) -> Any:
     return Annotated[Union[models], Field(discriminator="type")]  # noqa: UP007 - made of a tuple
 
 
-def _described(kind: type[Any]) -> dict[str, str]:
+def _field_descriptions(kind: type[Any]) -> dict[str, str]:
     """What the docstring of a dataclass says of each field."""
     _, _, about = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
     about = about.partition("\n\n")[0]
@@ -160,7 +160,7 @@ def _decoders(**types: Any) -> Any:
     return Annotated[Union[models], Field(discriminator="type")]  # noqa: UP007 - made of a tuple
 
 
-DECODER_TYPE: Any = _decoders(key=str | _decoders() | None, headers=str | dict[str, str] | None)
+DECODER_ATTRIBUTES: Any = _decoders(key=str | _decoders() | None, headers=str | dict[str, str] | None)
 
 
 class Variables:
@@ -190,16 +190,16 @@ class Variables:
         return value
 
 
-def resolved(context: dg.ResolutionContext, value: Any) -> Any:
+def resolve(context: dg.ResolutionContext, value: Any) -> Any:
     """The value, or values, of an attribute; its templates know also ``EnvVar`` and ``RetryPolicy`` of Dagster.
 
     Raises:
         dagster.components.resolved.errors.ResolutionException: a template that cannot be evaluated.
     """
     if isinstance(value, dict):
-        return {name: resolved(context.at_path(name), one) for name, one in value.items()}
+        return {name: resolve(context.at_path(name), one) for name, one in value.items()}
     if isinstance(value, list):
-        return [resolved(context.at_path(place), one) for place, one in enumerate(value)]
+        return [resolve(context.at_path(place), one) for place, one in enumerate(value)]
     # Dagster takes text that looks like a number for one, where there is no template, too.
     if not isinstance(value, str) or not re.search(r"{[{%]", value):
         return value
@@ -207,7 +207,7 @@ def resolved(context: dg.ResolutionContext, value: Any) -> Any:
     return context.with_scope(**scope).resolve_value(value, as_type=object)
 
 
-def made(context: dg.ResolutionContext, value: Any, kinds: Mapping[str, type[Any]]) -> Any:
+def build_from_attributes(context: dg.ResolutionContext, value: Any, kinds: Mapping[str, type[Any]]) -> Any:
     """The object that attributes describe, of the class that their ``type`` names; any other value as it is resolved.
 
     Args:
@@ -216,14 +216,14 @@ def made(context: dg.ResolutionContext, value: Any, kinds: Mapping[str, type[Any
         kinds: the classes; of one class without a ``type`` the name is empty.
     """
     if not isinstance(value, BaseModel):
-        return resolved(context, value)
-    given = resolved(context, value.model_dump(exclude_unset=True))
+        return resolve(context, value)
+    given = resolve(context, value.model_dump(exclude_unset=True))
     return kinds[given.pop("type", "")](**given)
 
 
 def resolve_options(context: dg.ResolutionContext, value: Any) -> Any:
     """The attributes of an object of options that are given, by their names."""
-    return resolved(context, value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value)
+    return resolve(context, value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value)
 
 
 def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConnection | StreamUrl:
@@ -233,7 +233,7 @@ def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConne
         InvalidOptionError: a URL in a variable.
         InvalidUrlError: no URL.
     """
-    url = made(context, value, CONNECTIONS)
+    url = build_from_attributes(context, value, CONNECTIONS)
     if isinstance(url, StreamConnection):
         return url
     if isinstance(url, dg.EnvVar):
@@ -248,31 +248,31 @@ def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConne
 
 def resolve_lake(context: dg.ResolutionContext, value: Any) -> DeltaLake | None:
     """The place of the tables."""
-    found = made(context, value, {"": DeltaLake})
+    found = build_from_attributes(context, value, {"": DeltaLake})
     return DeltaLake(root=found) if isinstance(found, str) else found
 
 
 def resolve_decoder(context: dg.ResolutionContext, value: Any) -> Decoder | None:
     """The decoder, or the one that is referred to."""
     if isinstance(value, BaseModel):
-        return _made_decoder(context, resolved(context, value.model_dump(exclude_unset=True, by_alias=True)))
+        return _build_decoder(context, resolve(context, value.model_dump(exclude_unset=True, by_alias=True)))
 
     def is_decoder(found: Any) -> bool:
         return not isinstance(found, type) and callable(getattr(found, "decode", None))
 
     remedy = "Refer to an object that can decode(payloads, schema), like Json('id BIGINT')."
-    decoder: Decoder | None = _referred(context, value, "decode", is_decoder, remedy)
+    decoder: Decoder | None = _resolve_reference(context, value, "decode", is_decoder, remedy)
     return decoder
 
 
-def _made_decoder(context: dg.ResolutionContext, given: dict[str, Any]) -> Decoder:
+def _build_decoder(context: dg.ResolutionContext, given: dict[str, Any]) -> Decoder:
     if given.get("registry") is not None:
         given["registry"] = SchemaRegistry(**given["registry"])
     if given.get("schema_file") is not None:
         here = dg.ComponentLoadContext.from_resolution_context(context).path
         given["schema_file"] = here / given["schema_file"]
     if isinstance(given.get("key"), dict):
-        given["key"] = _made_decoder(context, given["key"])
+        given["key"] = _build_decoder(context, given["key"])
     kind, _ = FORMATS[given.pop("type")]
     decoder: Decoder = kind(**given)
     return decoder
@@ -281,7 +281,7 @@ def _made_decoder(context: dg.ResolutionContext, given: dict[str, Any]) -> Decod
 def resolve_transform(context: dg.ResolutionContext, value: Any) -> Any:
     """The function that is referred to."""
     remedy = "Refer to a function that takes the rows and returns them."
-    return _referred(context, value, "transform", callable, remedy)
+    return _resolve_reference(context, value, "transform", callable, remedy)
 
 
 def resolve_translator(context: dg.ResolutionContext, value: Any) -> StreamTranslator | None:
@@ -291,12 +291,12 @@ def resolve_translator(context: dg.ResolutionContext, value: Any) -> StreamTrans
         return isinstance(found, StreamTranslator) or (isinstance(found, type) and issubclass(found, StreamTranslator))
 
     remedy = "Refer to a class that inherits from StreamTranslator, or to an object of one."
-    found = _referred(context, value, "translator", is_translator, remedy)
+    found = _resolve_reference(context, value, "translator", is_translator, remedy)
     translator: StreamTranslator | None = found() if isinstance(found, type) else found
     return translator
 
 
-def _referred(
+def _resolve_reference(
     context: dg.ResolutionContext, value: Any, option: str, is_right: Callable[[Any], bool], remedy: str
 ) -> Any:
     """What an attribute refers to, if it is what the option takes.
@@ -304,14 +304,14 @@ def _referred(
     Raises:
         InvalidOptionError: it is something else, or it is not there.
     """
-    given = resolved(context, value)
-    found = referred(context, given, option=option) if isinstance(given, str) else given
+    given = resolve(context, value)
+    found = import_reference(context, given, option=option) if isinstance(given, str) else given
     if found is not None and not is_right(found):
         raise InvalidOptionError(f"{option}={value!r} is a {type(found).__name__}", remedy=remedy)
     return found
 
 
-def referred(context: dg.ResolutionContext, path: str, *, option: str) -> Any:
+def import_reference(context: dg.ResolutionContext, path: str, *, option: str) -> Any:
     """What ``module.name`` refers to; with a dot before it, in the folder of the ``defs.yaml``.
 
     Args:
@@ -356,7 +356,7 @@ def _attribute(resolve: Any, kind: Any, description: str, *, examples: list[Any]
 
 
 def _text(description: str) -> dg.Resolver:
-    return _attribute(resolved, str | None, description)
+    return _attribute(resolve, str | None, description)
 
 
 def _options(name: str) -> dg.Resolver:
@@ -383,7 +383,7 @@ class StreamOptions(dg.Resolvable):
         Decoder | None,
         _attribute(
             resolve_decoder,
-            DECODER_TYPE | None,
+            DECODER_ATTRIBUTES | None,
             "How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}, "
             "{type: avro, registry: {url: 'https://registry:8081'}, subject: orders-value}, protobuf and json_schema "
             "like it; or a reference to a decoder.",
@@ -408,7 +408,7 @@ class StreamOptions(dg.Resolvable):
     op: Annotated[Mapping[str, Any] | None, _options("op")] = None
     translation: Annotated[TranslationFn[StreamTranslatorData] | None, _translation] = None
 
-    def given(self) -> dict[str, Any]:
+    def set_options(self) -> dict[str, Any]:
         """What was not left out."""
         names = [field.name for field in fields(StreamOptions)]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -528,7 +528,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     catalog: Annotated[
         TableCatalog | None,
         _attribute(
-            partial(made, kinds=CATALOGS),
+            partial(build_from_attributes, kinds=CATALOGS),
             one_of(CATALOGS) | None,
             "What knows where the table of an entry is, by its name: {type: unity, url: …} or {type: hive, uri: …}.",
         ),
@@ -537,7 +537,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     spark: Annotated[
         Any,
         _attribute(
-            partial(made, kinds={"": SparkSessionResource}),
+            partial(build_from_attributes, kinds={"": SparkSessionResource}),
             attributes_of(SparkSessionResource) | None,
             "The Spark session: {master: 'local[4]'} or {remote: 'sc://host:port'}; or the key of a resource that has "
             "one. By default a local Spark that outlives the runs.",
@@ -574,14 +574,14 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         taken = {name for entry in self.streams for name in entry.names}
         for place, entry in enumerate(self.streams):
             try:
-                for names in self._found(entry, taken):
+                for names in self._streams_of(entry, taken):
                     taken.update(names)
                     yield self._asset(entry, names)
             except StreamAssetsError as error:
                 label = f"streams[{place}] ({entry.pattern or ', '.join(entry.names)})"
                 raise InvalidOptionError(f"{label}: {error.what}", remedy=error.remedy) from error
 
-    def _found(self, entry: StreamEntry, taken: Collection[str]) -> Sequence[tuple[str, ...]]:
+    def _streams_of(self, entry: StreamEntry, taken: Collection[str]) -> Sequence[tuple[str, ...]]:
         """For each asset of an entry the streams that it reads."""
         if entry.pattern is None:
             return [entry.names]
@@ -589,17 +589,17 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
 
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
         defaults = self.defaults or StreamOptions()
-        options = {**defaults.given(), **entry.given()}
+        options = {**defaults.set_options(), **entry.set_options()}
         # An entry may have some fields of an object of options, and the defaults the others.
         for name, kind in OPTIONS.items():
             parts = [part for part in (getattr(defaults, name), getattr(entry, name)) if part]
             if parts:
-                options[name] = _made(kind, {key: value for part in parts for key, value in part.items()})
+                options[name] = _build_options(kind, {key: value for part in parts for key, value in part.items()})
         options.pop("translation", None)
         translator = self.translator or StreamTranslator()
         for change in filter(None, (defaults.translation, entry.translation)):
-            translator = _Translated(translator, change)
-        transform = options.pop("transform", _as_it_is)
+            translator = _ChangedTranslator(translator, change)
+        transform = options.pop("transform", _unchanged)
         storage_options = self.lake.storage_options if self.lake else {}
         table: DeltaLake | LakeTable | CatalogTable | None = self.lake
         if entry.table and self.catalog:
@@ -658,12 +658,12 @@ def _with_named_errors(model: type[BaseModel]) -> type[BaseModel]:
     return Attributes
 
 
-def _made(kind: type[Any], given: Mapping[str, Any]) -> Any:
+def _build_options(kind: type[Any], given: Mapping[str, Any]) -> Any:
     """The object of options; an attribute that is null stays at its default."""
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
-class _Translated(StreamTranslator):
+class _ChangedTranslator(StreamTranslator):
     """What a translator decides, changed by the attribute ``translation``."""
 
     def __init__(self, base: StreamTranslator, change: TranslationFn[StreamTranslatorData]) -> None:
@@ -677,5 +677,5 @@ class _Translated(StreamTranslator):
         return self._base.get_stream_spec(data, stream)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

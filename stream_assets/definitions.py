@@ -9,23 +9,26 @@ from pyspark.sql import DataFrame
 from stream_assets import Json, LagPolicy, RunLimits, SparkSessionResource, stream_asset, stream_definitions
 from stream_assets.testing import KillSwitch
 
-HOME = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo").absolute()
-TABLE = str(HOME / "lake" / "orders")
+DEMO_FOLDER = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo").absolute()
+TABLE = str(DEMO_FOLDER / "lake" / "orders")
 
 
 # A run of the demo lives for seconds: it is faster without the optimising compiler. Who has seen the demo is done.
-QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.stream_assets.server.idleSeconds": "120"}
+FAST_START = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.stream_assets.server.idleSeconds": "120",
+}
 
 
 @stream_asset(
-    source=f"file://{HOME}/orders.ss/orders",
+    source=f"file://{DEMO_FOLDER}/orders.ss/orders",
     group="demo",
     table=TABLE,
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
     limits=RunLimits(max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000"))),
     sensor=LagPolicy(interval_seconds=5, status=dg.DefaultSensorStatus.RUNNING),
-    spark=SparkSessionResource(master="local[2]", spark_config=QUICK),
-    observer=KillSwitch.from_environment(table=TABLE, memory=HOME / "faults"),
+    spark=SparkSessionResource(master="local[2]", spark_config=FAST_START),
+    observer=KillSwitch.from_environment(table=TABLE, memory=DEMO_FOLDER / "faults"),
 )
 def orders(batch: DataFrame) -> DataFrame:
     """Orders from a stream file, each once."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.lag_sensor import Watched, build_lag_sensor
+from sensors.lag_sensor import SensorInputs, build_lag_sensor
 from spark_jobs.dead_letters.table import dead_letter_path
 from stream_assets.asset import StreamAsset
-from stream_assets.options import RedriveConfig, ReplayConfig, checked
-from stream_assets.partitions import check_partitions, is_of_partitions, window_replay
-from stream_assets.stream_run import of_run
+from stream_assets.options import RedriveConfig, ReplayConfig, with_config_check
+from stream_assets.partitions import check_partitions, is_partition_run, window_replay
+from stream_assets.stream_run import with_replay_id
 from stream_assets.stream_to_table import StreamToTable
 from stream_assets.translator import STREAM_URL, cluster_name
 from stream_consumers.errors import InvalidOptionError
@@ -41,12 +41,12 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
     check_partitions(partitions, option="partitions")
 
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
-        if not is_of_partitions(context):
+        if not is_partition_run(context):
             raise InvalidOptionError(
                 f"the job {declared.replay_job_name} replays partitions, and this run has none",
                 remedy="Choose one in the launchpad, or some with 'Launch backfill…' on the page of its partitions.",
             )
-        wanted = of_run(context, declared.key, window_replay(context.partition_time_window, config))
+        wanted = with_replay_id(context, declared.key, window_replay(context.partition_time_window, config))
         yield from stream.events(context, config, wanted)
 
     description = (
@@ -122,7 +122,7 @@ def _job(
         run_tags=dict(declared.op.run_tags),
     )
     def job() -> None:
-        checked(op, kind)()
+        with_config_check(op, kind)()
 
     return job
 
@@ -143,7 +143,7 @@ def build_sensor(stream: StreamAsset, job: "dg.UnresolvedAssetJobDefinition") ->
     declared = stream.declared
     return build_lag_sensor(
         name=f"{declared.name}_lag",
-        watched=lambda instance: Watched(declared.stream, declared.located(instance).ingestion, stream.upstream),
+        inputs=lambda instance: SensorInputs(declared.stream, declared.located(instance).ingestion, stream.upstream),
         description=f"Asks for a run of {stream.key.to_user_string()} when its group is behind on {declared.origin}.",
         job=job,
         asset_key=stream.key,
@@ -271,7 +271,7 @@ def _pairs(groups: Iterable[Sequence[StreamToTable]]) -> Iterator[tuple[StreamTo
 def _check_group(one: StreamToTable, other: StreamToTable) -> None:
     """Each message is given to one of the members: two tables would each get a part of the stream."""
     shared = _shared_streams(one, other)
-    if shared and _is_one_place(one, other) and _location(one) != _location(other):
+    if shared and _is_same_source(one, other) and _location(one) != _location(other):
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} share group {one.shown_group!r} of {', '.join(shared)}, so "
             "that each of their tables would get a part of the stream",
@@ -281,7 +281,7 @@ def _check_group(one: StreamToTable, other: StreamToTable) -> None:
 
 def _check_table(one: StreamToTable, other: StreamToTable) -> None:
     shared = _shared_streams(one, other)
-    if shared and not _is_one_place(one, other):
+    if shared and not _is_same_source(one, other):
         # The ledger knows a stream by its key: the position in one would count for the other.
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} write {', '.join(shared)} of {one.origin} and of "
@@ -294,7 +294,7 @@ def _check_table(one: StreamToTable, other: StreamToTable) -> None:
             f"group {one.shown_group!r}: each message would be in one of them, by chance",
             remedy="Declare one asset, or give each a table and a group of its own.",
         )
-    if one.table.is_of_key and other.table.is_of_key:
+    if one.table.is_named_by_key and other.table.is_named_by_key:
         raise InvalidOptionError(
             f"the keys {_name(one)} and {_name(other)} stand for one table of the lake, {one.table}",
             remedy="Change a key, of which the last two parts name the table. If both are to write it, say so with "
@@ -307,12 +307,12 @@ def _shared_streams(one: StreamToTable, other: StreamToTable) -> list[str]:
     return sorted(set.intersection(*(set(url.required_streams() if url else ()) for url in urls)))
 
 
-def _is_one_place(one: StreamToTable, other: StreamToTable) -> bool:
-    first, second = (_place(stream.origin.shown) for stream in (one, other))
+def _is_same_source(one: StreamToTable, other: StreamToTable) -> bool:
+    first, second = (_source_of(stream.origin.shown) for stream in (one, other))
     return first == second
 
 
-def _place(url: StreamUrl | None) -> tuple[str, str] | None:
+def _source_of(url: StreamUrl | None) -> tuple[str, str] | None:
     if url is None:
         return None
     return url.protocol, os.path.abspath(url.path) if url.protocol == "file" else cluster_name(url)

@@ -10,14 +10,14 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf
 
-_STORED = ("registry", "subject", "version", "schema_file", "framed")
+_SCHEMA_OPTIONS = ("registry", "subject", "version", "schema_file", "framed")
 FORMATS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "json": (Json, ("schema", "mode")),
     "variant": (Json, ("column",)),
     "text": (Text, ("column",)),
     "raw": (Raw, ("column",)),
-    "avro": (Avro, (*_STORED, "column")),
-    "protobuf": (Protobuf, (*_STORED, "message", "column")),
-    "json_schema": (JsonSchema, (*_STORED, "validate")),
+    "avro": (Avro, (*_SCHEMA_OPTIONS, "column")),
+    "protobuf": (Protobuf, (*_SCHEMA_OPTIONS, "message", "column")),
+    "json_schema": (JsonSchema, (*_SCHEMA_OPTIONS, "validate")),
 }
 """For each format its decoder, and the options that it has beside ``key`` and ``headers``."""

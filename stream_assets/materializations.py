@@ -17,20 +17,20 @@ from spark_jobs.batches.replay import replay_commits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.delta_table import read_table
 from stream_assets.metadata import (
-    OF_PARTITIONS,
+    PARTITION_METADATA,
     PARTITION_ROW_COUNT,
     PARTITION_ROWS,
     REPORTED_VERSION,
-    BatchSum,
+    BatchTotals,
     batch_metadata,
     dead_letter_reasons,
     ingest_metadata,
-    made_of,
+    materializations_of,
     redrive_metadata,
     replay_metadata,
     table_metadata,
 )
-from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions, touched_by, touched_since
+from stream_assets.partitions import PartitionRows, changed_by, changed_since, count_rows_outside, rows_in_partitions
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
@@ -40,8 +40,8 @@ from stream_consumers.messages import Shard
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
-_MOST_NAMED = 7
-_MOST_BATCHES = 100
+_MAX_LISTED_PARTITIONS = 7
+_MAX_REASON_BATCHES = 100
 """The most batches of a run, the newest ones, whose reasons of dead letters are reported."""
 
 
@@ -83,7 +83,7 @@ class MaterializationReporter(ABC):
         self._run = run
         self._ledger = run.ingestion.ledger()
         self._partitions = run.declared.partitions
-        self._sum: BatchSum | None = None
+        self._totals: BatchTotals | None = None
         # The error may come from Spark, so Spark is not used after it.
         self._has_failed = False
 
@@ -112,9 +112,9 @@ class MaterializationReporter(ABC):
 
     def add(self, report: BatchReport) -> None:
         """Add a batch that is in the table; its telemetry has logged it."""
-        if self._sum is None:
-            self._sum = BatchSum(report)
-        self._sum.add(report)
+        if self._totals is None:
+            self._totals = BatchTotals(report)
+        self._totals.add(report)
 
     def materialize_if_due(self) -> None:  # noqa: B027 - most kinds materialize at the end only
         """Materialize what was added, since the run continues."""
@@ -125,9 +125,9 @@ class MaterializationReporter(ABC):
 
     def _report_despite_errors(self, report: Callable[[], None]) -> None:
         """Report what was written, if anything was; a failure to report does not hide the error that ends the run."""
-        if self._sum is None:
+        if self._totals is None:
             return
-        batches = self._sum.batches
+        batches = self._totals.batches
         try:
             report()
         except Exception as error:  # noqa: BLE001 - the error that ends the run is raised
@@ -148,17 +148,17 @@ class MaterializationReporter(ABC):
             return {}
         return {key: {PARTITION_ROW_COUNT: dg.MetadataValue.int(count)} for key, count in rows.items()}
 
-    def _log_what_is_left_out(self, touched: Touched) -> None:
-        if touched.unknown:
+    def _log_rows_without_partition(self, changed: PartitionRows) -> None:
+        if changed.unknown:
             self._run.log.warning(
-                f"which partitions were touched by versions {', '.join(map(str, touched.unknown))} of "
+                f"which partitions were changed by versions {', '.join(map(str, changed.unknown))} of "
                 f"{self._run.ingestion.table} is unknown, because VACUUM has removed their files; replay those that "
-                "they may have touched"
+                "they may have changed"
             )
-        if touched.outside:
-            self._run.log.info(f"no partition has the time of {counted(touched.outside, 'row')}")
+        if changed.outside:
+            self._run.log.info(f"no partition has the time of {counted(changed.outside, 'row')}")
 
-    def _made(self, metadata: Mapping[str, dg.MetadataValue], version: int) -> dg.AssetMaterialization:
+    def _build(self, metadata: Mapping[str, dg.MetadataValue], version: int) -> dg.AssetMaterialization:
         log = self._ledger.log
         columns = None if self._has_failed else read_table(self._run.spark, log).schema.fields
         table = table_metadata(self._run.ingestion.table, version=version, total_rows=log.row_count(), columns=columns)
@@ -171,7 +171,7 @@ class IngestMaterializations(MaterializationReporter):
 
     An asset that is made whenever this one is materialized is so made once a run. If a run is killed before it could
     report, the next one reports what it wrote. With partitions there is a materialization for each partition that was
-    touched (the first time, for each in which the table has rows), and one of the asset as a whole: the run was not
+    changed (the first time, for each in which the table has rows), and one of the asset as a whole: the run was not
     asked for partitions, and Dagster would skip downstream assets in a run without a result.
 
     Args:
@@ -188,7 +188,7 @@ class IngestMaterializations(MaterializationReporter):
         self._every_seconds = every_seconds
         self._clock = clock
         self._due_at = clock()
-        self._of_asset: dg.AssetMaterialization | None = None
+        self._asset_materialization: dg.AssetMaterialization | None = None
 
     def add(self, report: BatchReport) -> None:
         """Report a batch as an observation, a point in the plots of the asset."""
@@ -197,7 +197,7 @@ class IngestMaterializations(MaterializationReporter):
 
     def materialize_if_due(self) -> None:
         """Materialize what was added, unless the last materialization was just now."""
-        if self._every_seconds is not None and self._sum is not None and self._clock() >= self._due_at:
+        if self._every_seconds is not None and self._totals is not None and self._clock() >= self._due_at:
             self._log_unreported()
             self._due_at = self._clock() + self._every_seconds
 
@@ -212,28 +212,28 @@ class IngestMaterializations(MaterializationReporter):
         """
         if self._partitions is not None:
             self._log_unreported()
-            return self._of_asset
+            return self._asset_materialization
         return next(self._unreported(), None)
 
     def _log_unreported(self) -> None:
         for made in self._unreported():
             self._run.context.log_event(made)
         # Only now: after a failure to report, the next materialization has these batches, too.
-        self._sum = None
+        self._totals = None
 
     def _unreported(self) -> Iterator[dg.AssetMaterialization]:
         if self._partitions is not None:
             yield from self._by_partition(self._partitions)
             return
-        version = self._newest_unreported() if self._sum is None else self._sum.last.version
+        version = self._newest_unreported() if self._totals is None else self._totals.last.version
         if version is not None:
-            made = self._made(self._metadata(), version)
+            made = self._build(self._metadata(), version)
             yield _with_metadata(made, {REPORTED_VERSION: dg.MetadataValue.int(version)})
 
     def _metadata(self) -> dict[str, dg.MetadataValue]:
         """What was ingested, and why some of it is dead letters."""
-        metadata = ingest_metadata(self._sum)
-        batches = self._sum.dead_batches[-_MOST_BATCHES:] if self._sum is not None else ()
+        metadata = ingest_metadata(self._totals)
+        batches = self._totals.dead_batches[-_MAX_REASON_BATCHES:] if self._totals is not None else ()
         if batches:
             payloads = self._run.declared.errors.dead_letter_payloads
             reasons = dead_letter_reasons(self._run.ingestion, batches=batches, payloads=payloads)
@@ -252,28 +252,28 @@ class IngestMaterializations(MaterializationReporter):
 
     def _by_partition(self, partitions: dg.TimeWindowPartitionsDefinition) -> Iterator[dg.AssetMaterialization]:
         known = reported_version(self._run.context.instance, self._run.key, of_partitions=True)
-        if known is not None and self._sum is not None:
+        if known is not None and self._totals is not None:
             # A table that was dropped and made again has lower versions than Dagster knows.
-            known = min(known, self._sum.first_version - 1)
-        found = touched_since(self._ledger, partitions, known)
+            known = min(known, self._totals.first_version - 1)
+        found = changed_since(self._ledger, partitions, known)
         if found is None:
             return
-        touched, version = found
-        self._log_what_is_left_out(touched)
+        changed, version = found
+        self._log_rows_without_partition(changed)
         # What this run wrote is reported even if its rows are of no partition, or if it has none.
-        if not touched.rows and self._sum is None:
+        if not changed.rows and self._totals is None:
             return
-        made = self._made(self._metadata(), version)
-        counts = self._row_counts(partitions, touched.rows)
-        last = max(touched.rows, default=None)
-        for partition, rows in touched.rows.items():
+        made = self._build(self._metadata(), version)
+        counts = self._row_counts(partitions, changed.rows)
+        last = max(changed.rows, default=None)
+        for partition, rows in changed.rows.items():
             metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows), **counts.get(partition, {})}
             if partition == last:
                 # A run that is killed before the last partition has not reported all of them.
                 metadata[REPORTED_VERSION] = dg.MetadataValue.int(version)
-            yield _of_partition(made, metadata, partition=partition)
+            yield _for_partition(made, metadata, partition=partition)
         # Without the reported version, which belongs to the partitions.
-        self._of_asset = made
+        self._asset_materialization = made
 
 
 class ReplayMaterialization(MaterializationReporter):
@@ -321,31 +321,31 @@ class ReplayMaterialization(MaterializationReporter):
     def result(self) -> dg.AssetMaterialization | None:
         """What was replaced, of the asset as a whole; ``None`` if there was nothing.
 
-        The partitions that it touched are reported as events, since the run was not asked for them.
+        The partitions that it changed are reported as events, since the run was not asked for them.
         """
         commits = replay_commits(self._ledger, self._replay_id)
-        if self._sum is None and not commits:
+        if self._totals is None and not commits:
             return None
-        made = self._replay_made()
+        made = self._replay_materialization()
         if self._partitions is not None:
-            self._log_touched(made, self._partitions, self._touched(self._partitions, commits).rows)
+            self._log_partitions(made, self._partitions, self._changed_rows(self._partitions, commits).rows)
         return made
 
-    def _log_touched(
+    def _log_partitions(
         self, made: dg.AssetMaterialization, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
     ) -> None:
         counts = self._row_counts(partitions, keys)
         for partition in keys:
-            self._run.context.log_event(_of_partition(made, counts.get(partition, {}), partition=partition))
+            self._run.context.log_event(_for_partition(made, counts.get(partition, {}), partition=partition))
 
-    def _replay_made(self) -> dg.AssetMaterialization:
-        version = self._sum.last.version if self._sum else self._ledger.read().version
-        return self._made(replay_metadata(self._sum, self._what), version)
+    def _replay_materialization(self) -> dg.AssetMaterialization:
+        version = self._totals.last.version if self._totals else self._ledger.read().version
+        return self._build(replay_metadata(self._totals, self._what), version)
 
-    def _touched(self, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> Touched:
-        touched = touched_by(self._ledger, partitions, commits)
-        self._log_what_is_left_out(touched)
-        return touched
+    def _changed_rows(self, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> PartitionRows:
+        changed = changed_by(self._ledger, partitions, commits)
+        self._log_rows_without_partition(changed)
+        return changed
 
 
 class PartitionMaterialization(ReplayMaterialization):
@@ -366,19 +366,19 @@ class PartitionMaterialization(ReplayMaterialization):
         replay_id: str,
     ) -> None:
         super().__init__(run, replay_id=replay_id, what={"partitions": describe_partitions(context)})
-        self._of_partitions = context
-        self._windows = partitions
+        self._partition_context = context
+        self._time_partitions = partitions
 
     def result(self) -> dg.AssetMaterialization:
         """What was replaced, as the result of each partition; with it go the rows that each one has now."""
-        context = self._of_partitions
+        context = self._partition_context
         commits = replay_commits(self._ledger, self._replay_id)
-        for partition, count in self._row_counts(self._windows, context.partition_keys).items():
+        for partition, count in self._row_counts(self._time_partitions, context.partition_keys).items():
             context.add_asset_metadata(count, asset_key=self._run.key, partition_key=partition)
-        replayed = _joined(_goal(commits), self._last_copies)
+        replayed = _merge_ranges(_replay_ranges(commits), self._last_copies)
         try:
             streams = self._run.source.url.required_streams()
-            late = rows_elsewhere(self._ledger, context.partition_time_window, replayed, streams=streams)
+            late = count_rows_outside(self._ledger, context.partition_time_window, replayed, streams=streams)
         except (LedgerUnreadableError, TableUnreadableError) as error:
             context.log.warning(f"the rows that came late are not counted: {error}")
         else:
@@ -387,12 +387,12 @@ class PartitionMaterialization(ReplayMaterialization):
                     f"{late} rows of these partitions are as they were: their messages lie in the stream among those "
                     "of other partitions, as messages do that come late, and are replayed together with them"
                 )
-        made = self._replay_made()
+        made = self._replay_materialization()
         # Messages that came late lie among those of another time, and were read again with them.
-        others = self._touched(self._windows, commits).rows.keys() - set(context.partition_keys)
-        self._log_touched(made, self._windows, sorted(others))
+        others = self._changed_rows(self._time_partitions, commits).rows.keys() - set(context.partition_keys)
+        self._log_partitions(made, self._time_partitions, sorted(others))
         # Dagster puts the metadata of the result on each of the partitions.
-        return _of_partition(made, {})
+        return _for_partition(made, {})
 
 
 class RedriveMaterialization(MaterializationReporter):
@@ -422,11 +422,11 @@ class RedriveMaterialization(MaterializationReporter):
 
     def result(self) -> dg.AssetMaterialization | None:
         """What became of the dead letters; ``None`` if no row was made."""
-        return None if self._sum is None else self._materialization()
+        return None if self._totals is None else self._materialization()
 
     def _materialization(self) -> dg.AssetMaterialization:
-        assert self._sum is not None
-        return self._made(redrive_metadata(self._sum, self._outcome), self._sum.last.version)
+        assert self._totals is not None
+        return self._build(redrive_metadata(self._totals, self._outcome), self._totals.last.version)
 
 
 def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:
@@ -435,9 +435,9 @@ def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_parti
     Args:
         instance: where the materializations are.
         key: of the asset.
-        of_partitions: whether it knows which partitions they have touched.
+        of_partitions: whether it knows which partitions they have changed.
     """
-    for _, made in made_of(instance, key):
+    for _, made in materializations_of(instance, key):
         # Replays write to the same table without reporting what ingestion has done meanwhile.
         reported = made.metadata.get(REPORTED_VERSION) if made.partition or not of_partitions else None
         if reported is not None and isinstance(reported.value, int):
@@ -448,7 +448,7 @@ def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_parti
 def describe_partitions(context: Context) -> str:
     """The partitions that a run was asked for, for people."""
     keys = context.partition_keys
-    return ", ".join(keys) if len(keys) <= _MOST_NAMED else f"{len(keys)} from {keys[0]} to {keys[-1]}"
+    return ", ".join(keys) if len(keys) <= _MAX_LISTED_PARTITIONS else f"{len(keys)} from {keys[0]} to {keys[-1]}"
 
 
 def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
@@ -461,28 +461,28 @@ def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
     return ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in sorted(ranges.items()))
 
 
-def as_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
+def to_materialize_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
     """The same as the result of an asset."""
     version = dg.DataVersion((made.tags or {})[_DATA_VERSION])
     return dg.MaterializeResult(made.asset_key, metadata=made.metadata, data_version=version)
 
 
-def _goal(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
+def _replay_ranges(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
     """All that a replay is to replace, as each of its commits has it."""
     return commits[-1].entry.goal if commits and commits[-1].entry else {}
 
 
-def _joined(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+def _merge_ranges(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
     """Per shard the range from the start of the first to the end of the last."""
     both = {shard: [ranges[shard] for ranges in (one, other) if shard in ranges] for shard in {**one, **other}}
     return {s: Range(min(part.start for part in p), max(part.end for part in p)) for s, p in both.items()}
 
 
-def _of_partition(
+def _for_partition(
     made: dg.AssetMaterialization, more: Mapping[str, dg.MetadataValue], *, partition: str | None = None
 ) -> dg.AssetMaterialization:
     """The materialization of one partition: without what the run, or the whole table, adds up to."""
-    kept = {name: value for name, value in made.metadata.items() if name in OF_PARTITIONS}
+    kept = {name: value for name, value in made.metadata.items() if name in PARTITION_METADATA}
     return dg.AssetMaterialization(made.asset_key, metadata={**kept, **more}, partition=partition, tags=made.tags)
 
 

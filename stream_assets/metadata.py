@@ -29,16 +29,16 @@ TABLE_NAME = "dagster/table_name"
 TABLE_URI = "dagster/uri"
 COLUMN_SCHEMA = "dagster/column_schema"
 DEAD_LETTER_COMMANDS = "stream/dead_letter_commands"
-MOST_READ = 100_000
+MAX_DEAD_LETTERS_READ = 100_000
 """The most dead letters that are read to find their kinds."""
-MOST_KINDS = 20
+MAX_KINDS = 20
 """The most kinds that are listed."""
-MOST_PAYLOAD = 100
+MAX_PAYLOAD_CHARACTERS = 100
 """The most characters of a payload."""
-_MARKS = re.compile(r"([\\`*_{}\[\]#|<>~&!])")
-PAGE = 100
+_MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]#|<>~&!])")
+MATERIALIZATIONS_PER_PAGE = 100
 """How many materializations are asked for at once."""
-OF_PARTITIONS = (
+PARTITION_METADATA = (
     *(KIND, VERSION, TABLE_URI, COLUMN_SCHEMA),
     *("replay/start", "replay/stop", "replay/partitions"),
 )
@@ -46,7 +46,7 @@ OF_PARTITIONS = (
 
 
 @dataclass(slots=True)
-class BatchSum:
+class BatchTotals:
     """What one materialization stands for: a batch, or several that follow each other.
 
     Args:
@@ -97,7 +97,7 @@ class BatchSum:
         self.seconds += report.seconds
 
 
-def made_of(
+def materializations_of(
     instance: dg.DagsterInstance, wanted: dg.AssetKey | dg.AssetRecordsFilter
 ) -> Iterator[tuple[str, dg.AssetMaterialization]]:
     """The materializations of an asset with the ids of the runs that made them, the newest first.
@@ -108,7 +108,7 @@ def made_of(
     """
     cursor, has_more = None, True
     while has_more:
-        page = instance.fetch_materializations(wanted, limit=PAGE, cursor=cursor)
+        page = instance.fetch_materializations(wanted, limit=MATERIALIZATIONS_PER_PAGE, cursor=cursor)
         for record in page.records:
             if record.asset_materialization is not None:
                 yield record.run_id, record.asset_materialization
@@ -128,10 +128,10 @@ def table_name(table: str) -> str:
 
 def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
     """The metadata of the observation of a micro-batch, which are the points of the asset's plots."""
-    one = BatchSum(report)
+    one = BatchTotals(report)
     one.add(report)
     metadata: dict[str, dg.MetadataValue] = {
-        **_sums(one, "stream"),
+        **_total_metadata(one, "stream"),
         "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
         "stream/batch": dg.MetadataValue.text(report.entry.bid),
         "delta/transaction": dg.MetadataValue.int(report.entry.number),
@@ -140,7 +140,7 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
     return metadata
 
 
-def ingest_metadata(total: BatchSum | None) -> dict[str, dg.MetadataValue]:
+def ingest_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
     """What was ingested since the last materialization. Its sums and those of batches have different names.
 
     Args:
@@ -151,14 +151,14 @@ def ingest_metadata(total: BatchSum | None) -> dict[str, dg.MetadataValue]:
         return {**kind, "ingest/batches": dg.MetadataValue.int(0)}
     return {
         **kind,
-        **_sums(total, "ingest"),
+        **_total_metadata(total, "ingest"),
         "ingest/batches": dg.MetadataValue.int(total.batches),
         "stream/lag_after": dg.MetadataValue.int(sum(total.last.lag.values())),
         "delta/first_version": dg.MetadataValue.int(total.first_version),
     }
 
 
-def replay_metadata(total: BatchSum | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
+def replay_metadata(total: BatchTotals | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
     """What was replayed, in names that ingestion does not use, so that its plots stay as they are.
 
     Args:
@@ -170,10 +170,10 @@ def replay_metadata(total: BatchSum | None, what: Mapping[str, str]) -> dict[str
         **{f"replay/{name}": dg.MetadataValue.text(value) for name, value in what.items()},
         "replay/batches": dg.MetadataValue.int(total.batches if total else 0),
     }
-    return metadata if total is None else {**metadata, **_sums(total, "replay")}
+    return metadata if total is None else {**metadata, **_total_metadata(total, "replay")}
 
 
-def redrive_metadata(total: BatchSum, outcome: Outcome) -> dict[str, dg.MetadataValue]:
+def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.MetadataValue]:
     """What a redrive has made, in names that ingestion does not use.
 
     Args:
@@ -225,7 +225,7 @@ def table_metadata(
     return metadata
 
 
-def _sums(total: BatchSum, prefix: str) -> dict[str, dg.MetadataValue]:
+def _total_metadata(total: BatchTotals, prefix: str) -> dict[str, dg.MetadataValue]:
     speed = round(total.rows / total.seconds, 1) if total.seconds else 0.0
     metadata: dict[str, dg.MetadataValue] = {
         f"{prefix}/rows": dg.MetadataValue.int(total.rows),
@@ -257,7 +257,7 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
     )
 
 
-def _ranges(total: BatchSum) -> dg.MetadataValue:
+def _ranges(total: BatchTotals) -> dg.MetadataValue:
     columns = {"shard": "string", **dict.fromkeys(("start", "end", "messages", "lag after"), "int")}
     lag = total.last.lag
     ranges = [
@@ -287,10 +287,10 @@ def dead_letter_reasons(
         payloads: whether each example shows the beginning of its payload. Dagster keeps it for long, and its users may
             not have access to the table.
     """
-    wanted, most_shown = LetterFilter(batches=batches), MOST_PAYLOAD if payloads else 0
+    wanted, most_shown = LetterFilter(batches=batches), MAX_PAYLOAD_CHARACTERS if payloads else 0
     try:
         kinds = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options).kinds(
-            wanted, limit=MOST_READ, most_shown=most_shown
+            wanted, limit=MAX_DEAD_LETTERS_READ, most_shown=most_shown
         )
     except StreamAssetsError as error:
         return dg.MetadataValue.text(f"the dead letters cannot be read: {error}")
@@ -310,14 +310,14 @@ def reasons_markdown(kinds: Sequence[DeadLetterKind], *, payloads: bool = False)
     """
     lines = [f"| dead letters | reason | the first |{' its payload |' if payloads else ''}"]
     lines.append(f"|---:|---|---|{'---|' if payloads else ''}")
-    for kind in kinds[:MOST_KINDS]:
+    for kind in kinds[:MAX_KINDS]:
         example = kind.example
         cells = [str(kind.count), _cell(kind.reason), _cell(example.place) if example else "–"]
         cells += [_cell(example.payload) if example else "–"] if payloads else []
         lines.append(f"| {' | '.join(cells)} |")
-    if len(kinds) > MOST_KINDS:
-        others = sum(kind.count for kind in kinds[MOST_KINDS:])
-        lines.append(f"| {others} | of {counted(len(kinds) - MOST_KINDS, 'more kind')} | {'| ' if payloads else ''}|")
+    if len(kinds) > MAX_KINDS:
+        others = sum(kind.count for kind in kinds[MAX_KINDS:])
+        lines.append(f"| {others} | of {counted(len(kinds) - MAX_KINDS, 'more kind')} | {'| ' if payloads else ''}|")
     return "\n".join(lines)
 
 
@@ -344,4 +344,4 @@ def dead_letter_commands(table: str, group: str, *, redrive_job: str | None) -> 
 
 
 def _cell(text: str) -> str:
-    return _MARKS.sub(r"\\\1", shortened(text, MOST_PAYLOAD + 20))
+    return _MARKDOWN_CHARACTERS.sub(r"\\\1", shortened(text, MAX_PAYLOAD_CHARACTERS + 20))

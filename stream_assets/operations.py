@@ -12,7 +12,7 @@ from spark_jobs.maintenance import TableMaintenance, maintain
 from stream_assets.asset import StreamAsset
 from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
-from stream_assets.stream_run import failures
+from stream_assets.stream_run import final_failures
 from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_count, choice
@@ -75,7 +75,7 @@ def build_maintenance(
         pool=pool or own_pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        with failures(shows_values=stream.declared.errors.dead_letter_payloads):
+        with final_failures(shows_values=stream.declared.errors.dead_letter_payloads):
             declared = stream.declared.located(
                 context.instance, retry_seconds=stream.declared.retry_seconds, on_wait=context.log.warning
             )

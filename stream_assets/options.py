@@ -308,7 +308,7 @@ class StreamConfig(ReplayConfig, RunLimits):
         return Replay(self.start.bound(), self.stop.bound(), OnReplay(self.on_replay.value))
 
 
-def checked(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:
+def with_config_check(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:
     """The same op, whose run config is refused before there is a run if it makes no sense.
 
     A mapping of the config is evaluated when a run is launched: a launchpad refuses what the types let pass.

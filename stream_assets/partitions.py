@@ -33,12 +33,12 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 
 _MINUTE_MS = 60_000
-_MOST_WINDOWS = 32
+_MAX_WINDOW_TERMS = 32
 """The most terms of the condition for the rows of some partitions; later ones become one, with what lies between."""
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class PartitionRows:
     """Rows by time partition.
 
     Args:
@@ -82,7 +82,7 @@ def check_current_partition(partitions: dg.TimeWindowPartitionsDefinition) -> No
 
 def count_by_partition(
     times: Iterable[Sequences], partitions: dg.TimeWindowPartitionsDefinition, *, now: float | None = None
-) -> Touched:
+) -> PartitionRows:
     """How many of these times lie in each partition, also in the one that is not over yet.
 
     Args:
@@ -94,7 +94,7 @@ def count_by_partition(
         >>> days = dg.DailyPartitionsDefinition("2026-11-16")
         >>> midnight = 1_794_960_000_000
         >>> count_by_partition([np.array([midnight - 1, midnight, midnight + 5])], days, now=midnight / 1000 + 60)
-        Touched(rows={'2026-11-17': 1, '2026-11-18': 2}, outside=0, unknown=())
+        PartitionRows(rows={'2026-11-17': 1, '2026-11-18': 2}, outside=0, unknown=())
     """
     latest = time.time() if now is None else now
     rows: dict[str, int] = {}
@@ -113,7 +113,7 @@ def count_by_partition(
             after = int(np.searchsorted(minutes, end // 60))
             rows[key] = rows.get(key, 0) + int(counts[first:after].sum())
             first = after
-    return Touched(dict(sorted(rows.items())), outside)
+    return PartitionRows(dict(sorted(rows.items())), outside)
 
 
 def _window(partitions: dg.TimeWindowPartitionsDefinition, seconds: int, latest: float) -> tuple[str, int] | None:
@@ -135,9 +135,9 @@ def _window(partitions: dg.TimeWindowPartitionsDefinition, seconds: int, latest:
         return (key, int(end)) if partitions.has_partition_key(key) else None
 
 
-def touched_since(
+def changed_since(
     ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, version: int | None
-) -> tuple[Touched, int] | None:
+) -> tuple[PartitionRows, int] | None:
     """The partitions that ingestion has touched since a version of the table.
 
     Args:
@@ -165,10 +165,12 @@ def touched_since(
     newest = commits[0].version
     if version is None:
         return count_by_partition(times_in_table(ledger.log), partitions), newest
-    return touched_by(ledger, partitions, commits), newest
+    return changed_by(ledger, partitions, commits), newest
 
 
-def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> Touched:
+def changed_by(
+    ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]
+) -> PartitionRows:
     """The partitions that batches have touched, with the rows that they wrote there.
 
     Args:
@@ -186,7 +188,7 @@ def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, co
     replaced = count_by_partition((times.replaced for times in known), partitions)
     unknown = tuple(sorted(version for version, times in found.items() if times is None))
     keys = sorted(written.rows.keys() | replaced.rows.keys())
-    return Touched({key: written.rows.get(key, 0) for key in keys}, written.outside, unknown)
+    return PartitionRows({key: written.rows.get(key, 0) for key in keys}, written.outside, unknown)
 
 
 def rows_in_partitions(
@@ -199,18 +201,18 @@ def rows_in_partitions(
     """
     windows: list[dg.TimeWindow] = []
     for window in sorted(map(partitions.time_window_for_partition_key, keys), key=lambda one: one.start):
-        if windows and (window.start <= windows[-1].end or len(windows) == _MOST_WINDOWS):
+        if windows and (window.start <= windows[-1].end or len(windows) == _MAX_WINDOW_TERMS):
             windows[-1] = dg.TimeWindow(windows[-1].start, window.end)
         else:
             windows.append(window)
     if not windows:
         return {}
-    where = " OR ".join(f"({within_window(window)})" for window in windows)
+    where = " OR ".join(f"({window_condition(window)})" for window in windows)
     found = count_by_partition(times_in_table(ledger.log, where), partitions).rows
     return {key: found.get(key, 0) for key in keys}
 
 
-def rows_elsewhere(
+def count_rows_outside(
     ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range], *, streams: Collection[str]
 ) -> int:
     """How many rows of a window of time lie outside of these ranges: late messages, among those of another time.
@@ -225,16 +227,16 @@ def rows_elsewhere(
         TableUnreadableError: delta-rs cannot read the table's data.
     """
     outside = f" AND NOT ({in_ranges(ranges)})" if ranges else ""
-    found = sequences_of(scan(ledger.log, PLACE, where=within_window(window) + outside))
+    found = sequences_of(scan(ledger.log, PLACE, where=window_condition(window) + outside))
     return sum(len(part) for shard, part in found.items() if split_epoch(shard.stream)[0] in streams)
 
 
-def within_window(window: dg.TimeWindow) -> str:
+def window_condition(window: dg.TimeWindow) -> str:
     """The rows whose messages have times in a window, as a SQL condition."""
     return in_time(window.start, window.end)
 
 
-def is_of_partitions(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
+def is_partition_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
     """Whether the run was asked for partitions: then it replays them."""
     return bool(context.has_partition_key or context.has_partition_key_range)
 

@@ -179,7 +179,7 @@ class StreamLocation:
         return f"{{{variable_name(self.source)}}}" if shown is None else str(shown)
 
 
-PUBLIC = "public"
+DEFAULT_SCHEMA = "public"
 
 
 class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
@@ -211,12 +211,12 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
             name: of the table.
             schema: the folder that it is in; ``public`` by default.
         """
-        return LakeTable(self.root, (schema or self.schema_name or PUBLIC, name), self.storage_options)
+        return LakeTable(self.root, (schema or self.schema_name or DEFAULT_SCHEMA, name), self.storage_options)
 
     def table_of(self, key: dg.AssetKey) -> LakeTable:
         """The table of an asset."""
-        table = self.table(key.path[-1], schema=self.schema_name or ([PUBLIC, *key.path][-2]))
-        return replace(table, is_of_key=True)
+        table = self.table(key.path[-1], schema=self.schema_name or ([DEFAULT_SCHEMA, *key.path][-2]))
+        return replace(table, is_named_by_key=True)
 
 
 class TableLocation(ABC):
@@ -224,7 +224,7 @@ class TableLocation(ABC):
 
     storage_options: Mapping[str, str]
     """For reading the log; shown nowhere."""
-    is_of_key: bool
+    is_named_by_key: bool
     """Whether the key of an asset says which table it is."""
 
     @property
@@ -269,7 +269,7 @@ class LakeTable(TableLocation):
         root: a folder or URI, or the whole path of the table.
         parts: what follows it.
         storage_options: see :class:`TableLocation`.
-        is_of_key: see :class:`TableLocation`.
+        is_named_by_key: see :class:`TableLocation`.
 
     Raises:
         InvalidOptionError: a URI with credentials or parameters in it.
@@ -278,7 +278,7 @@ class LakeTable(TableLocation):
     root: str
     parts: Sequence[str] = ()
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    is_of_key: bool = False
+    is_named_by_key: bool = False
 
     def __post_init__(self) -> None:
         # It is shown even where the rest is still in the environment.
@@ -299,13 +299,13 @@ class LakeTable(TableLocation):
     def path(self) -> str:
         """See :attr:`TableLocation.path`."""
         root = check_name("table", resolved_text("table", self.root))
-        return _joined(root, [check_name("table", resolved_text("table", part)) for part in self.parts])
+        return _join_path(root, [check_name("table", resolved_text("table", part)) for part in self.parts])
 
     def __str__(self) -> str:
-        return _joined(shown_text(self.root), [shown_text(part) for part in self.parts])
+        return _join_path(shown_text(self.root), [shown_text(part) for part in self.parts])
 
 
-def _joined(root: str, parts: Sequence[str]) -> str:
+def _join_path(root: str, parts: Sequence[str]) -> str:
     return "/".join([root.rstrip("/"), *parts]) if parts else root
 
 
@@ -382,16 +382,16 @@ def run_session(context: Any, spark: Any, table: TableLocation) -> Iterator[Spar
         table: what the run writes or reads.
     """
     if isinstance(spark, str):
-        yield _session_of(context, getattr(context.resources, spark), table)
+        yield _wait_for_session(context, getattr(context.resources, spark), table)
         return
     resource = SparkSessionResource() if spark is None else spark
     # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
     # and no place in the run config, where a launchpad would keep its settings.
     with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
-        yield _session_of(context, resources.spark, table)
+        yield _wait_for_session(context, resources.spark, table)
 
 
-def _session_of(context: Any, resource: Any, table: TableLocation) -> SparkSession:
+def _wait_for_session(context: Any, resource: Any, table: TableLocation) -> SparkSession:
     """The session of a resource. Starting one may take minutes, in which the log of a run would say nothing."""
     note = None if getattr(resource, "remote", None) else download_note(with_s3=is_s3(table.path))
     context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")

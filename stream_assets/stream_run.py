@@ -30,13 +30,13 @@ from stream_assets.materializations import (
     RedriveMaterialization,
     ReplayMaterialization,
     RunScope,
-    as_result,
     describe_partitions,
     describe_ranges,
+    to_materialize_result,
 )
 from stream_assets.metadata import outcome_metadata
 from stream_assets.options import RedriveConfig, ReplayConfig, RunLimits, StreamConfig
-from stream_assets.partitions import is_of_partitions, partition_replay
+from stream_assets.partitions import is_partition_run, partition_replay
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamCheckContext, StreamToTable
 from stream_consumers.display import counted
@@ -85,7 +85,7 @@ class StreamRun:
         Raises:
             dagster.Failure: for errors that a retry cannot remove; other errors pass through.
         """
-        with failures(shows_values=self.declared.errors.dead_letter_payloads):
+        with final_failures(shows_values=self.declared.errors.dead_letter_payloads):
             if self.wanted is None and not isinstance(context, dg.AssetExecutionContext):
                 raise InvalidOptionError(
                     f"run({context!r}) has no context of an asset",
@@ -97,7 +97,7 @@ class StreamRun:
             )
             if self.wanted is not None:
                 with run_session(context, declared.spark, declared.table) as spark:
-                    made = self._made_by_job(RunScope.of(context, declared.key, declared, spark), self.wanted)
+                    made = self._run_job(RunScope.of(context, declared.key, declared, spark), self.wanted)
                 if made is not None:
                     yield made
                 checked = StreamCheckContext(declared.key, declared, context.instance)
@@ -109,29 +109,29 @@ class StreamRun:
             prepare()
             for key in context.selected_asset_keys:
                 with run_session(context, declared.spark, declared.table) as spark:
-                    made = _made(context, RunScope.of(context, key, declared, spark), self.config)
+                    made = _run(context, RunScope.of(context, key, declared, spark), self.config)
                 if made is not None:
-                    yield as_result(made)
+                    yield to_materialize_result(made)
             of_key = {key: StreamCheckContext(key, declared, context.instance) for key in asked.values()}
             yield from (c.result(of_key[asked[c.name]]) for c in declared.checks if c.name in asked)
 
-    def _made_by_job(self, run: RunScope, wanted: Replay | Redrive) -> dg.AssetMaterialization | None:
+    def _run_job(self, run: RunScope, wanted: Replay | Redrive) -> dg.AssetMaterialization | None:
         if isinstance(wanted, Redrive):
             assert isinstance(self.config, RedriveConfig)
-            return redriven(run, wanted, self.config)
-        return _replayed(run, wanted, _replay_reporter(run, wanted, partitions=describe_partitions(run.context)))
+            return run_redrive(run, wanted, self.config)
+        return _run_replay(run, wanted, _replay_reporter(run, wanted, partitions=describe_partitions(run.context)))
 
 
-def _made(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig) -> dg.AssetMaterialization | None:
-    if run.declared.partitions is not None and is_of_partitions(context):
-        wanted = of_run(context, run.key, partition_replay(context.partition_time_window, config))
-        return _replayed(run, wanted, PartitionMaterialization(run, context, run.declared.partitions, wanted.id))
+def _run(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig) -> dg.AssetMaterialization | None:
+    if run.declared.partitions is not None and is_partition_run(context):
+        wanted = with_replay_id(context, run.key, partition_replay(context.partition_time_window, config))
+        return _run_replay(run, wanted, PartitionMaterialization(run, context, run.declared.partitions, wanted.id))
     config.check()
     _accept(run, config)
     if config.start.bound() is not None and not config.move_group:
-        wanted = of_run(context, run.key, config.replay())
-        return _replayed(run, wanted, _replay_reporter(run, wanted))
-    linger_seconds, every_seconds = staying(run.declared.limits, config)
+        wanted = with_replay_id(context, run.key, config.replay())
+        return _run_replay(run, wanted, _replay_reporter(run, wanted))
+    linger_seconds, every_seconds = polling_times(run.declared.limits, config)
     reporter = IngestMaterializations(run, every_seconds=every_seconds)
     return reporter.report(_run_events(run, config, linger_seconds=linger_seconds))
 
@@ -155,7 +155,7 @@ def _replay_reporter(run: RunScope, wanted: Replay, **what: str) -> ReplayMateri
     return ReplayMaterialization(run, replay_id=wanted.id, what=what)
 
 
-def staying(limits: RunLimits, config: StreamConfig) -> tuple[float, float | None]:
+def polling_times(limits: RunLimits, config: StreamConfig) -> tuple[float, float | None]:
     """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
     # A run that is to stop somewhere has nothing to stay for.
     linger = 0.0 if config.stop.bound() else limits.linger_seconds or 0.0
@@ -171,7 +171,7 @@ def _run_events(run: RunScope, config: StreamConfig, *, linger_seconds: float) -
         ingestion = replace(ingestion, member=run.context.run.tags.get(MEMBER_TAG, ingestion.member))
     to = config.start.bound()
     if to is not None and has_begun(ingestion):
-        _move(run, ingestion, to)
+        _move_group(run, ingestion, to)
     is_empty = True
     for event in run_events(
         run.spark,
@@ -189,14 +189,14 @@ def _run_events(run: RunScope, config: StreamConfig, *, linger_seconds: float) -
         run.log.info(f"nothing to read: group {ingestion.group} is at the end of {run.source.url}")
 
 
-def _move(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
+def _move_group(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
     with run.source.open() as opened:
         own_id = replay_id(run.context, run.declared.key, to)
         for move in rewind(run.spark, opened, ingestion, to, replay_id=own_id, on_wait=run.log.warning):
             run.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
 
 
-def _replayed(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) -> dg.AssetMaterialization | None:
+def _run_replay(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) -> dg.AssetMaterialization | None:
     with run.source.open() as opened:
         job = ReplayJob(run.spark, opened, run.ingestion, wanted, observer=run.declared.observer)
         start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
@@ -207,7 +207,7 @@ def _replayed(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) ->
         return reporter.report(batch_events(job))
 
 
-def redriven(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.AssetMaterialization | None:
+def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.AssetMaterialization | None:
     """Decode dead letters again, and write those that can be.
 
     Args:
@@ -267,7 +267,7 @@ def _log_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
         context.log.info(f"{refusal.count} stay dead letters{example}: {reason}")
 
 
-def of_run(context: Context, key: dg.AssetKey, wanted: Replay) -> Replay:
+def with_replay_id(context: Context, key: dg.AssetKey, wanted: Replay) -> Replay:
     """The replay with the id that its run gives it, see :func:`replay_id`."""
     return replace(wanted, id=replay_id(context, key, wanted.start, wanted.stop, wanted.on_replay.value))
 
@@ -291,7 +291,7 @@ def replay_id(context: Context, key: dg.AssetKey, *asked: object) -> str:
 
 
 @contextmanager
-def failures(*, shows_values: bool = False) -> Iterator[None]:
+def final_failures(*, shows_values: bool = False) -> Iterator[None]:
     """Raise errors that a retry cannot remove as failures that Dagster does not retry.
 
     Args:

@@ -19,7 +19,7 @@ from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import S3, check_location, scheme
 from spark_jobs.writing.layout import TableLayout
-from stream_assets.metadata import PAGE, TABLE_URI, made_of
+from stream_assets.metadata import MATERIALIZATIONS_PER_PAGE, TABLE_URI, materializations_of
 from stream_assets.options import OpOptions, RunLimits, WriterConfig
 from stream_assets.partitions import check_current_partition, check_partitions
 from stream_assets.resources import LakeTable, StreamLocation, TableLocation, resolved_text, shown_text
@@ -291,7 +291,7 @@ class StreamToTable:
         return replace(self, table=LakeTable(path, (), table.storage_options))
 
     def _last_location(self, instance: dg.DagsterInstance) -> str | None:
-        for _, made in islice(made_of(instance, self.key), PAGE):
+        for _, made in islice(materializations_of(instance, self.key), MATERIALIZATIONS_PER_PAGE):
             known = made.metadata.get(TABLE_URI)
             if known is not None:
                 return check_location(str(known.value))

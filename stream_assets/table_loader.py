@@ -26,8 +26,8 @@ from pyspark.sql import functions as f
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_rows import TIME
 from spark_jobs.writing.delta_table import read_table
-from stream_assets.metadata import PAGE, VERSION, made_of
-from stream_assets.partitions import within_window
+from stream_assets.metadata import MATERIALIZATIONS_PER_PAGE, VERSION, materializations_of
+from stream_assets.partitions import window_condition
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError, TableUnreadableError
@@ -62,7 +62,7 @@ class TableLoader(dg.IOManager):
         context.log.info(f"loading {log.path} at version {table.version()}")
         if wanted is Any or (isinstance(wanted, type) and issubclass(wanted, DataFrame)):
             return _spark_frame(self._spark(declared), log, table.version(), window)
-        return _as(wanted, log, table, window)
+        return _load_as(wanted, log, table, window)
 
 
 def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
@@ -121,8 +121,8 @@ def pinned_version(context: dg.InputContext) -> int | None:
     made = None if record is None else record.create_timestamp.timestamp()
     since = dg.AssetRecordsFilter(key, after_timestamp=made)
     before = dg.AssetRecordsFilter(key, before_timestamp=made)
-    own = (one for by, one in islice(made_of(instance, since), PAGE) if by == run_id)
-    others = (one for _, one in islice(made_of(instance, before), PAGE))
+    own = (one for by, one in islice(materializations_of(instance, since), MATERIALIZATIONS_PER_PAGE) if by == run_id)
+    others = (one for _, one in islice(materializations_of(instance, before), MATERIALIZATIONS_PER_PAGE))
     versions = (one.metadata[VERSION].value for one in chain(own, others) if VERSION in one.metadata)
     return next((version for version in versions if isinstance(version, int)), None)
 
@@ -155,19 +155,19 @@ def _paths(table: DeltaTable) -> set[str]:
     return set(map(str, pa.table(table.get_add_actions()).column("path").to_pylist()))
 
 
-def _as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
+def _load_as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
     if wanted is DeltaTable:
         return table
     module, name = getattr(wanted, "__module__", ""), getattr(wanted, "__name__", str(wanted))
     kind = f"{module.partition('.')[0]}.{name}"
     if wanted is pa.Table:
-        return _rows(log, table, window)
+        return _arrow_table(log, table, window)
     if kind == "pandas.DataFrame":
-        return _rows(log, table, window).to_pandas()
+        return _arrow_table(log, table, window).to_pandas()
     if kind in ("polars.DataFrame", "polars.LazyFrame"):
         import polars  # noqa: PLC0415 - an optional dependency
 
-        frame = polars.DataFrame(_rows(log, table, window))
+        frame = polars.DataFrame(_arrow_table(log, table, window))
         return frame.lazy() if name == "LazyFrame" else frame
     raise InvalidOptionError(
         f"a table cannot be loaded as {module}.{name}",
@@ -176,9 +176,9 @@ def _as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | N
     )
 
 
-def _rows(log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
+def _arrow_table(log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
     with log.reading():
-        found = pa.table(table.scan(predicate=None if window is None else within_window(window)))
+        found = pa.table(table.scan(predicate=None if window is None else window_condition(window)))
         # An Arrow schema of delta-rs, which pyarrow takes.
         schema: Any = table.schema().to_arrow()
         # The scan gives views of texts, which fewer readers know.

@@ -18,7 +18,7 @@ from stream_consumers.urls import StreamUrl
 
 STREAM_URL = "stream/url"
 """The metadata of a stream's asset that says where it is."""
-_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+_UNENCODED = re.compile(r"[A-Za-z0-9._-]+")
 _ENCODED = "percent-encoded"
 _DEFAULT_PORTS = {"kafka": ":9092", "redis": ":6379", "rediss": ":6379"}
 
@@ -135,7 +135,7 @@ def stream_asset_key(protocol: str, cluster: str, stream: str) -> dg.AssetKey:
     """
     place = re.sub(r"[^A-Za-z0-9._-]+", "_", cluster).strip("_") or "local"
     parts = stream.split(":")
-    if parts[0] != _ENCODED and all(map(_PLAIN.fullmatch, parts)):
+    if parts[0] != _ENCODED and all(map(_UNENCODED.fullmatch, parts)):
         return dg.AssetKey([protocol, place, *parts])
     # What it has of percent signs is encoding already.
     text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")

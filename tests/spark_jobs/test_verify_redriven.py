@@ -16,7 +16,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.table_rows import in_places
 from spark_jobs.verify import ShardVerdict, verify
-from stream_assets.partitions import touched_since
+from stream_assets.partitions import changed_since
 from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.memory import forget_memory_broker
@@ -143,6 +143,6 @@ def test_the_partitions_of_redriven_rows_are_touched(lake: Lake) -> None:
     ledger, days = lake.what.ledger(), dg.DailyPartitionsDefinition("2026-11-16")
     version = ledger.read().version
     lake.redrive(3, 9, 31)
-    found = touched_since(ledger, days, version)
+    found = changed_since(ledger, days, version)
     assert found is not None
     assert found[0].rows == {"2026-11-17": 2, "2026-11-20": 1}

@@ -18,9 +18,9 @@ from stream_assets.materializations import (
     PartitionMaterialization,
     ReplayMaterialization,
     RunScope,
-    as_result,
+    to_materialize_result,
 )
-from stream_assets.partitions import is_of_partitions
+from stream_assets.partitions import is_partition_run
 from tests.support.batch_reports import report
 from tests.support.dagster_runs import declare
 from tests.support.ledger_tables import write_batch
@@ -83,7 +83,7 @@ def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
         told = ReplayMaterialization(run, replay_id="id", what={}) if is_replay else IngestMaterializations(run)
         made = told.report(batches())
         if made is not None:
-            yield as_result(made)
+            yield to_materialize_result(made)
 
     @dg.asset(deps=["orders"], automation_condition=dg.AutomationCondition.eager())
     def totals() -> None:
@@ -117,10 +117,10 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         declared: Any = SimpleNamespace(partitions=DAYS, errors=ErrorPolicy())
         run = RunScope(context, stream.key, declared, stream.declared.stream, stream.declared.ingestion, spark)
-        if is_of_partitions(context):
+        if is_partition_run(context):
             made = PartitionMaterialization(run, context, DAYS, "id").report(replayed())
             assert made is not None
-            yield as_result(made)
+            yield to_materialize_result(made)
             return
         told = IngestMaterializations(run)
         for rows in batches:
@@ -128,7 +128,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
             assert automation.asks_for("revenue") == set(), "the run goes on"
         whole = told.report(())
         if whole is not None:
-            yield as_result(whole)
+            yield to_materialize_result(whole)
 
     @dg.asset(
         deps=["orders"],

@@ -17,7 +17,7 @@ from stream_assets import RunLimits
 from stream_assets import materializations as module
 from stream_assets.materializations import IngestMaterializations, ReplayMaterialization, RunScope
 from stream_assets.options import PlaceConfig, StreamConfig
-from stream_assets.stream_run import staying
+from stream_assets.stream_run import polling_times
 from stream_consumers.batches import Range
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from tests.support.batch_reports import ONE, ZERO, report
@@ -242,7 +242,7 @@ def test_the_run_config_wins_over_the_asset(
     options: dict[str, Any], config: dict[str, Any], expected: tuple[float, float | None]
 ) -> None:
     given = StreamConfig(**config)
-    assert staying(RunLimits(**options).overridden(given), given) == expected
+    assert polling_times(RunLimits(**options).overridden(given), given) == expected
 
 
 @pytest.mark.parametrize("config", [{"stop": PlaceConfig(rewind="latest")}, {"start": PlaceConfig(rewind="earliest")}])

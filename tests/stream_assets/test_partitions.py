@@ -17,12 +17,12 @@ from stream_assets import ErrorPolicy
 from stream_assets.materializations import IngestMaterializations, PartitionMaterialization, RunScope
 from stream_assets.options import PlaceConfig, StreamConfig
 from stream_assets.partitions import (
-    Touched,
+    PartitionRows,
+    changed_since,
     count_by_partition,
+    count_rows_outside,
     partition_replay,
-    rows_elsewhere,
     rows_in_partitions,
-    touched_since,
 )
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
@@ -36,22 +36,24 @@ DAYS = dg.DailyPartitionsDefinition("2026-11-16")
 KEY = dg.AssetKey("orders")
 
 
-def counted(partitions: dg.TimeWindowPartitionsDefinition, *moments: str, now: str = "2026-11-22T12:00") -> Touched:
+def counted(
+    partitions: dg.TimeWindowPartitionsDefinition, *moments: str, now: str = "2026-11-22T12:00"
+) -> PartitionRows:
     return count_by_partition([np.array([at(one) for one in moments])], partitions, now=at(now) / 1000)
 
 
 def test_each_time_belongs_to_the_day_that_it_is_in() -> None:
     found = counted(DAYS, "2026-11-17T23:59:59.999", "2026-11-18", "2026-11-16", "2026-11-17T12:00")
-    assert found == Touched({"2026-11-16": 1, "2026-11-17": 2, "2026-11-18": 1})
+    assert found == PartitionRows({"2026-11-16": 1, "2026-11-17": 2, "2026-11-18": 1})
 
 
 def test_the_day_that_is_not_over_counts_and_days_that_are_none_do_not() -> None:
     found = counted(DAYS, "2026-11-15T23:59", "2026-11-22T01:00", "2026-11-23", "9999-12-31T23:59:59")
-    assert found == Touched({"2026-11-22": 1}, outside=3)
+    assert found == PartitionRows({"2026-11-22": 1}, outside=3)
     later = counted(dg.DailyPartitionsDefinition("2026-11-16", end_offset=2), "2026-11-23", "2026-11-24")
-    assert later == Touched({"2026-11-23": 1}, outside=1)
+    assert later == PartitionRows({"2026-11-23": 1}, outside=1)
     until = dg.DailyPartitionsDefinition("2026-11-16", end_date="2026-11-18")
-    assert counted(until, "2026-11-17", "2026-11-18") == Touched({"2026-11-17": 1}, outside=1)
+    assert counted(until, "2026-11-17", "2026-11-18") == PartitionRows({"2026-11-17": 1}, outside=1)
 
 
 def test_days_are_those_of_the_zone_also_when_the_clocks_change() -> None:
@@ -71,7 +73,7 @@ def test_hours_and_windows_that_are_left_out() -> None:
         start="2026-11-16", fmt="%Y-%m-%d", cron_schedule="0 0 * * *", exclusions=["0 0 * * 6", "0 0 * * 0"]
     )
     found = counted(weekdays, "2026-11-20T23:00", "2026-11-21T10:00", "2026-11-22T10:00", now="2026-11-24")
-    assert found == Touched({"2026-11-20": 1}, outside=2)
+    assert found == PartitionRows({"2026-11-20": 1}, outside=2)
 
 
 def ingestion(folder: Path) -> Ingestion:
@@ -80,24 +82,24 @@ def ingestion(folder: Path) -> Ingestion:
 
 def test_a_batch_touches_the_days_of_its_rows_and_not_those_between(tmp_path: Path) -> None:
     table, ledger = tmp_path / "t", ingestion(tmp_path).ledger()
-    assert touched_since(ledger, DAYS, None) is None, "there is no table"
+    assert changed_since(ledger, DAYS, None) is None, "there is no table"
     first = write_batch(table, {0: "2026-11-17", 1: "2026-11-19", 2: "2026-11-19T05:00"})
     write_batch(table, {3: "2026-11-20"})
     write_batch(table, {0: "2026-11-17"}, kind="replay", ranges=[0])
-    assert touched_since(ledger, DAYS, first) == (Touched({"2026-11-20": 1}), first + 1)
-    assert touched_since(ledger, DAYS, first - 1) == (
-        Touched({"2026-11-17": 1, "2026-11-19": 2, "2026-11-20": 1}),
+    assert changed_since(ledger, DAYS, first) == (PartitionRows({"2026-11-20": 1}), first + 1)
+    assert changed_since(ledger, DAYS, first - 1) == (
+        PartitionRows({"2026-11-17": 1, "2026-11-19": 2, "2026-11-20": 1}),
         first + 1,
     )
-    assert touched_since(ledger, DAYS, first + 1) is None, "a replay names its partitions itself"
+    assert changed_since(ledger, DAYS, first + 1) is None, "a replay names its partitions itself"
 
 
 def test_the_first_time_all_days_that_the_table_has_rows_of_are_touched(tmp_path: Path) -> None:
     table = tmp_path / "t"
     for sequence, moment in enumerate(["2026-11-15", "2026-11-16", "2026-11-18"]):
         write_batch(table, {sequence: moment})
-    found = touched_since(ingestion(tmp_path).ledger(), DAYS, None)
-    assert found == (Touched({"2026-11-16": 1, "2026-11-18": 1}, outside=1), 2)
+    found = changed_since(ingestion(tmp_path).ledger(), DAYS, None)
+    assert found == (PartitionRows({"2026-11-16": 1, "2026-11-18": 1}, outside=1), 2)
 
 
 def test_a_batch_that_replaces_touches_what_it_removes_and_not_what_it_copies(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_a_batch_that_replaces_touches_what_it_removes_and_not_what_it_copies(tm
     before = write_batch(table, {0: "2026-11-16", 1: "2026-11-17", 2: "2026-11-18", 3: "2026-11-19"})
     # The transform of now drops the one of the 17th.
     write_batch(table, {2: "2026-11-18"}, ranges=[1, 2])
-    found = touched_since(ledger, DAYS, before)
+    found = changed_since(ledger, DAYS, before)
     assert found is not None
     assert found[0].rows == {"2026-11-17": 0, "2026-11-18": 1}
 
@@ -116,7 +118,7 @@ def test_what_vacuum_has_removed_is_unknown(tmp_path: Path) -> None:
     (file,) = DeltaTable(str(table)).file_uris()
     write_batch(table, {1: "2026-11-17"})
     Path(file).unlink()
-    assert touched_since(ledger, DAYS, -1) == (Touched({"2026-11-17": 1}, unknown=(0,)), 1)
+    assert changed_since(ledger, DAYS, -1) == (PartitionRows({"2026-11-17": 1}, unknown=(0,)), 1)
 
 
 def test_the_rows_of_partitions_are_counted(tmp_path: Path) -> None:
@@ -127,9 +129,9 @@ def test_the_rows_of_partitions_are_counted(tmp_path: Path) -> None:
     assert rows_in_partitions(ledger, DAYS, ["2026-11-19", "2026-11-16"]) == {"2026-11-16": 1, "2026-11-19": 1}
     assert rows_in_partitions(ledger, DAYS, []) == {}
     replayed = {Shard("orders", 0): Range(0, 2)}
-    assert rows_elsewhere(ledger, window, replayed, streams=["orders"]) == 1, "sequence 2"
-    assert rows_elsewhere(ledger, window, {}, streams=["orders"]) == 2
-    assert rows_elsewhere(ledger, window, {}, streams=["returns"]) == 0, "the table has rows of another stream"
+    assert count_rows_outside(ledger, window, replayed, streams=["orders"]) == 1, "sequence 2"
+    assert count_rows_outside(ledger, window, {}, streams=["orders"]) == 2
+    assert count_rows_outside(ledger, window, {}, streams=["returns"]) == 0, "the table has rows of another stream"
 
 
 def scope(context: Any, folder: Path) -> RunScope:

@@ -21,7 +21,7 @@ from stream_assets import (
     stream_definitions,
 )
 from stream_assets.options import BadRows, PlaceConfig, WriterConfig
-from stream_assets.stream_run import of_run, replay_id
+from stream_assets.stream_run import replay_id, with_replay_id
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits, OnBadRows
 
@@ -169,7 +169,7 @@ def test_a_retry_continues_what_failed_and_begins_anew_what_succeeded(instance: 
 
 
 def replayed(context: Any, **config: Any) -> str:
-    return of_run(context, ORDERS, StreamConfig(**config).replay()).id
+    return with_replay_id(context, ORDERS, StreamConfig(**config).replay()).id
 
 
 def test_what_is_executed_again_with_another_config_is_another_replay(instance: dg.DagsterInstance) -> None:
