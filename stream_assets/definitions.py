@@ -14,7 +14,7 @@ TABLE = str(DEMO_FOLDER / "lake" / "orders")
 
 
 # A run of the demo lives for seconds: it is faster without the optimising compiler. Who has seen the demo is done.
-FAST_START = {
+FAST_RUN = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.stream_assets.server.idleSeconds": "120",
 }
@@ -27,7 +27,7 @@ FAST_START = {
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
     limits=RunLimits(max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000"))),
     sensor=LagPolicy(interval_seconds=5, status=dg.DefaultSensorStatus.RUNNING),
-    spark=SparkSessionResource(master="local[2]", spark_config=FAST_START),
+    spark=SparkSessionResource(master="local[2]", spark_config=FAST_RUN),
     observer=KillSwitch.from_environment(table=TABLE, memory=DEMO_FOLDER / "faults"),
 )
 def orders(batch: DataFrame) -> DataFrame:

@@ -17,14 +17,14 @@ import click
 from rich.text import Text
 
 from stream_assets.cli.options import (
-    Place,
-    RowMaker,
-    SparkChoice,
-    gathered,
+    Pipeline,
+    RowConversion,
+    SparkSettings,
+    combine_options,
     group_option,
     json_option,
     limit_options,
-    place_options,
+    pipeline_options,
     retry_option,
     row_options,
     spark_options,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _BYTES = ("key", "payload", "correction")
 
 
-def make_letters(table: str, group: str, storage: Mapping[str, str]) -> DeadLetters:
+def make_reader(table: str, group: str, storage: Mapping[str, str]) -> DeadLetters:
     """The dead letters of a table and a group.
 
     Raises:
@@ -74,14 +74,14 @@ def make_filter(
     return LetterFilter(streams, span, reason, is_all=is_all, is_dismissed=is_dismissed)
 
 
-letter_options = gathered(
-    "letters",
-    make_letters,
+reader_options = combine_options(
+    "reader",
+    make_reader,
     click.option("--table", required=True, help="The Delta table of the rows, a path or URI."),
     group_option,
     storage_option,
 )
-filter_options = gathered(
+filter_options = combine_options(
     "wanted",
     make_filter,
     click.option("--source", help="The stream URL; by default every stream of the group. It is not opened."),
@@ -114,11 +114,11 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("list")
-@letter_options
+@reader_options
 @filter_options
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most this many kinds, the most frequent ones.")
 @json_option
-def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as_json: bool) -> None:
+def list_kinds(reader: DeadLetters, wanted: LetterFilter, limit: int | None, as_json: bool) -> None:
     """How many there are of each kind of reason, with an example each.
 
     Reasons are of one kind if they differ only in numbers, times, ids and what stands in quotes. The times are those of
@@ -130,10 +130,10 @@ def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as
       stream-assets dead-letters list --table lake/orders --group lakehouse --from 2026-11-17T00:00:00Z --json
       stream-assets dead-letters list --table lake/orders --group lakehouse --reason "not a JSON object" --all
     """
-    kinds = letters.kinds(wanted)
+    kinds = reader.kinds(wanted)
     rows = [_kind_row(kind, is_all=wanted.is_all or wanted.is_dismissed) for kind in kinds[:limit]]
     count = counted(sum(kind.count for kind in kinds), "dead letter")
-    title = f"{letters.table}, group {letters.group}: {count} of {counted(len(kinds), 'kind')}"
+    title = f"{reader.table}, group {reader.group}: {count} of {counted(len(kinds), 'kind')}"
     print_rows(rows, as_json=as_json, title=title, empty="there are no dead letters")
 
 
@@ -151,14 +151,14 @@ def _kind_row(kind: DeadLetterKind, *, is_all: bool) -> dict[str, Any]:
 
 
 @dead_letters.command()
-@letter_options
+@reader_options
 @filter_options
 @click.argument("places", nargs=-1, metavar="[SHARD=SEQUENCE]…")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Show at most this many.")
 @click.option("--full", is_flag=True, help="Payloads as they are, whole and with their lines.")
 @json_option
 def show(
-    letters: DeadLetters, wanted: LetterFilter, places: Sequence[str], limit: int, full: bool, as_json: bool
+    reader: DeadLetters, wanted: LetterFilter, places: Sequence[str], limit: int, full: bool, as_json: bool
 ) -> None:
     """Single ones, in the order of their places in the stream: all that is known of them.
 
@@ -172,13 +172,13 @@ def show(
     """
     if places:
         wanted = replace(wanted, places=_places(places))
-    found = (row for part in letters.tables(wanted, limit=limit + 1) for row in part.to_pylist())
+    found = (row for part in reader.tables(wanted, limit=limit + 1) for row in part.to_pylist())
     rows = list(islice(found, limit))
     if as_json:
-        click.echo(json.dumps({"rows": [letter_json(row) for row in rows]}))
+        click.echo(json.dumps({"rows": [row_to_json(row) for row in rows]}))
         return
     for row in rows:
-        _print_letter(row, is_full=full)
+        _print_dead_letter(row, is_full=full)
     if next(found, None) is not None:
         inform(f"… and more: --limit {2 * limit} shows more of them")
     if not rows:
@@ -206,11 +206,11 @@ def _places(texts: Sequence[str]) -> Mapping[Shard, Intervals]:
 _PLACE_REMEDY = "Write it as SHARD=SEQUENCE with a shard like orders/0: orders/0=17."
 
 
-def letter_json(row: Mapping[str, Any]) -> dict[str, Any]:
+def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """A dead letter as JSON, with the names of the columns of its table; bytes that are no text are base64.
 
     Example:
-        >>> letter_json({"_sequence": 7, "key": None, "payload": b"\\xff", "headers": [{"name": "a", "value": b"b"}]})
+        >>> row_to_json({"_sequence": 7, "key": None, "payload": b"\\xff", "headers": [{"name": "a", "value": b"b"}]})
         {'_sequence': 7, 'key': None, 'payload_base64': '/w==', 'headers': [{'name': 'a', 'value': 'b'}]}
     """
     found: dict[str, Any] = {}
@@ -224,7 +224,7 @@ def letter_json(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _print_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
+def _print_dead_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
     shard, sequence = Shard(row["_stream"], row["_shard"]), row["_sequence"]
     place = printable(str(shard) if sequence is None else f"{shard}={sequence}")
     status = row.get("status", "counts")
@@ -259,7 +259,7 @@ def _print(line: str, *, style: str = "") -> None:
 
 
 @dead_letters.command()
-@letter_options
+@reader_options
 @filter_options
 @click.option("--note", required=True, help="Why; it is kept with each of them.")
 @click.option("--by", help="Who dismisses them; by default this user and machine.")
@@ -268,13 +268,13 @@ def _print(line: str, *, style: str = "") -> None:
 @spark_options
 @json_option
 def dismiss(
-    letters: DeadLetters,
+    reader: DeadLetters,
     wanted: LetterFilter,
     note: str,
     by: str | None,
     limit: int | None,
     retry_seconds: float,
-    spark: SparkChoice,
+    spark: SparkSettings,
     as_json: bool,
 ) -> None:
     """Mark dead letters as done with, since nothing will ever decode them; checks count them no longer.
@@ -291,25 +291,25 @@ def dismiss(
     from spark_jobs.batches.ingestion import Ingestion
     from spark_jobs.batches.job import batch_events
 
-    dismissal = Dismissal(by or person(), note)
+    dismissal = Dismissal(by or current_user(), note)
     ingestion = Ingestion(
-        letters.group,
-        letters.table,
-        storage_options=letters.storage_options,
+        reader.group,
+        reader.table,
+        storage_options=reader.storage_options,
         retry_seconds=retry_seconds,
         single_writer=spark.single_writer,
     )
     with progress_bar() as progress:
         task = progress.add_task("dismissing", total=None)
-        session = spark.session(letters.table, letters.storage_options)
+        session = spark.session(reader.table, reader.storage_options)
         job = DismissJob(session, ingestion, wanted, dismissal, limit=limit)
         count = sum(report.dead for report in follow_batches(batch_events(job), progress, task))
     rows = [{"dismissed": count, "by": dismissal.by, "note": dismissal.note}] if count else []
-    print_rows(rows, as_json=as_json, title=f"dead letters of {letters.table}", empty="there is nothing to dismiss")
+    print_rows(rows, as_json=as_json, title=f"dead letters of {reader.table}", empty="there is nothing to dismiss")
 
 
 @dead_letters.command()
-@place_options()
+@pipeline_options()
 @click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all.")
 @click.option("--until", "stop", help="Likewise; the first that is left alone.")
 @click.option("--limit", type=click.IntRange(min=1), help="The most dead letters to try.")
@@ -326,15 +326,15 @@ def dismiss(
 @spark_options
 @json_option
 def redrive(
-    place: Place,
+    pipeline: Pipeline,
     start: str | None,
     stop: str | None,
     limit: int | None,
     payloads: Path | None,
     note: str,
     dry_run: bool,
-    maker: RowMaker,
-    spark: SparkChoice,
+    conversion: RowConversion,
+    spark: SparkSettings,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -359,23 +359,23 @@ def redrive(
     from spark_jobs.batches.dead_letter_jobs import Corrections, Redrive, RedriveJob
     from spark_jobs.batches.job import batch_events
 
-    ingestion = maker.ingestion(place, single_writer=spark.single_writer, **settings)
+    ingestion = conversion.ingestion(pipeline, single_writer=spark.single_writer, **settings)
     corrections = None
     if payloads is not None:
-        corrections = Corrections(read_payloads(payloads), person(), note)
+        corrections = Corrections(read_payloads(payloads), current_user(), note)
     wanted = Redrive(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None, limit, corrections)
     wanted.span()
-    maker.check(ingestion.ledger().read())
+    conversion.check(ingestion.ledger().read())
     with progress_bar() as progress:
         task = progress.add_task("starting Spark", total=None)
-        job = RedriveJob(spark.session(place.table, place.storage), ingestion, wanted, url=place.url)
+        job = RedriveJob(spark.session(pipeline.table, pipeline.storage), ingestion, wanted, url=pipeline.url)
         if dry_run:
             progress.update(task, description="decoding")
             job.preview()
         else:
             for _ in follow_batches(batch_events(job), progress, task):
                 pass
-    title = f"dead letters of {place.table}{', if they were redriven' if dry_run else ''}"
+    title = f"dead letters of {pipeline.table}{', if they were redriven' if dry_run else ''}"
     print_rows(_rows(job.outcome), as_json=as_json, title=title, empty="there are no dead letters to redrive")
 
 
@@ -413,7 +413,7 @@ def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
     return found
 
 
-def person() -> str:
+def current_user() -> str:
     """This user and machine."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 

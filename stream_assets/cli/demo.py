@@ -60,7 +60,7 @@ console = Console(highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DemoFolder:
     """The folder of the demo."""
 
     path: Path
@@ -92,32 +92,32 @@ def run_demo(messages: int) -> int:
     Args:
         messages: how many; the kills need at least some thousand.
     """
-    place = Home((Path.cwd() / ".demo").absolute(), messages)
-    shutil.rmtree(place.path, ignore_errors=True)
-    place.dagster_home.mkdir(parents=True)
-    (place.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
-    console.print(f"[bold]stream-assets demo[/] in {place.path}")
+    folder = DemoFolder((Path.cwd() / ".demo").absolute(), messages)
+    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.dagster_home.mkdir(parents=True)
+    (folder.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
+    console.print(f"[bold]stream-assets demo[/] in {folder.path}")
     with progress_bar(console) as progress:
         task = progress.add_task("Delta jars", total=1)
         delta_jars()
         progress.update(task, completed=1)
-        _produce(place, progress)
+        _produce(folder, progress)
         # Opened first: two processes that make its database at the same time get in each other's way.
-        with dg.DagsterInstance.from_config(str(place.dagster_home)) as instance, _daemon(place) as log:
-            _follow(place, instance, progress, log)
-    with open_batch_source(place.source) as source:
-        verdicts = verify(source, place.ingestion())
-    _show(place)
-    _print_how_to_open_the_ui(place)
-    return _conclude(place, verdicts)
+        with dg.DagsterInstance.from_config(str(folder.dagster_home)) as instance, _daemon(folder) as log:
+            _follow(folder, instance, progress, log)
+    with open_batch_source(folder.source) as source:
+        verdicts = verify(source, folder.ingestion())
+    _print_first_rows(folder)
+    _print_ui_command(folder)
+    return _print_result(folder, verdicts)
 
 
-def _produce(place: Home, progress: Progress) -> None:
+def _produce(folder: DemoFolder, progress: Progress) -> None:
     """JSON messages in two shards; some are cut off in the middle."""
-    task = progress.add_task("messages into orders.ss", total=place.messages)
-    spacing = place.messages // MALFORMED - 1  # odd, so that every shard has some
-    with create_producer(place.source) as producer:
-        for index in range(place.messages):
+    task = progress.add_task("messages into orders.ss", total=folder.messages)
+    spacing = folder.messages // MALFORMED - 1  # odd, so that every shard has some
+    with create_producer(folder.source) as producer:
+        for index in range(folder.messages):
             text = json.dumps({"id": index, "user": f"user-{index % 997}", "amount": index % 10_000 / 100})
             cut = len(text) // 2 if index % spacing == 0 and index // spacing < MALFORMED else len(text)
             producer.send(text[:cut].encode(), shard=index % SHARDS)
@@ -126,17 +126,17 @@ def _produce(place: Home, progress: Progress) -> None:
 
 
 @contextmanager
-def _daemon(place: Home) -> Iterator[Path]:
+def _daemon(folder: DemoFolder) -> Iterator[Path]:
     """A real Dagster daemon on the workspace of this project, ended by its process id."""
     workspace = Path(__file__).parents[1] / "definitions.py"
     environment = {
         **os.environ,
-        "DAGSTER_HOME": str(place.dagster_home),
-        "STREAM_ASSETS_DEMO": str(place.path),
+        "DAGSTER_HOME": str(folder.dagster_home),
+        "STREAM_ASSETS_DEMO": str(folder.path),
         KILLS_VARIABLE: KILLS,
-        RECORDS_VARIABLE: str(place.messages // BATCHES),
+        RECORDS_VARIABLE: str(folder.messages // BATCHES),
     }
-    log = place.path / "daemon.log"
+    log = folder.path / "daemon.log"
     command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(Path.cwd())]
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - fixed words
@@ -153,24 +153,24 @@ def _daemon(place: Home) -> Iterator[Path]:
                 process.wait()
 
 
-def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: Path) -> None:
+def _follow(folder: DemoFolder, instance: dg.DagsterInstance, progress: Progress, log: Path) -> None:
     """Show what the daemon does until a run has succeeded and nothing is left to read.
 
     Raises:
         WriteError: it took too long, or too many runs failed for another reason than our kills.
     """
-    task = progress.add_task("positions in the Delta log", total=place.messages)
+    task = progress.add_task("positions in the Delta log", total=folder.messages)
     seen: dict[str, dg.DagsterRunStatus] = {}
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         for record in reversed(_records(instance)):
             run = record.dagster_run
             if seen.get(run.run_id) is not run.status:
-                _tell(place, run, seen)
-        done = _covered(place)
+                _print_run(folder, run, seen)
+        done = _covered(folder)
         progress.update(task, completed=done)
         failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
-        if done == place.messages and seen and all(status in ENDED for status in seen.values()):
+        if done == folder.messages and seen and all(status in ENDED for status in seen.values()):
             return
         if failures > FAULTS + OTHER_FAILURES:
             break
@@ -179,7 +179,7 @@ def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: 
     raise WriteError(
         "the demo did not come to its end",
         remedy=f"Look into {log}.",
-        covered=_covered(place),
+        covered=_covered(folder),
         runs=len(seen),
     )
 
@@ -192,7 +192,7 @@ def _records(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
         return []
 
 
-def _tell(place: Home, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
+def _print_run(folder: DemoFolder, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
     seen[run.run_id] = run.status
     what = {
         dg.DagsterRunStatus.QUEUED: f"is asked for by the sensor: lag {run.tags.get('stream_assets/lag')}",
@@ -201,42 +201,42 @@ def _tell(place: Home, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus])
     }.get(run.status)
     if run.status is dg.DagsterRunStatus.FAILURE:
         failed = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
-        kills = len(list((place.path / "faults").glob("fault-*")))
+        kills = len(list((folder.path / "faults").glob("fault-*")))
         how = f"killed with SIGKILL {WHEN_KILLED.get(kills, '')}" if failed <= kills else "failed, and is tried again"
-        what = f"[red]{how}[/]; the ledger has {counted(_covered(place), 'message')}"
+        what = f"[red]{how}[/]; the ledger has {counted(_covered(folder), 'message')}"
     if what:
         console.print(f"  run {run.run_id[:8]} {what}", soft_wrap=True)
 
 
-def _covered(place: Home) -> int:
+def _covered(folder: DemoFolder) -> int:
     try:
-        state = place.ingestion().ledger().read()
+        state = folder.ingestion().ledger().read()
     except LedgerUnreadableError:
         return 0
     return sum(position - 1 for position in state.positions.values())
 
 
-def _show(place: Home) -> None:
-    log = place.ingestion().ledger().log
+def _print_first_rows(folder: DemoFolder) -> None:
+    log = folder.ingestion().ledger().log
     beginning = [row for batch in scan(log, where=f"_sequence <= {FIRST_ROWS}") for row in batch.to_pylist()]
     print_rows(
         sorted(beginning, key=lambda row: row["id"])[:FIRST_ROWS],
-        title=f"first rows of {place.table}",
+        title=f"first rows of {folder.table}",
         console=console,
     )
 
 
-def _print_how_to_open_the_ui(place: Home) -> None:
+def _print_ui_command(folder: DemoFolder) -> None:
     """How to look at the runs; Dagster's web server is an extra, as nothing else needs it."""
     if find_spec("dagster_webserver") is None:
         console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)
-    names = f"DAGSTER_HOME={place.dagster_home} STREAM_ASSETS_DEMO={place.path}"
+    names = f"DAGSTER_HOME={folder.dagster_home} STREAM_ASSETS_DEMO={folder.path}"
     console.print(
         f"the Dagster UI of these runs: {names} dg dev -m stream_assets.definitions", markup=False, soft_wrap=True
     )
 
 
-def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
+def _print_result(folder: DemoFolder, verdicts: list[ShardVerdict]) -> int:
     names = ("first", "last", "messages", "rows", "dead", "missing", "duplicated", "lag")
     rows = [{"shard": str(verdict.shard), **{name: getattr(verdict, name) for name in names}} for verdict in verdicts]
     print_rows(rows, title="by sequence numbers", console=console)
@@ -247,6 +247,6 @@ def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
         "lag {lag}".format(**counted),
         soft_wrap=True,
     )
-    faults = len(list((place.path / "faults").glob("fault-*")))
-    expected = [place.messages, place.messages - MALFORMED, MALFORMED, 0, 0, 0, 0]
+    faults = len(list((folder.path / "faults").glob("fault-*")))
+    expected = [folder.messages, folder.messages - MALFORMED, MALFORMED, 0, 0, 0, 0]
     return 0 if [*counted.values()] == expected and faults == FAULTS else 1

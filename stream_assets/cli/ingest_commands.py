@@ -13,9 +13,9 @@ import click
 
 from stream_assets.cli.options import (
     MODES,
-    Place,
-    RowMaker,
-    SparkChoice,
+    Pipeline,
+    RowConversion,
+    SparkSettings,
     batches_option,
     client_option,
     data_loss_option,
@@ -23,7 +23,7 @@ from stream_assets.cli.options import (
     json_option,
     layout_options,
     limit_options,
-    place_options,
+    pipeline_options,
     retry_option,
     row_options,
     spark_options,
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import BatchReport
     from spark_jobs.ledger.ledger import Ledger, LedgerState
 
-MOST_FOREIGN = 20
-COUNTS = (
+MAX_FOREIGN_COMMITS = 20
+VERDICT_COUNTS = (
     *("messages", "rows", "dead", "filtered", "unexplained", "skipped"),
     *("missing", "duplicated", "unknown", "other", "lag"),
 )
 # Of a healthy table these are 0.
-SELDOM = ("unexplained", "skipped", "unknown", "other", "lost")
+HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
 
 
 @click.command()
@@ -66,7 +66,7 @@ SELDOM = ("unexplained", "skipped", "unknown", "other", "lost")
 @data_loss_option
 @click.option("--member", default="main", show_default=True, help="Its name among members that claim entries (Redis).")
 @click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio: <table>.spool.ss by default.")
-@place_options()
+@pipeline_options()
 @row_options
 @layout_options
 @limit_options
@@ -82,14 +82,14 @@ SELDOM = ("unexplained", "skipped", "unknown", "other", "lost")
 @spark_options
 @json_option
 def ingest(
-    place: Place,
+    pipeline: Pipeline,
     mode: str,
     start: str | None,
     spool: Path | None,
-    maker: RowMaker,
+    conversion: RowConversion,
     max_batches: int | None,
     linger: float,
-    spark: SparkChoice,
+    spark: SparkSettings,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -114,14 +114,14 @@ def ingest(
     from spark_jobs.decoding.isolation import prepare
     from spark_jobs.run_ingestion import run_events
 
-    url, pipe = _file_of_pipe(place.url, place.table, spool)
+    url, pipe = _file_of_pipe(pipeline.url, pipeline.table, spool)
     if pipe is not None and linger:
         raise InvalidOptionError(f"{pipe} is read to its end before: nothing comes later", remedy="Leave --linger out.")
-    stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), place.client)
+    stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), pipeline.client)
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
-    ingestion = maker.ingestion(
-        place,
-        group=place.group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
+    ingestion = conversion.ingestion(
+        pipeline,
+        group=pipeline.group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
         sharing=stream.mode,
         claims=stream.is_claimed,
         start=choice(AutoStreamReset, start or first, option="--start"),
@@ -133,13 +133,13 @@ def ingest(
     prepare()
     with progress_bar() as progress:
         # An error of the table or the stream is raised before Spark starts.
-        maker.check(ingestion.ledger().read())
+        conversion.check(ingestion.ledger().read())
         if pipe is not None:
             _spool(pipe, url, progress)
         with stream.open() as opened:
             result_of(Retries(ingestion.retry_seconds).call(opened.identities), print_waiting)
         task = progress.add_task("starting Spark", total=None)
-        session = spark.session(place.table, place.storage)
+        session = spark.session(pipeline.table, pipeline.storage)
         progress.update(task, description="reading")
         events = run_events(session, stream, ingestion, max_batches=max_batches, linger_seconds=linger)
         rows: list[dict[str, object]] = []
@@ -150,7 +150,7 @@ def ingest(
         except (KeyboardInterrupt, SystemExit) as error:
             interruption = error
     empty = "nothing to read: lag 0" if interruption is None else "it was interrupted before a batch was written"
-    print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty=empty)
+    print_rows(rows, as_json=as_json, title=f"{pipeline.source} into {pipeline.table}", empty=empty)
     if interruption is not None:
         raise interruption
     if tails:
@@ -207,15 +207,15 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.ledger.ledger import LedgerState as State
 
-    place = Place(url, table or "", group, client, storage)
-    read = None if table is None else place.ingestion().ledger()
+    pipeline = Pipeline(url, table or "", group, client, storage)
+    read = None if table is None else pipeline.ingestion().ledger()
     ledger = read.read() if read else State(-1)
-    if ledger.sharing == CLAIMS or (table is None and _is_claimed(place)):
-        rows = _claimed_rows(place, ledger)
+    if ledger.sharing == CLAIMS or (table is None and _is_claimed(pipeline)):
+        rows = _claimed_rows(pipeline, ledger)
     else:
-        with place.stream().open() as stream:
-            opened = place.ingestion().in_epochs(stream, read) if read else stream
-            lost = losses_of_stream(opened, place.ingestion(), ledger) if ledger.newest is not None else {}
+        with pipeline.stream().open() as stream:
+            opened = pipeline.ingestion().in_epochs(stream, read) if read else stream
+            lost = losses_of_stream(opened, pipeline.ingestion(), ledger) if ledger.newest is not None else {}
             extents, committed = opened.extents(), opened.committed(group)
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
@@ -231,57 +231,57 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
         rows = [
             {
                 "shard": str(shard),
-                "start": place.shown(extent.start),
-                "committed": place.shown((committed or {}).get(shard)),
-                "ledger": place.shown(ledger.positions.get(shard)),
-                "end": place.shown(extent.end),
+                "start": pipeline.shown(extent.start),
+                "committed": pipeline.shown((committed or {}).get(shard)),
+                "ledger": pipeline.shown(ledger.positions.get(shard)),
+                "end": pipeline.shown(extent.end),
                 "lag": behind.get(shard, 0),
                 "blocked": extent.blocked,
-                "lost": place.span(lost.get(shard)),
+                "lost": pipeline.span(lost.get(shard)),
             }
             for shard, extent in extents.items()
         ]
     nothing = "the stream is empty, or there is none of this name: lag 0"
-    print_rows(rows, as_json=as_json, title=f"{place.url}, group {group}", empty=nothing)
+    print_rows(rows, as_json=as_json, title=f"{pipeline.url}, group {group}", empty=nothing)
     if any(row["lost"] for row in rows):
         inform(f"the next run of group {group} stops, or records what is lost with --on-data-loss record", style="red")
         sys.exit(1)
 
 
-def _is_claimed(place: Place) -> bool:
-    if not place.stream().may_be_claimed:
+def _is_claimed(pipeline: Pipeline) -> bool:
+    if not pipeline.stream().may_be_claimed:
         return False
-    with place.stream().claims(place.group) as claims:
+    with pipeline.stream().claims(pipeline.group) as claims:
         return claims.is_in_claim_mode()
 
 
-def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
+def _claimed_rows(pipeline: Pipeline, ledger: LedgerState) -> list[dict[str, Any]]:
     """A group that claims entries has no position; the server knows what is unread and what is pending."""
     from spark_jobs.claims.claim_state import claim_state, losses_of_claims
 
-    with place.claims() as claims:
+    with pipeline.claims() as claims:
         if ledger.newest is not None:
-            lost = claim_state(claims, place.ingestion(), ledger.shards).lost
+            lost = claim_state(claims, pipeline.ingestion(), ledger.shards).lost
         else:
             lost = losses_of_claims(claims)
         return [
             {
                 "shard": str(shard),
-                "delivered": place.shown(claims.position(shard)),
-                "end": place.shown(claims.ends.get(shard)),
+                "delivered": pipeline.shown(claims.position(shard)),
+                "end": pipeline.shown(claims.ends.get(shard)),
                 "unread": backlog.unread,
                 "pending": backlog.pending,
                 "lag": backlog.total,
-                "lost": place.span(lost.get(shard)),
+                "lost": pipeline.span(lost.get(shard)),
             }
             for shard, backlog in claims.backlog().items()
         ]
 
 
 @click.command()
-@place_options()
+@pipeline_options()
 @json_option
-def verify(place: Place, as_json: bool) -> None:
+def verify(pipeline: Pipeline, as_json: bool) -> None:
     """Compare the stream with the table, row by row as each batch wrote it; exit code 1 unless all is there.
 
     \b
@@ -292,33 +292,33 @@ def verify(place: Place, as_json: bool) -> None:
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.verify import verify as compare
 
-    ingestion = place.ingestion()
+    ingestion = pipeline.ingestion()
     claimed, state = None, ingestion.ledger().read()
     if state.sharing == CLAIMS:
-        with place.claims() as claims:
+        with pipeline.claims() as claims:
             claimed = claim_state(claims, ingestion, state.shards)
-    with place.stream().open() as opened, progress_bar() as progress:
+    with pipeline.stream().open() as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, claims=claimed, progress=lambda count: progress.advance(task, count))
     rows = [
         {
             "shard": str(v.shard),
-            "first": place.shown(v.first),
-            "last": place.shown(v.last),
-            **{"dead letters" if name == "dead" else name: getattr(v, name) for name in COUNTS},
-            "lost": place.span(v.lost),
+            "first": pipeline.shown(v.first),
+            "last": pipeline.shown(v.last),
+            **{"dead letters" if name == "dead" else name: getattr(v, name) for name in VERDICT_COUNTS},
+            "lost": pipeline.span(v.lost),
         }
         for v in verdicts
     ]
-    title = f"{place.source} and {place.table}"
-    print_rows(rows, as_json=as_json, title=title, empty="the stream is empty", if_any=SELDOM)
+    title = f"{pipeline.source} and {pipeline.table}"
+    print_rows(rows, as_json=as_json, title=title, empty="the stream is empty", if_any=HIDDEN_IF_ZERO)
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
-            listed = ", ".join(str(place.shown(sequence)) for sequence in sequences)
+            listed = ", ".join(str(pipeline.shown(sequence)) for sequence in sequences)
             inform(f"{verdict.shard}: {what} {listed} …", style="red")
         if verdict.lost is not None:
             inform(
-                f"{verdict.shard}: {place.span(verdict.lost)} is gone from the stream, and not in the table",
+                f"{verdict.shard}: {pipeline.span(verdict.lost)} is gone from the stream, and not in the table",
                 style="red",
             )
         for bid, count in verdict.missing_dead.items():
@@ -331,8 +331,8 @@ def verify(place: Place, as_json: bool) -> None:
             )
         if verdict.uncompared is not None:
             inform(
-                f"note: {verdict.shard}: {place.span(verdict.uncompared)} is not compared: the group began after it, "
-                "or its positions were made anew after its log was cleaned",
+                f"note: {verdict.shard}: {pipeline.span(verdict.uncompared)} is not compared: the group started after "
+                "it, or its positions were recreated after its log was cleaned",
                 style="yellow",
             )
     for note in _notes(ingestion.ledger(), state):
@@ -348,7 +348,7 @@ def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
     if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
         yield f"{', '.join(ended)}: the stream is gone, so that its rows cannot be compared"
     names = "|".join(map(re.escape, column_names(ledger.log)))
-    for commit in islice(ledger.foreign(), MOST_FOREIGN):
+    for commit in islice(ledger.foreign(), MAX_FOREIGN_COMMITS):
         parts = [f"version {commit.version}, {commit.operation}"]
         if commit.timestamp_ms is not None:
             parts.append(f"at {utc_text(commit.timestamp_ms)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stream_assets.cli.options import SparkChoice, json_option, note_download, spark_options, storage_option
+from stream_assets.cli.options import SparkSettings, json_option, report_download, spark_options, storage_option
 from stream_assets.cli.output import inform, print_rows
 from stream_consumers.display import counted
 from stream_consumers.errors import MissingDependencyError, SparkSessionError, StreamAssetsError
@@ -34,7 +34,7 @@ TWO_RUNS = (
 @click.option("--table", help="Also start Spark, and look whether it can write this table safely.")
 @storage_option
 @spark_options
-def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> None:
+def doctor(table: str | None, storage: dict[str, str], spark: SparkSettings) -> None:
     """Check what this machine has: Java, the Delta jars, packages; and whether two runs may write a table at once.
 
     \b
@@ -42,7 +42,7 @@ def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> No
       stream-assets doctor && stream-assets demo
       stream-assets doctor --table s3a://lake/orders
     """
-    note_download()
+    report_download()
     checks: dict[str, Callable[[], str]] = {
         "Python": platform.python_version,
         "Java": _java_version,
@@ -53,13 +53,13 @@ def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> No
     }
     if table:
         checks[table] = partial(_log_store, table, storage, spark)
-    rows = [_checked(what, find) for what, find in checks.items()]
+    rows = [_check_row(what, find) for what, find in checks.items()]
     print_rows(rows, title="doctor")
     if any(row["state"] != "ok" for row in rows):
         sys.exit(1)
 
 
-def _checked(what: str, find: Callable[[], str]) -> dict[str, Any]:
+def _check_row(what: str, find: Callable[[], str]) -> dict[str, Any]:
     try:
         return {"what": what, "found": find(), "state": "ok"}
     except StreamAssetsError as error:
@@ -116,7 +116,7 @@ def _local_spark() -> str:
         return f"starts with each run: {error}"
 
 
-def _log_store(table: str, storage: dict[str, str], spark: SparkChoice) -> str:
+def _log_store(table: str, storage: dict[str, str], spark: SparkSettings) -> str:
     """What keeps two runs that write a table apart, in a session like those of runs."""
     from spark_jobs.writing.delta_table import check_log_store, log_store_of
 
@@ -149,7 +149,7 @@ def status(as_json: bool) -> None:
       stream-assets spark status
       stream-assets spark status --json
     """
-    rows = [_row(server) for server in _living()]
+    rows = [_server_row(server) for server in _live_servers()]
     print_rows(rows, as_json=as_json, title="Spark servers", empty="no Spark server runs")
 
 
@@ -166,7 +166,7 @@ def stop(force: bool) -> None:
     from spark_jobs.spark_server.client import end_server
 
     living = 0
-    for server in _living():
+    for server in _live_servers():
         if server.address() is None:
             inform(f"{server.path.name} is starting, which is waited for", style="yellow")
         with server.start_lock():
@@ -182,7 +182,7 @@ def stop(force: bool) -> None:
     sys.exit(1 if living else 0)
 
 
-def _living() -> list[ServerFolder]:
+def _live_servers() -> list[ServerFolder]:
     from spark_jobs.spark_server.folder import UnusableFolderError, server_folders
 
     try:
@@ -193,7 +193,7 @@ def _living() -> list[ServerFolder]:
         ) from error
 
 
-def _row(server: ServerFolder) -> dict[str, Any]:
+def _server_row(server: ServerFolder) -> dict[str, Any]:
     address = server.address()
     since = datetime.fromtimestamp(address.started, timezone.utc).isoformat(timespec="seconds") if address else None
     return {

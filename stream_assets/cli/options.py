@@ -85,7 +85,7 @@ class ReportingGroup(click.Group):
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableFormatter())
         try:
-            with _orderly_end():
+            with _exit_on_sigterm():
                 return super().invoke(ctx)
         except StreamAssetsError as error:
             text = str(error).removesuffix(error.remedy) + as_options(error.remedy, self)
@@ -100,7 +100,7 @@ class ReportingGroup(click.Group):
 
 
 @contextmanager
-def _orderly_end() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """SIGTERM closes what is open, as Ctrl-C does, before it ends the process."""
     is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
@@ -113,7 +113,7 @@ def _orderly_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:
+def combine_options(name: str, make: Callable[..., Any], *options: Option) -> Option:
     """Options that reach a command as one argument.
 
     Args:
@@ -137,7 +137,7 @@ def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:
     return decorate
 
 
-def import_from_here() -> None:
+def allow_local_imports() -> None:
     """Let modules of the working folder be imported: a command that is installed does not look there."""
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -148,7 +148,7 @@ def _client_options(
 ) -> dict[str, Scalar | Deferred]:
     given = dict(parse_client_option(value) for value in values)
     if TOKEN_PROVIDER in given:
-        import_from_here()
+        allow_local_imports()
     return given
 
 
@@ -196,7 +196,7 @@ data_loss_option = click.option(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Pipeline:
     """A stream, the group that reads it, and the table that it is written into.
 
     Args:
@@ -251,11 +251,11 @@ class Place:
         return Ingestion(**{**known, **settings})
 
 
-def place_options(group: Option = group_option) -> Option:
-    """The options that make a :class:`Place`."""
-    return gathered(
-        "place",
-        Place,
+def pipeline_options(group: Option = group_option) -> Option:
+    """The options that make a :class:`Pipeline`."""
+    return combine_options(
+        "pipeline",
+        Pipeline,
         click.option("--source", required=True, help="The stream URL."),
         click.option("--table", required=True, help="The Delta table, a path or URI."),
         group,
@@ -264,7 +264,7 @@ def place_options(group: Option = group_option) -> Option:
     )
 
 
-def note_download(table: str = "") -> None:
+def report_download(table: str = "") -> None:
     """Report that jars are downloaded first, because this takes a while."""
     from spark_jobs.jars import download_note
     from spark_jobs.table_location import is_s3
@@ -274,7 +274,7 @@ def note_download(table: str = "") -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SparkChoice:
+class SparkSettings:
     """Which Spark a command uses, and whether no other driver writes the table meanwhile; none is started yet."""
 
     master: str
@@ -293,7 +293,7 @@ class SparkChoice:
         from spark_jobs.spark_server.client import ServerSession
 
         if self.remote is None:
-            note_download(table)
+            report_download(table)
         session = create_session(
             SparkOptions(
                 master=self.master,
@@ -312,9 +312,9 @@ def _remote(context: click.Context, option: click.Parameter, value: str | None) 
     return None if value is None else str(resolve(dict([parse_client_option(f"remote={value}")]))["remote"])
 
 
-spark_options = gathered(
+spark_options = combine_options(
     "spark",
-    SparkChoice,
+    SparkSettings,
     click.option("--master", default="local[*]", show_default=True, help="The Spark master."),
     click.option(
         "--remote",
@@ -380,7 +380,7 @@ def make_decoder(decode: str, registry_options: ClientConfig, given: Mapping[str
 
 
 @dataclass(frozen=True, slots=True)
-class RowMaker:
+class RowConversion:
     """How payloads become rows.
 
     Args:
@@ -393,16 +393,16 @@ class RowMaker:
     transform: Transform | None
     errors: ErrorPolicy
 
-    def ingestion(self, place: Place, *, on_data_loss: str = "error", **settings: Any) -> Ingestion:
+    def ingestion(self, pipeline: Pipeline, *, on_data_loss: str = "error", **settings: Any) -> Ingestion:
         """The ingestion whose rows are made like this.
 
         Args:
-            place: what is read, and where to it goes.
+            pipeline: what is read, and where it goes.
             on_data_loss: what to do about messages that are gone.
             settings: what else is known of it.
         """
         errors = replace(self.errors, on_data_loss=on_data_loss)
-        return place.ingestion(decoder=self.decoder, transform=self.transform, errors=errors, **settings)
+        return pipeline.ingestion(decoder=self.decoder, transform=self.transform, errors=errors, **settings)
 
     def check(self, state: LedgerState) -> None:
         """Refuse rows of no transform next to, or in the place of, rows of one.
@@ -418,13 +418,13 @@ class RowMaker:
             )
 
 
-def make_rows(
+def make_conversion(
     *,
     decode: str | None = None,
     registry_option: ClientConfig | None = None,
     transform: str | None = None,
     **options: str | None,
-) -> RowMaker:
+) -> RowConversion:
     """The decoder and the transform that the options name; what they leave open is as an asset says.
 
     Args:
@@ -442,13 +442,13 @@ def make_rows(
     errors: dict[str, Any] = {name: given.pop(name) for name in ("schema_changes", "on_bad_rows") if name in given}
     decoder = make_decoder(decode or "raw", registry_option or {}, given)
     if transform is None:
-        return RowMaker(decoder, None, ErrorPolicy(**errors))
+        return RowConversion(decoder, None, ErrorPolicy(**errors))
     named = _imported(transform)
     declared = getattr(named, "declared", None)
     if declared is None:
         if not callable(named):
             raise InvalidOptionError(f"{transform} is no function", remedy="Name a function, or a stream asset.")
-        return RowMaker(decoder, named, ErrorPolicy(**errors))
+        return RowConversion(decoder, named, ErrorPolicy(**errors))
     if decode is not None:
         raise InvalidOptionError(
             f"{transform} is a stream asset with a decoder of its own", remedy="Leave --decode and --schema out."
@@ -459,13 +459,13 @@ def make_rows(
             f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
             remedy="Run it there, in its job or its replay job; or name a function that takes only the rows.",
         )
-    return RowMaker(declared.decode, declared.transform, replace(declared.errors, **errors))
+    return RowConversion(declared.decode, declared.transform, replace(declared.errors, **errors))
 
 
 def _imported(path: str) -> object:
     module, _, name = path.partition(":")
     # Also later: a function of that module may be called while rows are made.
-    import_from_here()
+    allow_local_imports()
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -480,9 +480,9 @@ def _imported(path: str) -> object:
         ) from error
 
 
-row_options = gathered(
-    "maker",
-    make_rows,
+row_options = combine_options(
+    "conversion",
+    make_conversion,
     click.option(
         "--decode",
         type=click.Choice(["raw", "text", "json", "variant", "avro", "protobuf", "json-schema"]),
@@ -517,7 +517,7 @@ row_options = gathered(
         "of their messages. By default as the stream asset says, or fail.",
     ),
 )
-limit_options = gathered(
+limit_options = combine_options(
     "limits",
     Limits().override,
     click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch."),
@@ -526,7 +526,7 @@ limit_options = gathered(
 batches_option = click.option("--max-batches", type=click.IntRange(min=1), help="Stop after this many micro-batches.")
 
 
-def _pairs(context: click.Context, option: Any, texts: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(context: click.Context, option: Any, texts: Sequence[str]) -> dict[str, str]:
     wrong = [text for text in texts if "=" not in text]
     if wrong:
         raise InvalidOptionError(
@@ -541,7 +541,7 @@ def _make_layout(**layout: Any) -> TableLayout:
     return TableLayout(**layout)
 
 
-layout_options = gathered(
+layout_options = combine_options(
     "layout",
     _make_layout,
     click.option("--partition-by", multiple=True, metavar="COLUMN", help="Of a new table; may be given several times."),
@@ -550,7 +550,7 @@ layout_options = gathered(
         "--table-property",
         "properties",
         multiple=True,
-        callback=_pairs,
+        callback=_parse_pairs,
         metavar="NAME=VALUE",
         help="Of a new table, like delta.enableChangeDataFeed=true; may be given several times.",
     ),
@@ -559,7 +559,7 @@ layout_options = gathered(
         "--generated-column",
         "generated_columns",
         multiple=True,
-        callback=_pairs,
+        callback=_parse_pairs,
         metavar="NAME=EXPRESSION",
         help="That Delta computes, of a new table, like day=CAST(_timestamp AS DATE).",
     ),

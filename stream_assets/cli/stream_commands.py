@@ -104,7 +104,7 @@ def produce(
         task = progress.add_task("sent", total=count)
         for index, payload in enumerate(payloads):
             message = _message(payload, given, is_json=json_lines)
-            if kept(producer, message) != message:
+            if representable(producer, message) != message:
                 raise InvalidOptionError(
                     f"{target.shown} cannot keep the key, the headers or the missing payload of message {index + 1}",
                     remedy="Leave them out. The messages before it were sent.",
@@ -202,14 +202,14 @@ def peek(
         on_dead_letter=print_dead_letter,
     )
     with opened as consumer:
-        go_to(consumer, start)
+        seek_start(consumer, start)
         for index, message in enumerate(consumer, 1):
             _print_message(message, shown(message.sequence), as_json=as_json)
             if index == limit:
                 break
 
 
-def go_to(consumer: Consumer, start: str) -> None:
+def seek_start(consumer: Consumer, start: str) -> None:
     """Move a consumer to where ``--start`` says.
 
     Raises:
@@ -279,7 +279,7 @@ def relay(
     from_url, to_url = StreamUrl.parse(source), StreamUrl.parse(target)
     find_backend(from_url.protocol)
     backend = find_backend(to_url.protocol)
-    to_streams = routes(from_url, to_url)
+    to_streams = route_streams(from_url, to_url)
     if bare and backend.producer_options is not StdioProducerOptions:
         raise InvalidOptionError(f"--bare is for stdio, not for {to_url.shown}", remedy="Leave it out.")
     if shards is not None and not backend.creates_shards:
@@ -289,7 +289,7 @@ def relay(
         create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_dead_letter) as consumer,
         create_producer(to_url, client=target_client, producer_options=options, shards=shards) as producer,
     ):
-        sent = Relayed(producer)
+        sent = RelayProgress(producer)
         try:
             _relay(consumer, sent, to_streams)
         except BrokenPipeError:
@@ -312,7 +312,7 @@ def relay(
         inform(f"not sent: {counted(consumer.unclaimed, 'line')} of other streams")
 
 
-def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
+def route_streams(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
     """Which stream of the target each stream of the source goes to.
 
     Raises:
@@ -320,7 +320,7 @@ def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
         InvalidOptionError: a stream of the source has no place, or is its own.
 
     Example:
-        >>> routes(StreamUrl.parse("stdio:///orders"), StreamUrl.parse("memory://shop/sales"))
+        >>> route_streams(StreamUrl.parse("stdio:///orders"), StreamUrl.parse("memory://shop/sales"))
         {'orders': 'sales', 'broadcast': 'sales'}
     """
     from_streams, to_streams = source.required_streams(), target.required_streams()
@@ -335,26 +335,26 @@ def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
             remedy="Name the same streams in both, or one in each.",
         )
     is_pipe = find_backend(source.protocol).is_pipe
-    if is_one_place(source, target) and any(stream == place for stream, place in found.items()):
+    if is_same_broker(source, target) and any(stream == place for stream, place in found.items()):
         raise InvalidOptionError(f"{target.shown} would be sent to itself", remedy="Name another stream or place.")
     if is_pipe:
         found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
     return found
 
 
-def is_one_place(source: StreamUrl, target: StreamUrl) -> bool:
+def is_same_broker(source: StreamUrl, target: StreamUrl) -> bool:
     """Whether both are in one file, or at one broker; two pipes are two."""
     is_pipe = find_backend(source.protocol).is_pipe
-    return not is_pipe and source.protocol == target.protocol and _place(source) == _place(target)
+    return not is_pipe and source.protocol == target.protocol and _broker(source) == _broker(target)
 
 
-def _place(url: StreamUrl) -> object:
+def _broker(url: StreamUrl) -> object:
     """Where it is; a file has one place, however its path is written."""
     return os.path.realpath(url.path) if url.protocol == "file" else sorted(url.nodes)
 
 
 @dataclass
-class Relayed:
+class RelayProgress:
     """What a run has sent, and what of it is known to have arrived."""
 
     producer: Producer
@@ -367,7 +367,7 @@ class Relayed:
         """Send a message to a stream of the target."""
         self.unsent.setdefault(message.shard, []).append(message.sequence)
         receipt = send_message(self.producer, message, stream=stream)
-        self.stripped += kept(self.producer, message) != message
+        self.stripped += representable(self.producer, message) != message
         self.receipts[receipt.shard] = receipt
 
     def flush(self) -> None:
@@ -387,7 +387,7 @@ class Relayed:
         return "\n".join(lines)
 
 
-def _relay(consumer: Consumer, sent: Relayed, to_streams: Mapping[str, str]) -> None:
+def _relay(consumer: Consumer, sent: RelayProgress, to_streams: Mapping[str, str]) -> None:
     """Send everything until the source ends, and flush: often, and whenever there is nothing to read."""
     waiting = 0
     with progress_bar() as progress:
@@ -408,7 +408,7 @@ def _relay(consumer: Consumer, sent: Relayed, to_streams: Mapping[str, str]) -> 
                 progress.update(task, completed=sent.done)
 
 
-def kept(producer: Producer, message: Message) -> Message:
+def representable(producer: Producer, message: Message) -> Message:
     """As much of a message as the target of a producer can hold of its key, its headers and a missing payload."""
     if isinstance(producer, KafkaProducer):
         return message
@@ -420,7 +420,7 @@ def kept(producer: Producer, message: Message) -> Message:
 def send_message(
     producer: Producer, message: Message, *, stream: str | None = None, shard: int | None = None
 ) -> Receipt:
-    """Send a message with its time, its key and its headers, as far as they are :func:`kept`.
+    """Send a message with its time, its key and its headers, as far as they are :func:`representable`.
 
     Args:
         producer: sends it.
@@ -428,7 +428,7 @@ def send_message(
         stream: where it goes; the first stream of the producer by default.
         shard: where it goes; that of the message by default.
     """
-    sent = kept(producer, message)
+    sent = representable(producer, message)
     payload: Any = sent.payload
     more: dict[str, Any] = {"headers": sent.headers} if sent.headers else {}
     if sent.key is not None:
@@ -471,7 +471,7 @@ def infer(
             "--start latest: there is no message behind the last one", remedy="Use earliest, a sequence, or a time."
         )
     with create_consumer(url, live=False, client=client, on_dead_letter=print_dead_letter) as consumer:
-        go_to(consumer, start)
+        seek_start(consumer, start)
         payloads = [message.payload for message in islice(consumer, sample)]
     found = infer(payloads)
     if not found.fields:

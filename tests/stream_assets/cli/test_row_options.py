@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from stream_assets import Avro, ErrorPolicy, Json, JsonSchema, Protobuf, SchemaRegistry, StreamRun, stream_asset
-from stream_assets.cli.options import make_rows
+from stream_assets.cli.options import make_conversion
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -45,19 +45,19 @@ def body(stream: StreamRun) -> Any:
 
 
 def test_the_transform_of_an_asset_is_its_function() -> None:
-    assert make_rows(transform=f"{__name__}:plain").transform is plain.declared.ingestion.transform is not None
+    assert make_conversion(transform=f"{__name__}:plain").transform is plain.declared.ingestion.transform is not None
 
 
 def test_what_becomes_of_bad_rows_is_what_is_said_or_what_the_asset_says() -> None:
     of_asset = {"transform": f"{__name__}:lenient"}
-    found = [make_rows(), make_rows(**of_asset), make_rows(**of_asset, on_bad_rows="fail")]
-    assert [maker.errors.on_bad_rows for maker in found] == ["fail", "dead_letter", "fail"]
+    found = [make_conversion(), make_conversion(**of_asset), make_conversion(**of_asset, on_bad_rows="fail")]
+    assert [one.errors.on_bad_rows for one in found] == ["fail", "dead_letter", "fail"]
 
 
 @pytest.mark.parametrize("name", ["with_context", "with_resource", "body"])
 def test_an_asset_that_needs_dagster_is_refused_and_not_left_out(name: str) -> None:
     with pytest.raises(InvalidOptionError, match="needs a run of Dagster"):
-        make_rows(transform=f"{__name__}:{name}")
+        make_conversion(transform=f"{__name__}:{name}")
 
 
 AVRO = '"long"'
@@ -85,12 +85,12 @@ def test_the_decoder_is_the_one_that_the_options_describe(
         file = tmp_path / {"avro": "n.avsc", "protobuf": "b.proto"}.get(options["decode"], "n.json")
         file.write_text(text)
         options = {**options, "schema_file": str(file)}
-    assert make_rows(**options).decoder.ddl() == expected.ddl()
+    assert make_conversion(**options).decoder.ddl() == expected.ddl()
 
 
 def test_a_registry_and_its_options_are_shown_nowhere() -> None:
     user = {"basic.auth.user.info": "me:s3cret"}
-    made = make_rows(
+    made = make_conversion(
         decode="avro", schema_registry="http://registry:8081", registry_option=user, subject="orders-value"
     )
     assert made.decoder == Avro(registry=SchemaRegistry("http://registry:8081", options=user), subject="orders-value")
@@ -115,4 +115,4 @@ def test_a_registry_and_its_options_are_shown_nowhere() -> None:
 )
 def test_options_of_schemas_that_do_not_go_together(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError):
-        make_rows(**options)
+        make_conversion(**options)
