@@ -1,4 +1,4 @@
-"""The ``@stream_asset`` decorator: a stream into a Delta table, as a Dagster asset."""
+"""The ``@stream_asset`` decorator, which declares a Delta table that a stream is written into as a Dagster asset."""
 
 import functools
 import inspect
@@ -33,15 +33,15 @@ _NAMED_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWO
 
 @dataclass(frozen=True, slots=True)
 class AssetFunction:
-    """A decorated function, with what it asks for by the names of its parameters.
+    """A decorated function, and what its parameters ask for.
 
     Args:
-        function: as it was written.
-        run: the parameter that takes a ``StreamRun``: then it is the body of the asset. Otherwise it is the transform,
-            and its first parameter but ``context`` takes the rows.
-        rows: the parameter that takes the rows, if it is the transform.
-        takes_context: whether it has a parameter ``context``.
-        resources: the other parameters, each the key of a resource.
+        function: the decorated function.
+        run: the name of the parameter that takes a ``StreamRun``. A function with one is the body of the asset. Any
+            other function is the transform, and its first parameter except ``context`` takes the rows.
+        rows: the name of the parameter that takes the rows of a transform.
+        takes_context: whether the function has a parameter ``context``.
+        resources: the names of the other parameters, which are keys of resources.
     """
 
     function: Callable[..., Any]
@@ -52,10 +52,10 @@ class AssetFunction:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "AssetFunction":
-        """Look at its parameters. One with a default is left to the function.
+        """Inspect the parameters of a function. Parameters with a default are not filled in.
 
         Raises:
-            InvalidOptionError: it yields, as a body does, but takes no ``StreamRun``.
+            InvalidOptionError: the function yields, as a body does, but takes no ``StreamRun``.
 
         Example:
             >>> def orders(context, batch, settings):
@@ -66,13 +66,13 @@ class AssetFunction:
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:
-            # Some callables of C have no signature.
+            # Some callables that are written in C have no signature.
             return cls(function, None, None, takes_context=False, resources=())
         run = next((p.name for p in parameters if _is_run(p.annotation)), None)
         if run is None and inspect.isgeneratorfunction(function):
             raise InvalidOptionError(
                 f"{getattr(function, '__name__', function)!r} yields, but it takes no StreamRun",
-                remedy="Write the body of an asset as (context, stream: StreamRun), and a transform with return.",
+                remedy="Write a body as (context, stream: StreamRun), or return the rows from a transform.",
             )
         asked = [p.name for p in parameters if p.kind in _NAMED_KINDS and p.default is p.empty and p.name != CONTEXT]
         rows = asked[0] if asked and run is None else None
@@ -81,22 +81,22 @@ class AssetFunction:
 
     @property
     def plain_transform(self) -> Transform | None:
-        """The function if it is a transform that takes the rows and nothing else."""
+        """The function if it is a transform that takes only the rows."""
         return None if self.run or self.takes_context or self.resources else self.function
 
     def events(self, context: Context, stream: StreamRun) -> Iterator[Any]:
-        """Run the body, or that of every asset whose function is a transform."""
+        """Run the body of the asset; a transform runs in the default body."""
         given = {name: getattr(context.resources, name) for name in self.resources}
         if self.takes_context:
             given[CONTEXT] = context
         if self.run is not None:
             events = self.function(**given, **{self.run: stream})
-            # A result of Dagster's is a tuple of its fields.
+            # MaterializeResult is a named tuple, so it is iterable although it is a single event.
             if not isinstance(events, Iterable) or isinstance(events, dg.MaterializeResult):
                 raise InvalidOptionError(
                     f"the body {getattr(self.function, '__name__', self.function)!r} returned {events!r}, but a body "
-                    "yields events for Dagster, and a stream is read only while its events are iterated over",
-                    remedy=f"Write in it: yield from {self.run}.run(context)",
+                    "must yield events for Dagster: the stream is read only while its events are iterated over",
+                    remedy=f"Write in the body: yield from {self.run}.run(context)",
                 )
             yield from events
         else:
@@ -107,7 +107,7 @@ class AssetFunction:
         if not given or first is None:
             return self.function
 
-        # The log of the table names the transform.
+        # The ledger records the name of the transform, so the wrapper keeps it.
         @functools.wraps(self.function)
         def transform(rows: Any) -> Any:
             return self.function(**{first: rows}, **given)
@@ -116,22 +116,22 @@ class AssetFunction:
 
 
 def _is_run(annotation: object) -> bool:
-    """Whether a parameter is annotated with the class, also as text."""
+    """Whether an annotation is ``StreamRun``, as the class or as text."""
     return annotation is StreamRun or str(annotation).strip("'\"").rpartition(".")[2] == StreamRun.__name__
 
 
 class StreamAsset(dg.AssetsDefinition):
     """A Delta table that a stream is written into, as a Dagster asset with its checks.
 
-    It goes wherever an asset goes: into ``dg.Definitions(assets=[…])``, into a ``defs`` folder, and into
-    :func:`stream_assets.stream_definitions`, which adds the stream, the job and the sensor. Called, it calls the
-    decorated function: ``orders(dataframe)`` in a test is the transform.
+    Use it like any other asset: in ``dg.Definitions(assets=[…])``, in a ``defs`` folder, or in
+    :func:`stream_assets.stream_definitions`, which adds the stream, the job and the sensor. Calling it calls the
+    decorated function, so a test can call the transform as ``orders(dataframe)``.
 
     Args:
-        declared: the stream, the table, and how.
-        function: what was decorated.
-        streams: the external assets that stand for the streams, by the names of those.
-        attributes: those of the definition.
+        declared: the stream, the table, and their options.
+        function: the decorated function.
+        streams: the external assets of the streams, by stream key.
+        attributes: the attributes of the ``AssetsDefinition``.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class StreamAsset(dg.AssetsDefinition):
         return self._function.function(*arguments, **named)
 
     def with_resources(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> dg.AssetsDefinition:
-        """A plain copy, as Dagster makes them when it loads: what a run needs is in its op."""
+        """Return a plain definition with the resources, which is enough for a run: the op holds the rest."""
         return plain_definition(self).with_resources(resource_defs)
 
     @property
     def upstream(self) -> Mapping[str, dg.AssetKey]:
-        """Per stream, the asset that stands for it, with what the variables hold now."""
+        """The asset of each stream, by stream key; environment variables are resolved now."""
         if self.declared.origin.is_deferred:
             (spec,) = self.streams.values()
             return dict.fromkeys(self.declared.source.required_streams(), spec.key)
@@ -177,7 +177,7 @@ class StreamAsset(dg.AssetsDefinition):
     def events(
         self, context: dg.OpExecutionContext, config: ReplayConfig | RedriveConfig, wanted: Replay | Redrive
     ) -> Iterator[Any]:
-        """All that an op of another job yields that replays or redrives into the table: a materialization, the checks.
+        """Replay or redrive in an op of another job, and yield the materialization and the results of the checks.
 
         Raises:
             dagster.Failure: see :meth:`stream_assets.StreamRun.run`.
@@ -187,24 +187,24 @@ class StreamAsset(dg.AssetsDefinition):
 
 
 def plain_definition(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
-    """The definition of an asset without what belongs to its stream."""
+    """Return the definition of an asset without its stream."""
     return dg.AssetsDefinition(**_attributes(asset))
 
 
 def _attributes(asset: dg.AssetsDefinition) -> dict[str, Any]:
-    # Dagster warns of the execution type as a beta feature; it is the default one here.
+    # Dagster warns that the execution type is a beta feature. Here it has its default.
     return {name: value for name, value in asset.get_attributes_dict().items() if name != "execution_type"}
 
 
 def make_stream_asset(
     declared: StreamToTable, function: AssetFunction, *, streams: Mapping[str, dg.AssetSpec]
 ) -> StreamAsset:
-    """The asset of a stream that goes into a table.
+    """Build the Dagster asset.
 
     Args:
-        declared: the stream, the table, and how.
+        declared: the stream, the table, and their options.
         function: the transform, or the body.
-        streams: those of the streams.
+        streams: the external assets of the streams, by stream key.
     """
     spec, op = declared.spec, declared.op
     known = {dep.asset_key for dep in spec.deps}
@@ -215,7 +215,7 @@ def make_stream_asset(
         redrive_job=None if declared.is_claimed else declared.redrive_job_name,
     )
     loader = f"{declared.name}__table"
-    # A run that finds nothing to read makes nothing.
+    # A run that finds nothing to read does not materialize the asset.
     spec = spec.replace_attributes(
         deps=[*spec.deps, *missing],
         metadata={
@@ -231,7 +231,7 @@ def make_stream_asset(
     @dg.multi_asset(
         specs=[spec],
         check_specs=[check.spec(declared.key) for check in declared.checks],
-        # The checks can be run without the asset.
+        # Dagster may run the checks without the asset.
         can_subset=True,
         name=declared.name,
         required_resource_keys={*function.resources, *([declared.spark] if isinstance(declared.spark, str) else [])},
@@ -272,47 +272,47 @@ def stream_asset(
     """Declare a stream asset; the decorated function is the transform of each micro-batch, or the body of the asset.
 
     A transform takes the decoded rows as a PySpark DataFrame, with the columns ``_stream``, ``_shard``, ``_sequence``
-    and ``_timestamp``, and returns the rows to write; it must keep those four columns. A parameter ``context`` gets
-    Dagster's context, and each further one the resource of that key.
+    and ``_timestamp``, and returns the rows to write. It must keep those four columns. A parameter ``context`` takes
+    Dagster's context, and every other parameter takes the resource of its name.
 
-    A function with a parameter that is annotated with :class:`stream_assets.StreamRun` is the body of the asset: it
-    yields what ``@dg.multi_asset`` yields, and runs the stream in it.
+    A function with a parameter that is annotated with :class:`stream_assets.StreamRun` is the body of the asset. It
+    runs the stream, and yields what ``@dg.multi_asset`` yields.
 
     Args:
         source: the stream URL, like ``file://orders.ss/orders``, or streams of a resource, like
-            ``KafkaCluster(bootstrap_servers=dg.EnvVar("KAFKA")).stream("orders")``. It, the group, the table and the
-            storage options may be a ``dg.EnvVar``, too: its value is looked up when it is used, and Dagster gets only
-            its name.
-        table: the Delta table, a path or URI; a relative path is taken from the working directory. Of a
-            :class:`stream_assets.DeltaLake` it is the table of the asset's key. A
-            :class:`stream_assets.LakeTable` is a path with storage options. A table of a
-            :class:`stream_assets.UnityCatalog` or a :class:`stream_assets.HiveMetastore` is where that says.
-        group: the consumer group; its positions live in the Delta log of the table. By default the host's id and
-            ``r`` (SeaStreamer's rule); give it a name where runs move between hosts. Mode ``real_time`` has none.
+            ``KafkaCluster(bootstrap_servers=dg.EnvVar("KAFKA")).stream("orders")``. The source, the group, the table
+            and the storage options may be a ``dg.EnvVar``. Its value is read when it is used, and Dagster sees only
+            the name of the variable.
+        table: the Delta table: a path or URI, where a relative path starts at the working directory; a
+            :class:`stream_assets.DeltaLake`, in which the key of the asset names the table; a
+            :class:`stream_assets.LakeTable`, which is a path with storage options; or a table of a
+            :class:`stream_assets.UnityCatalog` or :class:`stream_assets.HiveMetastore`, which give its location.
+        group: the consumer group; its positions are stored in the Delta log of the table. The default is the host's id
+            and ``r`` (SeaStreamer's rule), so name the group if runs move between hosts. Mode ``real_time`` has none.
         decode: how payloads become columns: ``Json``, ``Text``, ``Avro``, … or ``Raw`` (the default).
-        mode: ``resumable``: one member reads all shards and continues where the group was. ``load_balanced`` (Kafka,
-            Redis): several runs share the shards, or claim the entries; ``LagPolicy(max_runs=…)`` says how many.
-            ``real_time`` (Kafka, Redis): from the end on, and no group at the broker.
-        start: where a group without a position starts, ``earliest`` or ``latest``; ``earliest`` by default, in mode
-            ``real_time`` ``latest``.
-        errors: what a run does about lost messages, bad rows and new columns.
-        limits: how much one micro-batch holds, how long a run retries and stays; a run config overrides it.
-        layout: how the table is made if it does not exist yet.
-        sensor: when the sensor asks for a run.
+        mode: ``resumable``: one member reads all shards and continues from the group's positions. ``load_balanced``
+            (Kafka, Redis): up to ``LagPolicy(max_runs=…)`` runs share the shards, or claim the entries. ``real_time``
+            (Kafka, Redis): a run starts at the end of the stream, and the broker knows no group.
+        start: where a group without a position starts, ``earliest`` or ``latest``. The default is ``latest`` in mode
+            ``real_time``, and ``earliest`` in the others.
+        errors: how a run handles lost messages, bad rows and new columns.
+        limits: the size of a micro-batch, and how long a run retries and polls; a run config overrides them.
+        layout: the layout of the table, if a run creates it.
+        sensor: when the sensor requests a run.
         spec: Dagster's description of the asset: key, deps, description, metadata, tags, owners, kinds, group_name,
             automation_condition, freshness_policy, code_version. By default the key is the function's name, and the
             description its docstring. With ``partitions_def``, days or hours of the time of the messages, with
             ``end_offset=1`` so that the current one is a partition, a run without a partition ingests, and
-            materializes the partitions that it has touched; a run of partitions replays them.
+            materializes the partitions whose rows it changed; a run of partitions replays them.
         op: how the asset runs in Dagster: retries, pool, tags, hooks.
-        checks: what is checked after each run.
-        spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
-            that the definitions have; by default a local Spark that outlives the run.
-        translator: decides the key, the streams' keys, groups, tags, freshness and automation.
+        checks: the checks that are evaluated after each run.
+        spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of a
+            resource in the definitions. The default is a local Spark that outlives the run.
+        translator: decides the key of the asset, the keys of its streams, groups, tags, freshness and automation.
         observer: called at each step of a batch; for tests.
 
     Raises:
-        InvalidUrlError, InvalidOptionError: at once, when the code is loaded.
+        InvalidUrlError, InvalidOptionError: raised when the code is loaded.
 
     Example:
         >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
@@ -328,7 +328,7 @@ def stream_asset(
         StreamSource(origin.shown, chosen_mode, origin.client)
     if isinstance(translator, type):
         raise InvalidOptionError(
-            f"translator={translator!r} is a class, and no translator", remedy=f"Write {translator.__name__}()."
+            f"translator={translator!r} is a class, not an object", remedy=f"Write {translator.__name__}()."
         )
     chosen_translator = translator or StreamTranslator()
 
@@ -336,14 +336,14 @@ def stream_asset(
         own_name = getattr(function, "__name__", "stream")
         if spec is None and own_name == "<lambda>":
             raise InvalidOptionError(
-                "the decorated function has no name", remedy="Give @stream_asset spec=dg.AssetSpec('…')."
+                "the decorated function has no name", remedy="Pass spec=dg.AssetSpec('…') to @stream_asset."
             )
         own_function = AssetFunction.of(function)
         given = dg.AssetSpec(own_name) if spec is None else spec
         declared = StreamToTable(
             spec=given,
             origin=origin,
-            # Of a lake, the translator decides below which table it is.
+            # In a lake, the key that the translator chooses below decides the table.
             table=_location(table, dg.AssetKey(own_name)),
             group=group,
             decode=Raw() if decode is None else decode,

@@ -1,4 +1,4 @@
-"""``StreamIngestionComponent``: streams into Delta tables, declared in a ``defs.yaml``."""
+"""``StreamIngestionComponent``: ingestion of streams into Delta tables, declared in a ``defs.yaml``."""
 
 import inspect
 import os
@@ -42,13 +42,13 @@ CATALOGS: dict[str, type[Any]] = {"unity": UnityCatalog, "hive": HiveMetastore}
 
 
 def with_named_errors(schema: Any) -> Any:
-    """A JSON schema whose errors name the attribute that is wrong.
+    """Return a JSON schema whose errors name the wrong attribute.
 
-    Dagster lets a template stand for any value, as ``anyOf`` of the value and a string. Of ``anyOf`` a validator
-    reports only that nothing fits; of ``if`` and ``else`` it reports what does not fit.
+    Dagster allows a template in place of any value, as ``anyOf`` of the value and a string. For ``anyOf`` a validator
+    reports only that no alternative matches; for ``if`` and ``else`` it reports what does not match.
 
     Args:
-        schema: of attributes, or a part of it.
+        schema: the JSON schema of attributes, or a part of it.
 
     Example:
         >>> with_named_errors({"anyOf": [{"$ref": "#/$defs/Op"}, {"type": "string"}]})
@@ -72,8 +72,8 @@ def with_named_errors(schema: Any) -> Any:
             "properties": {name: {"enum": list(kinds)}},
             "required": [name],
             "allOf": [
-                {"if": {"properties": {name: {"const": kind}}, "required": [name]}, "then": {"$ref": place}}
-                for kind, place in kinds.items()
+                {"if": {"properties": {name: {"const": kind}}, "required": [name]}, "then": {"$ref": reference}}
+                for kind, reference in kinds.items()
             ],
         }
     return found
@@ -85,26 +85,26 @@ def _has_attributes(schema: dict[str, Any]) -> bool:
 
 
 class _Attributes(dg.Model):
-    # A value may be a secret.
+    # An error must not print a value, which may be a secret.
     model_config = ConfigDict(hide_input_in_errors=True)
 
 
 def attributes_of(
     kind: type[Any], *, type_name: str | None = None, names: Collection[str] | None = None, **types: Any
 ) -> type[BaseModel]:
-    """The attributes of an object: its fields, with their descriptions; each may be a template.
+    """Build a model with the fields of a class as YAML attributes; each value may be a template.
 
-    The values are checked by the object that is made of them. One whose type YAML cannot express is a template, like
-    ``{{ RetryPolicy(max_retries=3) }}``.
+    The class checks the values when an object is built from them. A value whose type YAML cannot express is a template,
+    like ``{{ RetryPolicy(max_retries=3) }}``.
 
     Args:
-        kind: of the object, a model or a dataclass that describes its fields in its docstring.
-        type_name: the value of the attribute ``type`` that stands for it, where it is one of several.
-        names: of the fields that are attributes; all by default.
-        types: of fields whose own types do not say what YAML has.
+        kind: the class: a Pydantic model, or a dataclass whose docstring describes its fields.
+        type_name: the value of the attribute ``type`` that selects this class among several.
+        names: the fields that become attributes; all by default.
+        types: the types of attributes that differ from the types of their fields.
     """
     declared: dict[str, tuple[Any, bool, str | None]] = {}
-    # Without what is annotated beside the types, which is for the object.
+    # Only the types: other annotations are for the class itself.
     hints = get_type_hints(kind, localns={"Decoder": Decoder, "Mapping": Mapping})
     if issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
@@ -118,25 +118,25 @@ def attributes_of(
     for name in declared if names is None else names:
         hint, is_required, text = declared[name]
         default = ... if is_required or (type_name, name) == ("json", "schema") else None
-        # Some names are taken by Pydantic.
+        # A name that is an attribute of BaseModel needs an alias.
         taken = hasattr(BaseModel, name)
         own[f"{name}_" if taken else name] = (
             types.get(name, _yaml_type(hint)),
             Field(default=default, description=text, alias=name if taken else None),
         )
-    # The text after it is for Python.
+    # The rest of the docstring is for users of the Python class.
     summary = (kind.__doc__ or "").partition("\n")[0]
     return create_model(f"{(type_name or '').title()}{kind.__name__}", __base__=_Attributes, __doc__=summary, **own)
 
 
 def one_of(kinds: Mapping[str, type[Any]]) -> Any:
-    """The attributes of an object whose ``type`` says which one it is."""
+    """Build the attributes of an object whose ``type`` selects one of these classes."""
     models = tuple(attributes_of(kind, type_name=name) for name, kind in kinds.items())
-    return Annotated[Union[models], Field(discriminator="type")]  # noqa: UP007 - made of a tuple
+    return Annotated[Union[models], Field(discriminator="type")]  # noqa: UP007 - built from a tuple
 
 
 def _field_descriptions(kind: type[Any]) -> dict[str, str]:
-    """What the docstring of a dataclass says of each field."""
+    """Return the descriptions of the fields in the docstring of a dataclass."""
     _, _, about = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
     about = about.partition("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", about, re.MULTILINE)
@@ -146,7 +146,7 @@ def _field_descriptions(kind: type[Any]) -> dict[str, str]:
 def _yaml_type(hint: Any) -> Any:
     parts = {part for part in get_args(hint) or (hint,) if part is not type(None)}
     if get_origin(hint) in (tuple, Mapping, dict) or parts <= {bool, int, float, str}:
-        # Pydantic checks the text of a template against each of several types.
+        # Text is a type, too, because Pydantic checks a template before it is evaluated.
         return (list[str] if get_origin(hint) is tuple else hint) | str | None
     return str | None
 
@@ -164,43 +164,43 @@ DECODER_ATTRIBUTES: Any = _decoders(key=str | _decoders() | None, headers=str | 
 
 
 class Variables:
-    """The ``env`` of templates, whose values are looked up when the code is loaded.
+    """The ``env`` of templates, whose values are read when the code is loaded.
 
-    That of Dagster gives nothing for a variable that is not set, which would be an attribute that was left out.
+    Dagster's own ``env`` returns nothing for a variable that is not set, as if the attribute were left out.
     """
 
     def __getattr__(self, name: str) -> Any:
-        # Jinja looks for what is its own.
+        # Jinja looks up its own attributes on the object.
         if name.startswith(("jinja", "_")):
             raise AttributeError(name)
         return self(name)
 
     def __call__(self, name: str, *default: Any) -> Any:
-        """The value of a variable.
+        """Return the value of a variable.
 
         Raises:
-            InvalidOptionError: it is not set, and there is no default.
+            InvalidOptionError: the variable is not set, and no default is given.
         """
         value = os.environ.get(name, *default)
         if value is None and not default:
             raise InvalidOptionError(
                 f"the variable {name} is not set",
-                remedy=f"Set it where the code is loaded; or write {{{{ env('{name}', 'a default') }}}}.",
+                remedy=f"Set it where the code is loaded, or write {{{{ env('{name}', 'a default') }}}}.",
             )
         return value
 
 
 def resolve(context: dg.ResolutionContext, value: Any) -> Any:
-    """The value, or values, of an attribute; its templates know also ``EnvVar`` and ``RetryPolicy`` of Dagster.
+    """Resolve the templates of an attribute, which may use Dagster's ``EnvVar`` and ``RetryPolicy``.
 
     Raises:
-        dagster.components.resolved.errors.ResolutionException: a template that cannot be evaluated.
+        dagster.components.resolved.errors.ResolutionException: a template cannot be evaluated.
     """
     if isinstance(value, dict):
         return {name: resolve(context.at_path(name), one) for name, one in value.items()}
     if isinstance(value, list):
-        return [resolve(context.at_path(place), one) for place, one in enumerate(value)]
-    # Dagster takes text that looks like a number for one, where there is no template, too.
+        return [resolve(context.at_path(index), one) for index, one in enumerate(value)]
+    # Dagster converts text that looks like a number, even if it contains no template.
     if not isinstance(value, str) or not re.search(r"{[{%]", value):
         return value
     scope = {"EnvVar": dg.EnvVar, "RetryPolicy": dg.RetryPolicy}
@@ -208,12 +208,12 @@ def resolve(context: dg.ResolutionContext, value: Any) -> Any:
 
 
 def build_from_attributes(context: dg.ResolutionContext, value: Any, kinds: Mapping[str, type[Any]]) -> Any:
-    """The object that attributes describe, of the class that their ``type`` names; any other value as it is resolved.
+    """Build the object that attributes describe, of the class that their ``type`` selects; resolve any other value.
 
     Args:
-        context: of the attribute.
+        context: the context of the attribute.
         value: the attributes, a template, or ``None``.
-        kinds: the classes; of one class without a ``type`` the name is empty.
+        kinds: the classes by ``type``; the name is empty for a single class without a ``type``.
     """
     if not isinstance(value, BaseModel):
         return resolve(context, value)
@@ -222,45 +222,45 @@ def build_from_attributes(context: dg.ResolutionContext, value: Any, kinds: Mapp
 
 
 def resolve_options(context: dg.ResolutionContext, value: Any) -> Any:
-    """The attributes of an object of options that are given, by their names."""
+    """Resolve the options that are set, by name."""
     return resolve(context, value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value)
 
 
 def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConnection | StreamUrl:
-    """The connection, or a URL without streams.
+    """Resolve the connection, or a URL without streams.
 
     Raises:
-        InvalidOptionError: a URL in a variable.
-        InvalidUrlError: no URL.
+        InvalidOptionError: the URL is in a variable.
+        InvalidUrlError: the value is no URL.
     """
     url = build_from_attributes(context, value, CONNECTIONS)
     if isinstance(url, StreamConnection):
         return url
     if isinstance(url, dg.EnvVar):
         raise InvalidOptionError(
-            f"the connection is a URL in the variable {url.env_var_name}, to which the names of streams cannot be "
-            "added before it is used",
+            f"the connection is a URL in the variable {url.env_var_name}: the names of streams cannot be added to it, "
+            "because it is read only when it is used",
             remedy="Write it like {type: kafka, bootstrap_servers: '{{ EnvVar(\"KAFKA\") }}'}; or write "
-            f"{{{{ env.{url.env_var_name} }}}} for a URL that may be shown.",
+            f"{{{{ env.{url.env_var_name} }}}} if the URL may be displayed.",
         )
     return StreamUrl.parse(f"{str(url).rstrip('/')}/" if "://" in str(url) else str(url))
 
 
 def resolve_lake(context: dg.ResolutionContext, value: Any) -> DeltaLake | None:
-    """The place of the tables."""
+    """Resolve the lake, which may be given by its root."""
     found = build_from_attributes(context, value, {"": DeltaLake})
     return DeltaLake(root=found) if isinstance(found, str) else found
 
 
 def resolve_decoder(context: dg.ResolutionContext, value: Any) -> Decoder | None:
-    """The decoder, or the one that is referred to."""
+    """Resolve a decoder from its attributes, or from a reference."""
     if isinstance(value, BaseModel):
         return _build_decoder(context, resolve(context, value.model_dump(exclude_unset=True, by_alias=True)))
 
     def is_decoder(found: Any) -> bool:
         return not isinstance(found, type) and callable(getattr(found, "decode", None))
 
-    remedy = "Refer to an object that can decode(payloads, schema), like Json('id BIGINT')."
+    remedy = "Refer to an object with a method decode(payloads, schema), like Json('id BIGINT')."
     decoder: Decoder | None = _resolve_reference(context, value, "decode", is_decoder, remedy)
     return decoder
 
@@ -279,13 +279,13 @@ def _build_decoder(context: dg.ResolutionContext, given: dict[str, Any]) -> Deco
 
 
 def resolve_transform(context: dg.ResolutionContext, value: Any) -> Any:
-    """The function that is referred to."""
+    """Resolve the reference to a function."""
     remedy = "Refer to a function that takes the rows and returns them."
     return _resolve_reference(context, value, "transform", callable, remedy)
 
 
 def resolve_translator(context: dg.ResolutionContext, value: Any) -> StreamTranslator | None:
-    """The translator that is referred to, or one of the class."""
+    """Resolve the reference to a translator, or to its class."""
 
     def is_translator(found: Any) -> bool:
         return isinstance(found, StreamTranslator) or (isinstance(found, type) and issubclass(found, StreamTranslator))
@@ -299,10 +299,10 @@ def resolve_translator(context: dg.ResolutionContext, value: Any) -> StreamTrans
 def _resolve_reference(
     context: dg.ResolutionContext, value: Any, option: str, is_right: Callable[[Any], bool], remedy: str
 ) -> Any:
-    """What an attribute refers to, if it is what the option takes.
+    """Resolve a reference, and check the object.
 
     Raises:
-        InvalidOptionError: it is something else, or it is not there.
+        InvalidOptionError: the object does not exist, or the option does not accept it.
     """
     given = resolve(context, value)
     found = import_reference(context, given, option=option) if isinstance(given, str) else given
@@ -312,24 +312,24 @@ def _resolve_reference(
 
 
 def import_reference(context: dg.ResolutionContext, path: str, *, option: str) -> Any:
-    """What ``module.name`` refers to; with a dot before it, in the folder of the ``defs.yaml``.
+    """Import ``module.name``; with a leading dot, from the folder of the ``defs.yaml``.
 
     Args:
-        context: of the attribute.
-        path: like ``.transforms.orders``.
-        option: the attribute.
+        context: the context of the attribute.
+        path: the reference, like ``.transforms.orders``.
+        option: the name of the attribute, for the error.
 
     Raises:
-        InvalidOptionError: it is not there.
+        InvalidOptionError: the module or the name does not exist.
     """
     here = dg.ComponentLoadContext.from_resolution_context(context) if path.startswith(".") else None
     whole = f"{here.defs_relative_module_name(here.path)}{path}" if here else path
     module_name, _, name = whole.rpartition(".")
-    remedy = "Write it like my_project.transforms.orders; or .transforms.orders for a module beside the defs.yaml."
+    remedy = "Write it like my_project.transforms.orders, or .transforms.orders for a module next to the defs.yaml."
     try:
         module = import_module(module_name) if module_name else None
     except ModuleNotFoundError as error:
-        # An error of an import inside the module passes through.
+        # A failed import inside the module is a different error.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise InvalidOptionError(f"{option}={path!r}: there is no module {module_name!r}", remedy=remedy) from None
@@ -368,17 +368,15 @@ _translation = TranslationFnResolver[StreamTranslatorData](
     lambda data: {"data": data, "stream": ",".join(data.streams)}
 )
 _translation.description = (
-    "What Dagster shows of the asset: key, group_name, tags, owners. Templates know stream, data and spec."
+    "How Dagster shows the asset: key, group_name, tags, owners. Templates can use stream, data and spec."
 )
 
 
 @dataclass(kw_only=True)
 class StreamOptions(dg.Resolvable):
-    """How a stream is ingested; what is left out is as in ``stream_asset``."""
+    """How a stream is ingested. The defaults are those of ``stream_asset``."""
 
-    group: Annotated[str | None, _text("The consumer group, whose positions live in the Delta log of the table.")] = (
-        None
-    )
+    group: Annotated[str | None, _text("The consumer group; its positions are in the Delta log of the table.")] = None
     decode: Annotated[
         Decoder | None,
         _attribute(
@@ -386,7 +384,7 @@ class StreamOptions(dg.Resolvable):
             DECODER_ATTRIBUTES | None,
             "How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}, "
             "{type: avro, registry: {url: 'https://registry:8081'}, subject: orders-value}, protobuf and json_schema "
-            "like it; or a reference to a decoder.",
+            "in the same way; or a reference to a decoder.",
         ),
     ] = None
     transform: Annotated[
@@ -394,8 +392,8 @@ class StreamOptions(dg.Resolvable):
         _attribute(
             resolve_transform,
             str | None,
-            "A reference to the function that takes the decoded rows and returns those to write, like "
-            ".transforms.orders for one in a module beside the defs.yaml; or to the body of the asset.",
+            "A reference to the function that takes the decoded rows and returns those to write, or to the body of the "
+            "asset; .transforms.orders is in a module next to the defs.yaml.",
             examples=[".transforms.orders"],
         ),
     ] = None
@@ -409,45 +407,45 @@ class StreamOptions(dg.Resolvable):
     translation: Annotated[TranslationFn[StreamTranslatorData] | None, _translation] = None
 
     def set_options(self) -> dict[str, Any]:
-        """What was not left out."""
+        """Return the options that are set, by name."""
         names = [field.name for field in fields(StreamOptions)]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(kw_only=True)
 class StreamEntry(StreamOptions):
-    """A stream, or streams of which each goes into a table of its own."""
+    """A stream, or several streams, each of which is written into its own table."""
 
     stream: Annotated[
-        str | Sequence[str] | None, _about("The stream key: a topic, a key of Redis; or several, for one table.")
+        str | Sequence[str] | None, _about("The stream key: a Kafka topic or a Redis key; or several, for one table.")
     ] = None
     pattern: Annotated[
         str | None,
         _about(
-            "Streams with a table each, like orders-*: what there is when the code is loaded, but for what another "
-            "entry has. * stands for any text, ? for one character."
+            "A pattern of streams with a table each, like orders-*: those that exist when the code is loaded, except "
+            "those of other entries. * stands for any text, ? for one character."
         ),
     ] = None
-    name: Annotated[str | None, _about("Of the asset; the stream key by default.")] = None
+    name: Annotated[str | None, _about("The name of the asset; the stream key by default.")] = None
     table: Annotated[
-        str | None, _text("The Delta table, a path or URI, or its name in the catalog; by default the one of the lake.")
+        str | None, _text("The Delta table: a path or URI, or its name in the catalog; by default a table of the lake.")
     ] = None
 
     def __post_init__(self) -> None:
         if (self.stream is None) == (self.pattern is None):
             raise InvalidOptionError(
                 f"an entry of streams has stream={self.stream!r} and pattern={self.pattern!r}",
-                remedy="Give it one of them.",
+                remedy="Set one of the two.",
             )
         if self.pattern is not None and (self.name is not None or self.table is not None):
             raise InvalidOptionError(
                 f"the streams of pattern={self.pattern!r} would all have name={self.name!r} and table={self.table!r}",
-                remedy="Leave both out, and say in lake where the tables are; translation changes the keys.",
+                remedy="Leave both out. Set lake for the location of the tables, and translation for other keys.",
             )
         if self.pattern is None and not (self.names and all(self.names)):
             raise InvalidOptionError(
-                f"an entry of streams has stream={self.stream!r}, which names none",
-                remedy="Give the stream key: the topic, or the key of Redis; or leave the entry out.",
+                f"an entry of streams has stream={self.stream!r}, which names no stream",
+                remedy="Set it to the stream key, a Kafka topic or a Redis key; or leave the entry out.",
             )
         if self.names and len(self.names) > 1 and self.name is None:
             raise InvalidOptionError(
@@ -456,12 +454,12 @@ class StreamEntry(StreamOptions):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The stream keys; none of a pattern."""
+        """The stream keys; empty for a pattern."""
         return (self.stream,) if isinstance(self.stream, str) else tuple(self.stream or ())
 
 
 class StreamIngestionScaffolder(dg.Scaffolder[Any]):
-    """Writes a ``defs.yaml`` that can be loaded, with a transform beside it."""
+    """Writes an example ``defs.yaml`` and its transform."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """See ``dg scaffold defs``."""
@@ -481,13 +479,13 @@ class StreamIngestionScaffolder(dg.Scaffolder[Any]):
         dg.scaffold_component(request=request, yaml_attributes=example)
 
 
-_TRANSFORMS = '''"""What is written of the rows of each micro-batch."""
+_TRANSFORMS = '''"""Transforms, which return the rows to write of each micro-batch."""
 
 from pyspark.sql import DataFrame
 
 
 def orders(batch: DataFrame) -> DataFrame:
-    """Orders, each once."""
+    """Keep orders with a positive amount."""
     return batch.where("amount > 0")
 '''
 
@@ -495,11 +493,11 @@ def orders(batch: DataFrame) -> DataFrame:
 @dg.scaffold_with(StreamIngestionScaffolder)
 @dataclass(kw_only=True)
 class StreamIngestionComponent(dg.Component, dg.Resolvable):
-    """Writes streams into Delta tables exactly once: for each an asset with its checks, its job and its lag sensor.
+    """Writes streams into Delta tables exactly once. Each has an asset with checks, a job and a lag sensor.
 
-    It does what ``@stream_asset`` and ``stream_definitions`` do in Python. In the connection, the lake, a group or a
-    table, ``{{ EnvVar('NAME') }}`` is looked up when it is used, so that the definitions hold no value. The addresses
-    and paths that come of it are shown in logs and metadata, as all others are.
+    The component does what ``@stream_asset`` and ``stream_definitions`` do in Python. In the connection, the lake, a
+    group or a table, ``{{ EnvVar('NAME') }}`` is read when it is used, so the definitions do not contain its value.
+    Logs and metadata show the resulting addresses and paths, like all others.
     """
 
     connection: Annotated[
@@ -530,17 +528,19 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         _attribute(
             partial(build_from_attributes, kinds=CATALOGS),
             one_of(CATALOGS) | None,
-            "What knows where the table of an entry is, by its name: {type: unity, url: …} or {type: hive, uri: …}.",
+            "The catalog that has the locations of tables: {type: unity, url: …} or {type: hive, uri: …}.",
         ),
     ] = None
-    defaults: Annotated[StreamOptions | None, _about("What the entries of streams have unless they say else.")] = None
+    defaults: Annotated[
+        StreamOptions | None, _about("Options of all entries of streams, which an entry overrides.")
+    ] = None
     spark: Annotated[
         Any,
         _attribute(
             partial(build_from_attributes, kinds={"": SparkSessionResource}),
             attributes_of(SparkSessionResource) | None,
-            "The Spark session: {master: 'local[4]'} or {remote: 'sc://host:port'}; or the key of a resource that has "
-            "one. By default a local Spark that outlives the runs.",
+            "The Spark session: {master: 'local[4]'} or {remote: 'sc://host:port'}; or the key of a resource with a "
+            "Spark session. The default is a local Spark that outlives the runs.",
         ),
     ] = None
     translator: Annotated[
@@ -548,41 +548,41 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         _attribute(
             resolve_translator,
             str | None,
-            "A reference to a StreamTranslator, which decides the keys of tables and streams.",
+            "A reference to a StreamTranslator, which decides the keys of assets and streams.",
         ),
     ] = None
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """The attributes; an error in one names it."""
+        """Return the model of the attributes, whose errors name the wrong attribute."""
         return _with_named_errors(super().model())
 
     @classmethod
     def get_additional_scope(cls) -> Mapping[str, Any]:
-        """What templates know beside what they know of Dagster."""
+        """Return the variables of templates: those of Dagster, and ``env``."""
         return {**super().get_additional_scope(), "env": Variables()}
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The assets with their checks, the streams, jobs and sensors.
+        """Build the assets with their checks, the streams, the jobs and the sensors.
 
         Raises:
-            InvalidOptionError: naming the entry; of a pattern also with what the broker says.
+            InvalidOptionError: an entry is wrong, or the broker cannot list the streams of a pattern.
         """
         return stream_definitions(list(self._assets()))
 
     def _assets(self) -> Iterator[StreamAsset]:
         taken = {name for entry in self.streams for name in entry.names}
-        for place, entry in enumerate(self.streams):
+        for index, entry in enumerate(self.streams):
             try:
                 for names in self._streams_of(entry, taken):
                     taken.update(names)
                     yield self._asset(entry, names)
             except StreamAssetsError as error:
-                label = f"streams[{place}] ({entry.pattern or ', '.join(entry.names)})"
+                label = f"streams[{index}] ({entry.pattern or ', '.join(entry.names)})"
                 raise InvalidOptionError(f"{label}: {error.what}", remedy=error.remedy) from error
 
     def _streams_of(self, entry: StreamEntry, taken: Collection[str]) -> Sequence[tuple[str, ...]]:
-        """For each asset of an entry the streams that it reads."""
+        """Return the streams of each asset of an entry."""
         if entry.pattern is None:
             return [entry.names]
         return [(name,) for name in self._all_streams() if fnmatchcase(name, entry.pattern) and name not in taken]
@@ -590,7 +590,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
         defaults = self.defaults or StreamOptions()
         options = {**defaults.set_options(), **entry.set_options()}
-        # An entry may have some fields of an object of options, and the defaults the others.
+        # An entry may set some fields of an options object, and the defaults the others.
         for name, kind in OPTIONS.items():
             parts = [part for part in (getattr(defaults, name), getattr(entry, name)) if part]
             if parts:
@@ -607,13 +607,13 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         elif entry.table:
             table = LakeTable(entry.table, (), storage_options)
         if table is None:
-            raise InvalidOptionError("there is no table", remedy="Add lake: {root: …}, or table: to the entry.")
+            raise InvalidOptionError("the table is missing", remedy="Add lake: {root: …}, or table: to the entry.")
         declare = stream_asset(
             source=self._source(names),
             table=table,
             spec=dg.AssetSpec(
                 entry.name or re.sub(r"\W+", "_", names[0]).strip("_"),
-                description=getattr(transform, "__doc__", None) or f"Of the stream {', '.join(names)}.",
+                description=getattr(transform, "__doc__", None) or f"The rows of stream {', '.join(names)}.",
             ),
             spark=self.spark,
             translator=translator,
@@ -627,11 +627,11 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         return self.connection.stream(*names)
 
     def _all_streams(self) -> Sequence[str]:
-        """The names of the streams that there are.
+        """List the streams of the connection.
 
         Raises:
             UnsupportedError: the backend cannot list its streams.
-            StreamAssetsError: as the broker says.
+            StreamAssetsError: the broker reports an error.
         """
         if isinstance(self.connection, StreamUrl):
             url, client = self.connection.with_streams(["*"]), None
@@ -641,8 +641,8 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         with create_consumer(url, mode=ConsumerMode.REAL_TIME, live=False, client=client) as consumer:
             if not isinstance(consumer, MeasurableConsumer):
                 raise UnsupportedError(
-                    f"{url.with_streams([])} cannot list its streams without reading all of it",
-                    remedy="Name them, with stream: instead of pattern:.",
+                    f"the streams of {url.with_streams([])} cannot be listed without reading all messages",
+                    remedy="Name the streams with stream: instead of pattern:.",
                 )
             return sorted({shard.stream for shard in consumer.ends()})
 
@@ -659,12 +659,12 @@ def _with_named_errors(model: type[BaseModel]) -> type[BaseModel]:
 
 
 def _build_options(kind: type[Any], given: Mapping[str, Any]) -> Any:
-    """The object of options; an attribute that is null stays at its default."""
+    """Build the options object. An attribute that is null keeps its default."""
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
 class _ChangedTranslator(StreamTranslator):
-    """What a translator decides, changed by the attribute ``translation``."""
+    """A translator whose asset specs are changed by the attribute ``translation``."""
 
     def __init__(self, base: StreamTranslator, change: TranslationFn[StreamTranslatorData]) -> None:
         self._base = base

@@ -1,4 +1,4 @@
-"""The metadata that Dagster gets with the batches of a run, and with dead letters."""
+"""The metadata that Dagster gets about batches, tables and dead letters."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ TABLE_URI = "dagster/uri"
 COLUMN_SCHEMA = "dagster/column_schema"
 DEAD_LETTER_COMMANDS = "stream/dead_letter_commands"
 MAX_DEAD_LETTERS_READ = 100_000
-"""The most dead letters that are read to find their kinds."""
+"""How many dead letters are read at most to find their kinds."""
 MAX_KINDS = 20
-"""The most kinds that are listed."""
+"""How many kinds of dead letters are listed at most."""
 MAX_PAYLOAD_CHARACTERS = 100
-"""The most characters of a payload."""
+"""How many characters of a payload are shown at most."""
 _MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]#|<>~&!])")
 MATERIALIZATIONS_PER_PAGE = 100
-"""How many materializations are asked for at once."""
+"""How many materializations one query fetches."""
 PARTITION_METADATA = (
     *(KIND, VERSION, TABLE_URI, COLUMN_SCHEMA),
     *("replay/start", "replay/stop", "replay/partitions"),
 )
-"""What of the metadata of a run is true of each partition that it has touched; the rest are sums of the run."""
+"""The metadata of a run that applies to each partition that it changed; the rest are totals of the run."""
 
 
 @dataclass(slots=True)
 class BatchTotals:
-    """What one materialization stands for: a batch, or several that follow each other.
+    """Totals of the batches that one materialization reports.
 
     Args:
-        last: the last batch that it stands for.
-        batches: how many there are; 0 if Dagster knows all of them.
-        first_version: the table version of the first one.
-        ranges: what they cover, per shard: from the start of the first one to the end of the last one.
+        last: the last batch.
+        batches: the number of batches; 0 if Dagster knows all of them.
+        first_version: the table version of the first batch.
+        ranges: per shard, the range from the start of the first batch to the end of the last one.
         messages: messages decoded, per shard.
-        rows: rows in their commits, after the transform.
+        rows: rows written, after the transform.
         dead: dead letters.
-        dead_batches: the ids of those of the batches that have some, or have recorded what was gone.
-        replaced: rows that were replaced; ``None`` if the log of the table does not say.
-        lost: ranges that were gone, as far as they are recorded.
-        seconds: from the plan to the commit, of all of them.
+        dead_batches: the ids of the batches with dead letters or recorded losses.
+        replaced: rows that were replaced; ``None`` if the Delta log does not have the number.
+        lost: the recorded ranges of messages that were gone.
+        seconds: the total time of the batches, each from its plan to its commit.
     """
 
     last: BatchReport
@@ -76,7 +76,7 @@ class BatchTotals:
     seconds: float = 0.0
 
     def add(self, report: BatchReport) -> None:
-        """Let it stand for one more."""
+        """Add a batch."""
         entry = report.entry
         self.first_version = self.first_version if self.batches else report.version
         self.last = report
@@ -100,11 +100,11 @@ class BatchTotals:
 def materializations_of(
     instance: dg.DagsterInstance, wanted: dg.AssetKey | dg.AssetRecordsFilter
 ) -> Iterator[tuple[str, dg.AssetMaterialization]]:
-    """The materializations of an asset with the ids of the runs that made them, the newest first.
+    """Yield the materializations of an asset with the ids of their runs, the newest first.
 
     Args:
-        instance: where they are.
-        wanted: the asset, or which of its materializations.
+        instance: the Dagster instance.
+        wanted: the asset, or a filter of its materializations.
     """
     cursor, has_more = None, True
     while has_more:
@@ -116,7 +116,7 @@ def materializations_of(
 
 
 def table_name(table: str) -> str:
-    """Schema and table, as the last two folders of a path name them.
+    """Return ``schema.table`` from the last two folders of a path.
 
     Example:
         >>> table_name("s3a://bucket/lake/sales/orders"), table_name("orders")
@@ -127,7 +127,7 @@ def table_name(table: str) -> str:
 
 
 def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
-    """The metadata of the observation of a micro-batch, which are the points of the asset's plots."""
+    """Metadata of the observation of a micro-batch; Dagster plots it."""
     one = BatchTotals(report)
     one.add(report)
     metadata: dict[str, dg.MetadataValue] = {
@@ -141,10 +141,10 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
 
 
 def ingest_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
-    """What was ingested since the last materialization. Its sums and those of batches have different names.
+    """Metadata of what was ingested since the last materialization. Its keys differ from those of single batches.
 
     Args:
-        total: the batches of this run; ``None`` if a run that was killed wrote them.
+        total: the totals of this run; ``None`` if the batches were written by a run that was killed.
     """
     kind = {KIND: dg.MetadataValue.text("ingestion")}
     if total is None:
@@ -159,11 +159,11 @@ def ingest_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
 
 
 def replay_metadata(total: BatchTotals | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
-    """What was replayed, in names that ingestion does not use, so that its plots stay as they are.
+    """Metadata of a replay. Its keys differ from those of ingestion, so a replay does not change plots of ingestion.
 
     Args:
-        total: the batches of this run; ``None`` if there was nothing to replace.
-        what: more values, like the partitions.
+        total: the totals of this run; ``None`` if there was nothing to replace.
+        what: descriptions of what was replayed, like the partitions.
     """
     metadata: dict[str, dg.MetadataValue] = {
         KIND: dg.MetadataValue.text("replay"),
@@ -174,10 +174,10 @@ def replay_metadata(total: BatchTotals | None, what: Mapping[str, str]) -> dict[
 
 
 def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """What a redrive has made, in names that ingestion does not use.
+    """Metadata of a redrive. Its keys differ from those of ingestion.
 
     Args:
-        total: the batches of this run.
+        total: the totals of this run.
         outcome: how many dead letters became rows, and why the others did not.
     """
     return {
@@ -190,7 +190,7 @@ def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.Metad
 
 
 def outcome_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """What became of dead letters, or would become of them, for the run of a redrive job."""
+    """Metadata of the run of a redrive job: the result of a redrive, or of a dry run."""
     return {"redrive/decoded": dg.MetadataValue.int(outcome.decoded), **_refused_metadata(outcome)}
 
 
@@ -206,13 +206,13 @@ def _refused_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
 def table_metadata(
     table: str, *, version: int, total_rows: int | None, columns: list[StructField] | None
 ) -> dict[str, dg.MetadataValue]:
-    """The metadata of the table after a materialization.
+    """Metadata of the table after a materialization.
 
     Args:
-        table: the Delta table.
-        version: of it.
-        total_rows: rows in it, if they can be counted from the log.
-        columns: its columns, if they are known.
+        table: the path or URI of the Delta table.
+        version: the version of the table.
+        total_rows: the rows in the table; ``None`` if the log does not have the number.
+        columns: the columns; ``None`` if they are unknown.
     """
     metadata: dict[str, dg.MetadataValue] = {
         VERSION: dg.MetadataValue.int(version),
@@ -243,7 +243,7 @@ def _total_metadata(total: BatchTotals, prefix: str) -> dict[str, dg.MetadataVal
 
 
 def column_schema(columns: list[StructField]) -> dg.TableSchema:
-    """Spark columns as Dagster shows them."""
+    """Convert Spark columns to a Dagster table schema."""
     return dg.TableSchema(
         columns=[
             dg.TableColumn(
@@ -268,7 +268,7 @@ def _ranges(total: BatchTotals) -> dg.MetadataValue:
 
 
 def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str | int | None]]) -> dg.MetadataValue:
-    """Rows as Dagster shows them, in columns of these types."""
+    """Build a Dagster table whose columns have these types."""
     records = [dg.TableRecord(dict(zip(columns, row, strict=True))) for row in rows]
     schema = dg.TableSchema(columns=[dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table(records, schema=schema)
@@ -277,14 +277,14 @@ def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str | int | None]
 def dead_letter_reasons(
     ingestion: Ingestion, *, batches: Collection[str] | None = None, payloads: bool = False
 ) -> dg.MetadataValue | None:
-    """The kinds of reasons as a table of Markdown; ``None`` if there are no dead letters.
+    """Return a Markdown table of the reasons of dead letters; ``None`` if there are no dead letters.
 
-    If they cannot be read, the text says why, and nothing fails: the rows are in the table.
+    If the dead letters cannot be read, the text gives the reason. This is no error, because the rows are in the table.
 
     Args:
-        ingestion: group and table.
-        batches: the ids of the batches that they are of; by default all that count.
-        payloads: whether each example shows the beginning of its payload. Dagster keeps it for long, and its users may
+        ingestion: the group and the table.
+        batches: the ids of the batches whose dead letters are listed; all dead letters that count by default.
+        payloads: whether examples show the start of their payload. Dagster stores it for a long time, and its users may
             not have access to the table.
     """
     wanted, most_shown = LetterFilter(batches=batches), MAX_PAYLOAD_CHARACTERS if payloads else 0
@@ -298,7 +298,7 @@ def dead_letter_reasons(
 
 
 def reasons_markdown(kinds: Sequence[DeadLetterKind], *, payloads: bool = False) -> str:
-    """A table with a line for each kind; of many, the most frequent ones.
+    """Return a Markdown table with a line for each of the most frequent kinds.
 
     Example:
         >>> from stream_consumers.messages import Shard
@@ -322,22 +322,22 @@ def reasons_markdown(kinds: Sequence[DeadLetterKind], *, payloads: bool = False)
 
 
 def dead_letter_commands(table: str, group: str, *, redrive_job: str | None) -> dg.MetadataValue:
-    """The commands that show the dead letters of an asset, and that decode them again, as Markdown.
+    """Return Markdown with the commands that list and redrive the dead letters of an asset.
 
     Args:
-        table: the path or URI of the table, for people.
-        group: the consumer group, for people.
-        redrive_job: the name of the job; ``None`` where there can be none.
+        table: the path or URI of the table, for display.
+        group: the consumer group, for display.
+        redrive_job: the name of the redrive job; ``None`` if the asset cannot have one.
 
     Example:
         >>> print(dead_letter_commands("lake/orders", "lakehouse", redrive_job=None).value)
-        `stream-assets dead-letters list --table lake/orders --group lakehouse` lists the messages that are not rows
+        `stream-assets dead-letters list --table lake/orders --group lakehouse` lists the dead letters
     """
-    place = shlex.join(["--table", table, "--group", group]).replace("`", "")
-    text = f"`stream-assets dead-letters list {place}` lists the messages that are not rows"
+    options = shlex.join(["--table", table, "--group", group]).replace("`", "")
+    text = f"`stream-assets dead-letters list {options}` lists the dead letters"
     if redrive_job is not None:
         text += (
-            f"; `stream-assets dead-letters redrive` decodes them again, and so does the job `{redrive_job}` where "
+            f"; `stream-assets dead-letters redrive` decodes them again, and so does the job `{redrive_job}` if "
             "`stream_definitions` has `redrive_jobs=True`"
         )
     return dg.MetadataValue.md(text)

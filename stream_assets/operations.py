@@ -1,4 +1,4 @@
-"""What operators add to a stream asset: the maintenance of its table, and a sensor for dead letters."""
+"""Maintenance of the table of a stream asset, and a sensor for its dead letters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,19 +27,19 @@ def build_maintenance(
     schedule_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
     group_name: str | None = None,
 ) -> dg.Definitions:
-    """An asset that maintains the table of a stream asset, its job and its schedule, to be merged with the others.
+    """Build an asset that maintains the table of a stream asset, with its job and its schedule.
 
-    A run joins small files (OPTIMIZE), deletes files that no version needs which can be restored (VACUUM), in the table
-    and in that of its dead letters, and lets a group that is quiet say again what its ledger knows. Ingestion may run
-    at the same time.
+    A run compacts small files (OPTIMIZE), and deletes files that no restorable version needs (VACUUM), in the table and
+    in its dead-letter table. If the group is quiet, it commits the ledger of the group again, before the log that holds
+    it is cleaned. Ingestion may run at the same time.
 
     Args:
         stream: the asset.
-        cron_schedule: when to do it; daily at 3 by default. Once in half of the time that the table keeps its log
-            (``delta.logRetentionDuration``, 30 days by default) is the least.
-        execution_timezone: the zone of ``cron_schedule``.
-        pool: Dagster's pool of the asset. With ``single_writer=True``, where only one run may write the table, it is by
-            default the pool of the stream asset, whose limit has to be 1.
+        cron_schedule: when to run; daily at 3:00 by default. It must run at least twice in the time that the table
+            keeps its log (``delta.logRetentionDuration``, 30 days by default).
+        execution_timezone: the time zone of ``cron_schedule``.
+        pool: Dagster's pool of the asset. With ``single_writer=True``, where only one run may write the table, the
+            default is the pool of the stream asset, whose limit must be 1.
         schedule_status: whether the schedule runs without being turned on.
         group_name: Dagster's group of the asset.
 
@@ -58,7 +58,7 @@ def build_maintenance(
     own_pool = stream.declared.pool
     if own_pool and pool not in (None, own_pool):
         raise InvalidOptionError(
-            f"pool={pool!r} lets maintenance write beside {stream.key.to_user_string()}, which has a single writer",
+            f"pool={pool!r} lets maintenance write at the same time as {stream.key.to_user_string()}",
             remedy=f"Leave it out: the default is {own_pool!r}.",
         )
     spark = stream.declared.spark
@@ -70,7 +70,7 @@ def build_maintenance(
         deps=[stream.key],
         group_name=group_name,
         kinds={"spark", "deltalake"},
-        description=f"Compacts small files of {stream.key.to_user_string()} and deletes files that are not needed.",
+        description=f"Compacts small files of {stream.key.to_user_string()} and deletes files that no version needs.",
         required_resource_keys={spark} if isinstance(spark, str) else set(),
         pool=pool or own_pool,
     )
@@ -90,7 +90,7 @@ def build_maintenance(
         selection=dg.AssetSelection.assets(maintenance),
         executor_def=dg.in_process_executor,
         run_tags=dict(stream.declared.op.run_tags),
-        description=f"Maintain the table of {stream.key.to_user_string()}.",
+        description=f"Maintains the table of {stream.key.to_user_string()}.",
     )
     schedule = dg.ScheduleDefinition(
         name=name,
@@ -103,12 +103,12 @@ def build_maintenance(
 
 
 def _describe(done: TableMaintenance) -> str:
-    joined = f"{counted(done.files_before, 'file')} became {done.files_after}"
+    compacted = f"compacted {counted(done.files_before, 'file')} into {done.files_after}"
     if done.is_busy:
-        joined = "another commit came first, so the next run compacts files"
-    deleted = "files that are not needed" if done.deleted_files is None else counted(done.deleted_files, "file")
-    kept = "; the positions were committed again" if done.is_kept else ""
-    return f"{done.table}: {joined}, {deleted} were deleted{kept}"
+        compacted = "compacted no files, because another commit came first; the next run does"
+    deleted = "unneeded files" if done.deleted_files is None else counted(done.deleted_files, "file")
+    kept = "; committed the positions again" if done.is_kept else ""
+    return f"{done.table}: {compacted}; deleted {deleted}{kept}"
 
 
 def _metadata(done: list[TableMaintenance]) -> dict[str, Any]:
@@ -128,14 +128,14 @@ DEAD_LETTERS_TAG = "stream_assets/dead_letters"
 
 @dataclass(frozen=True, slots=True)
 class NewDeadLetters:
-    """The dead letters that came since the last report.
+    """The numbers of dead letters since the last report.
 
     Args:
-        asset_key: of the table whose messages they were.
-        table: where they are, with their original bytes.
-        new: how many came.
-        total: how many the group has written in all.
-        lost: how many messages were gone before they were read, in all, at the most.
+        asset_key: the key of the stream asset.
+        table: the path of the dead-letter table.
+        new: the dead letters since the last report.
+        total: all dead letters that the group has written.
+        lost: all messages that were gone before they were read, as an upper bound.
     """
 
     asset_key: dg.AssetKey
@@ -145,13 +145,13 @@ class NewDeadLetters:
     lost: int
 
     def describe(self) -> str:
-        """The numbers, for people.
+        """Return the numbers as text.
 
         Example:
             >>> NewDeadLetters(dg.AssetKey("orders"), "/lake/orders_dead_letters", 3, 10, 0).describe()
             '/lake/orders_dead_letters has 3 new dead letters of orders, 10 in all'
         """
-        lost = f"; up to {counted(self.lost, 'message')} gone before the read" if self.lost else ""
+        lost = f"; up to {counted(self.lost, 'message')} gone before they were read" if self.lost else ""
         name = self.asset_key.to_user_string()
         return f"{self.table} has {counted(self.new, 'new dead letter')} of {name}, {self.total} in all{lost}"
 
@@ -161,7 +161,7 @@ Alert = Callable[[dg.SensorEvaluationContext, NewDeadLetters], object]
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """The numbers that were reported last."""
+    """The numbers of the last report."""
 
     dead: int = 0
     lost: int = 0
@@ -183,7 +183,7 @@ def build_dead_letter_sensor(
 
     Args:
         stream: the asset.
-        job: a job to run for them, one at a time.
+        job: a job to run for new dead letters, one run at a time.
         alert: called with the context of the tick and a :class:`stream_assets.NewDeadLetters`. When it raises, the
             tick fails, and the next tick calls it again.
         least: the smallest number of new dead letters that is reported.
@@ -206,14 +206,14 @@ def build_dead_letter_sensor(
         ingestion = stream.declared.located(context.instance).ingestion
         totals = ingestion.ledger().read().totals
         lost = sum(parts.size for parts in totals.lost.values())
-        # A RESTORE takes dead letters back.
+        # A RESTORE may lower the numbers.
         known = _Cursor(min(known.dead, totals.dead), min(known.lost, lost))
         new = (totals.dead - known.dead) + (lost - known.lost)
         if new < least:
             return _skip(f"{counted(new, 'new dead letter')}, {totals.dead} in all", known)
         running = _running(context.instance, job) if job is not None else None
         if running is not None:
-            return _skip(f"run {running} has to end before {counted(new, 'new dead letter')} can be redriven", known)
+            return _skip(f"run {running} must end before {counted(new, 'new dead letter')} can be redriven", known)
         found = NewDeadLetters(stream.key, ingestion.dead_letters().path, totals.dead - known.dead, totals.dead, lost)
         context.log.warning(found.describe())
         if alert is not None:
@@ -239,7 +239,7 @@ def build_dead_letter_sensor(
         evaluation_fn=evaluate,
         minimum_interval_seconds=sensor_seconds,
         default_status=status,
-        description=f"Notices when dead letters of {stream.key.to_user_string()} come.",
+        description=f"Reports new dead letters of {stream.key.to_user_string()}.",
         **options,
     )
 

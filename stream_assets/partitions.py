@@ -1,4 +1,4 @@
-"""The time partitions of a table: which of them a batch has touched, and which ones a run is to replay."""
+"""Time partitions of a table: in which of them commits changed rows, and the replay of some of them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from stream_consumers.messages import Shard
 
 _MINUTE_MS = 60_000
 _MAX_WINDOW_TERMS = 32
-"""The most terms of the condition for the rows of some partitions; later ones become one, with what lies between."""
+"""The most terms in the condition for the rows of partitions; further windows are merged into the last term."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """Rows by time partition.
+    """Counts of written rows by time partition.
 
     Args:
-        rows: how many were written, by the key of the partition; 0 where rows were only replaced.
-        outside: how many are of no partition.
-        unknown: versions of the table whose rows are in unknown partitions.
+        rows: the number of rows written, by partition key; 0 for a partition in which rows were only replaced.
+        outside: the number of rows that belong to no partition.
+        unknown: the versions of the table whose rows are in unknown partitions.
     """
 
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -53,42 +53,42 @@ class PartitionRows:
 
 
 def check_partitions(partitions: object, *, option: str) -> None:
-    """Refuse what is no windows of time.
+    """Check that partitions are time windows.
 
     Raises:
-        InvalidOptionError: naming the option.
+        InvalidOptionError: they are something else.
     """
     if partitions is not None and not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
         raise InvalidOptionError(
-            f"{option}={partitions!r} are no windows of time",
+            f"{option}={partitions!r} are not time windows",
             remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
         )
 
 
 def check_current_partition(partitions: dg.TimeWindowPartitionsDefinition) -> None:
-    """Refuse partitions without the one that messages come into now.
+    """Check that the day or hour that is not over yet is a partition, because messages arrive in it.
 
     Raises:
-        InvalidOptionError: a day that is not over is not one of them.
+        InvalidOptionError: it is not.
     """
     if partitions.end_offset < 1:
         raise InvalidOptionError(
-            f"partitions={partitions!r} has end_offset={partitions.end_offset}: its current day or hour becomes a "
-            "partition only when it is over, and until then Dagster makes nothing downstream of its rows",
+            f"partitions={partitions!r} has end_offset={partitions.end_offset}: the current day or hour becomes a "
+            "partition only when it is over, and until then Dagster runs no downstream asset for its rows",
             remedy="Add end_offset=1, as in dg.DailyPartitionsDefinition('2026-01-01', end_offset=1), also to the "
-            "partitions of what is downstream.",
+            "partitions of downstream assets.",
         )
 
 
 def count_by_partition(
     times: Iterable[Sequences], partitions: dg.TimeWindowPartitionsDefinition, *, now: float | None = None
 ) -> PartitionRows:
-    """How many of these times lie in each partition, also in the one that is not over yet.
+    """Count the times in each partition, including the one that is not over yet.
 
     Args:
-        times: in milliseconds since 1970.
-        partitions: windows of time; none begins or ends within a minute.
-        now: in seconds since 1970; what begins later is outside.
+        times: the times in milliseconds since 1970.
+        partitions: time windows that start and end at full minutes.
+        now: the present, in seconds since 1970; partitions that start later are not counted.
 
     Example:
         >>> days = dg.DailyPartitionsDefinition("2026-11-16")
@@ -117,18 +117,18 @@ def count_by_partition(
 
 
 def _window(partitions: dg.TimeWindowPartitionsDefinition, seconds: int, latest: float) -> tuple[str, int] | None:
-    """The partition of a time and where it ends; ``None`` if it is of none."""
+    """Return the partition of a time, and where it ends; ``None`` if it belongs to none."""
     try:
         key = partitions.get_partition_key_for_timestamp(seconds)
         window = partitions.time_window_for_partition_key(key)
     except (ValueError, OverflowError, OSError):
-        # Years that dates of Python do not have.
+        # Python has no date for the year.
         return None
     start, end = window.start.timestamp(), window.end.timestamp()
     is_defined = partitions.start.timestamp() <= start and (partitions.end is None or end <= partitions.end.timestamp())
     if not is_defined or not start <= seconds < end:
         return None
-    # The window of now becomes a partition when it is over, and has these rows then.
+    # The current window becomes a partition when it is over, and then contains these rows.
     if start <= latest:
         return key, int(end)
     with dg.partition_loading_context(effective_dt=datetime.fromtimestamp(latest, timezone.utc)):
@@ -138,15 +138,15 @@ def _window(partitions: dg.TimeWindowPartitionsDefinition, seconds: int, latest:
 def changed_since(
     ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, version: int | None
 ) -> tuple[PartitionRows, int] | None:
-    """The partitions that ingestion has touched since a version of the table.
+    """Count the rows that ingestion changed after a version of the table, by partition.
 
     Args:
-        ledger: of the group.
-        partitions: windows of time.
-        version: from which Dagster knows of all batches; ``None`` if it knows none: then all rows count.
+        ledger: the ledger of the group.
+        partitions: time windows.
+        version: the version up to which Dagster knows all batches; ``None`` if it knows none, so that all rows count.
 
     Returns:
-        They, and the version of the newest batch; ``None`` if there was no batch since.
+        The counts, and the version of the newest batch; ``None`` if no batch was written after the version.
 
     Raises:
         LedgerUnreadableError, TableUnreadableError: the log or the data cannot be read.
@@ -155,7 +155,7 @@ def changed_since(
     for commit in ledger.surviving():
         if version is not None and commit.version <= version:
             break
-        # Dagster does not know the rows of a redrive, as it does not know those of ingestion.
+        # Dagster does not know in which partitions a redrive wrote rows, so redrives are counted, too.
         if commit.entry is not None and (commit.entry.kind == "batch" or commit.entry.places):
             commits.append(commit)
             if version is None:
@@ -171,15 +171,15 @@ def changed_since(
 def changed_by(
     ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]
 ) -> PartitionRows:
-    """The partitions that batches have touched, with the rows that they wrote there.
+    """Count the rows that commits wrote in each partition in which they changed rows.
 
     Args:
-        ledger: of the group.
-        partitions: windows of time.
-        commits: those of the batches.
+        ledger: the ledger of the group.
+        partitions: time windows.
+        commits: the commits of the batches.
 
     Raises:
-        TableUnreadableError: the table lacks one of our columns.
+        TableUnreadableError: the table lacks one of the stream columns.
     """
     names = names_in_files(ledger.log, ROW_TIME)
     found = {commit.version: changed_times(ledger.log, commit, names=names) for commit in commits}
@@ -194,7 +194,7 @@ def changed_by(
 def rows_in_partitions(
     ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
 ) -> Mapping[str, int]:
-    """How many rows the table has in each of these partitions.
+    """Count the rows that the table has in each of these partitions.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -215,13 +215,13 @@ def rows_in_partitions(
 def count_rows_outside(
     ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range], *, streams: Collection[str]
 ) -> int:
-    """How many rows of a window of time lie outside of these ranges: late messages, among those of another time.
+    """Count the rows of a time window that lie outside of these ranges, because their messages arrived late.
 
     Args:
-        ledger: of the group.
-        window: of time.
-        ranges: what was replayed, and what cannot be.
-        streams: the keys of those that are replayed; the table may have rows of others.
+        ledger: the ledger of the group.
+        window: the time window.
+        ranges: the ranges that were replayed, and those that cannot be replayed.
+        streams: the keys of the replayed streams; the table may have rows of others.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -232,24 +232,24 @@ def count_rows_outside(
 
 
 def window_condition(window: dg.TimeWindow) -> str:
-    """The rows whose messages have times in a window, as a SQL condition."""
+    """Return the SQL condition for rows whose messages have a time in the window."""
     return in_time(window.start, window.end)
 
 
 def is_partition_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
-    """Whether the run was asked for partitions: then it replays them."""
+    """Whether the run is for partitions, so that it replays them."""
     return bool(context.has_partition_key or context.has_partition_key_range)
 
 
 def partition_replay(window: dg.TimeWindow, config: StreamConfig) -> Replay:
-    """What a run of partitions replays: the messages of their time, of all of them at once.
+    """Return the replay of a run of partitions, which covers the time of all of them.
 
     Args:
-        window: from the first partition to the last one.
-        config: of the run.
+        window: the time from the first partition to the last one.
+        config: the run config.
 
     Raises:
-        InvalidOptionError: the run config says something that does not go together with partitions.
+        InvalidOptionError: the run config has an option that cannot be combined with partitions.
     """
     given = {
         "start": config.start.bound() is not None,
@@ -262,18 +262,13 @@ def partition_replay(window: dg.TimeWindow, config: StreamConfig) -> Replay:
     refused = [name for name, is_given in given.items() if is_given]
     if refused:
         raise InvalidOptionError(
-            f"{', '.join(refused)} does not go together with partitions: they say what is replayed, and all of it is",
-            remedy="Leave it out; or run the asset's job without a partition, which ingests.",
+            f"{', '.join(refused)} cannot be combined with partitions, because a run replays its partitions completely",
+            remedy="Leave it out. To ingest, run the asset's job without a partition.",
         )
     return window_replay(window, config)
 
 
 def window_replay(window: dg.TimeWindow, config: ReplayConfig) -> Replay:
-    """The replay of the messages of a window of time.
-
-    Args:
-        window: in any time zone.
-        config: of the run.
-    """
+    """Return the replay of the messages of a time window, in any time zone."""
     first, end = (Bound(moment=moment.astimezone(timezone.utc)) for moment in (window.start, window.end))
     return Replay(first, end, OnReplay(config.on_replay.value))

@@ -1,4 +1,4 @@
-"""What stream assets are connected to, as Dagster resources: streams, the tables of a lake, and Spark."""
+"""Dagster resources of stream assets: connections to streams, the tables of a lake, and Spark sessions."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from stream_consumers.urls import StreamUrl
 
 
 class StreamConnection(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
-    """Where streams are. Each text of it may be a ``dg.EnvVar``, which is looked up when a client is made."""
+    """A connection to streams. Each text may be a ``dg.EnvVar``, which is read when a client is created."""
 
-    # A misspelt option, like that of the security protocol, would be left out without a word.
+    # Without this, a misspelled option, like the security protocol, would be ignored silently.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     def stream(self, *names: str) -> StreamLocation:
-        """Streams of it, as the ``source=`` of a stream asset.
+        """Select streams of this connection, for ``source=`` of a stream asset.
 
         Args:
-            names: the stream keys: topics, keys of Redis, streams of a file.
+            names: the stream keys: Kafka topics, Redis keys, or streams of a file.
 
         Raises:
-            InvalidOptionError: one of them is no name.
+            InvalidOptionError: a name is not valid.
         """
         for name in names:
             check_name("stream", name)
         return StreamLocation(self, names)
 
     address_option: ClassVar[str]
-    """The option that says where the servers are, or the file is."""
+    """The name of the option that holds the addresses of the servers, or the path of the file."""
 
     scheme: ClassVar[str]
-    """The protocol of the URL."""
+    """The scheme of the URL."""
 
     @property
     def protocol(self) -> str:
-        """The protocol of the URL of this one."""
+        """The protocol of the URL of this connection."""
         return self.scheme
 
     def client(self) -> ClientConfig:
-        """Configuration of the broker's client, with values that are deferred."""
+        """Configuration of the broker's client; values of variables are not resolved yet."""
         return {}
 
 
@@ -68,15 +68,17 @@ class KafkaCluster(StreamConnection):
 
     scheme: ClassVar[str] = "kafka"
     address_option: ClassVar[str] = "bootstrap_servers"
-    bootstrap_servers: str = Field(description="Servers with their ports, separated by commas: kafka-1:9092.")
-    security_protocol: str | None = Field(default=None, description="Like SASL_SSL; PLAINTEXT by default.")
-    sasl_mechanism: str | None = Field(default=None, description="Like SCRAM-SHA-512.")
-    sasl_username: str | None = Field(default=None, description="Of this client.")
-    sasl_password: str | None = Field(default=None, description="Of this client; use an EnvVar.", repr=False)
+    bootstrap_servers: str = Field(description="Servers with their ports, separated by commas, like kafka-1:9092.")
+    security_protocol: str | None = Field(
+        default=None, description="The security protocol, like SASL_SSL; PLAINTEXT by default."
+    )
+    sasl_mechanism: str | None = Field(default=None, description="The SASL mechanism, like SCRAM-SHA-512.")
+    sasl_username: str | None = Field(default=None, description="The user name of this client.")
+    sasl_password: str | None = Field(default=None, description="The password; use an EnvVar.", repr=False)
     options: dict[str, str] = Field(default_factory=dict, description="More options of librdkafka.", repr=False)
 
     def client(self) -> ClientConfig:
-        """Configuration of librdkafka."""
+        """The options of librdkafka."""
         named = {
             "security.protocol": self.security_protocol,
             "sasl.mechanism": self.sasl_mechanism,
@@ -97,12 +99,14 @@ class RedisServer(StreamConnection):
 
     scheme: ClassVar[str] = "redis"
     address_option: ClassVar[str] = "address"
-    address: str = Field(description="The server with its port: redis:6379.")
+    address: str = Field(description="The server with its port, like redis:6379.")
     tls: bool = Field(default=False, description="Encrypt the connection.")
-    username: str | None = Field(default=None, description="Of this client.")
-    password: str | None = Field(default=None, description="Of this client; use an EnvVar.", repr=False)
+    username: str | None = Field(default=None, description="The user name of this client.")
+    password: str | None = Field(default=None, description="The password; use an EnvVar.", repr=False)
     options: dict[str, Any] = Field(
-        default_factory=dict, description="More arguments of redis.Redis, and ours, like min_idle_seconds.", repr=False
+        default_factory=dict,
+        description="More arguments of redis.Redis, and of this library, like min_idle_seconds.",
+        repr=False,
     )
 
     @property
@@ -111,7 +115,7 @@ class RedisServer(StreamConnection):
         return "rediss" if self.tls else "redis"
 
     def client(self) -> ClientConfig:
-        """Arguments of the client."""
+        """The arguments of the Redis client."""
         named = {"username": self.username, "password": self.password}
         return {**{name: value for name, value in named.items() if value is not None}, **self.options}
 
@@ -126,16 +130,16 @@ class StreamFile(StreamConnection):
 
     scheme: ClassVar[str] = "file"
     address_option: ClassVar[str] = "path"
-    path: str = Field(description="Of the file, like /data/orders.ss.")
+    path: str = Field(description="The path of the file, like /data/orders.ss.")
 
 
 @dataclass(frozen=True)
 class StreamLocation:
-    """Where the messages of an asset come from: streams at a connection, or a URL; it is looked up when it is used.
+    """The streams that an asset reads, as a connection or a URL. Environment variables are read when it is used.
 
     Args:
-        source: the connection; or a URL, or an ``EnvVar`` that holds one.
-        names: the stream keys at a connection.
+        source: the connection, a URL, or an ``EnvVar`` that holds a URL.
+        names: the stream keys, with a connection.
     """
 
     source: StreamConnection | str
@@ -143,23 +147,23 @@ class StreamLocation:
 
     @property
     def is_deferred(self) -> bool:
-        """Whether not even the names of the streams are known before it is used."""
+        """Whether the URL, with the names of the streams, is in a variable that is read later."""
         return is_deferred(self.source)
 
     @property
     def shown(self) -> StreamUrl | None:
-        """The URL for people, with the names of variables in braces; ``None`` if a variable holds the whole URL."""
+        """The URL for display, with the names of variables in braces; ``None`` if a variable holds the whole URL."""
         if isinstance(self.source, StreamConnection):
             return self._at(self.source, shown_text(getattr(self.source, self.source.address_option)))
         return None if self.is_deferred else StreamUrl.parse(self.source)
 
     @property
     def url(self) -> StreamUrl:
-        """The URL.
+        """The URL, with variables resolved.
 
         Raises:
             InvalidOptionError: a variable is not set.
-            InvalidUrlError: it holds no URL.
+            InvalidUrlError: the variable holds no URL.
         """
         if isinstance(self.source, StreamConnection):
             option = self.source.address_option
@@ -168,7 +172,7 @@ class StreamLocation:
 
     @property
     def client(self) -> ClientConfig:
-        """Configuration of the broker's client, with values that are deferred."""
+        """Configuration of the broker's client; values of variables are not resolved yet."""
         return self.source.client() if isinstance(self.source, StreamConnection) else {}
 
     def _at(self, connection: StreamConnection, nodes: str) -> StreamUrl:
@@ -183,10 +187,10 @@ DEFAULT_SCHEMA = "public"
 
 
 class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
-    """A folder or bucket of Delta tables: ``<root>/<schema>/<table>``, as the IO managers of dagster-deltalake have it.
+    """A folder or bucket of Delta tables: ``<root>/<schema>/<table>``, like the IO managers of dagster-deltalake.
 
-    As the ``table=`` of a stream asset the key of the asset says which one: its last part is the table, the part before
-    it the schema, ``public`` without one. Each text may be a ``dg.EnvVar``, which is looked up when it is used.
+    As ``table=`` of a stream asset it selects the table by the key of the asset: the last part names the table, and the
+    part before it the schema, ``public`` by default. Each text may be a ``dg.EnvVar``, which is read when it is used.
 
     Example:
         >>> lake = DeltaLake(root=dg.EnvVar("LAKE"), storage_options={"AWS_SECRET_ACCESS_KEY": dg.EnvVar("SECRET")})
@@ -199,61 +203,61 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     root: str = Field(description="A folder or URI, like /lake or s3a://bucket/lake.")
-    schema_name: str | None = Field(default=None, description="Of all tables, whatever their keys are.")
+    schema_name: str | None = Field(default=None, description="The schema of all tables, whatever their keys are.")
     storage_options: dict[str, str] = Field(
-        default_factory=dict, description="Of an object store, for Spark and for reading the Delta log.", repr=False
+        default_factory=dict, description="Options of the object store, for Spark and delta-rs.", repr=False
     )
 
     def table(self, name: str, *, schema: str | None = None) -> LakeTable:
-        """A table by its name.
+        """Select a table by name.
 
         Args:
-            name: of the table.
-            schema: the folder that it is in; ``public`` by default.
+            name: the name of the table.
+            schema: the folder of the table; ``public`` by default.
         """
         return LakeTable(self.root, (schema or self.schema_name or DEFAULT_SCHEMA, name), self.storage_options)
 
     def table_of(self, key: dg.AssetKey) -> LakeTable:
-        """The table of an asset."""
+        """Select the table that the key of an asset names."""
         table = self.table(key.path[-1], schema=self.schema_name or ([DEFAULT_SCHEMA, *key.path][-2]))
         return replace(table, is_named_by_key=True)
 
 
 class TableLocation(ABC):
-    """Where a Delta table is, which is looked up when it is used. As text it is for people."""
+    """The location of a Delta table, which is resolved when it is used. Its text is for display."""
 
     storage_options: Mapping[str, str]
-    """For reading the log; shown nowhere."""
+    """Options for reading the Delta log; never displayed."""
     is_named_by_key: bool
-    """Whether the key of an asset says which table it is."""
+    """Whether the key of the asset selects the table."""
 
     @property
     @abstractmethod
     def is_deferred(self) -> bool:
-        """Whether something has to be looked up before the path is known."""
+        """Whether a variable or a catalog has to be read before the path is known."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """The name of the table for people."""
+        """The name of the table for display."""
 
     @property
     @abstractmethod
     def path(self) -> str:
-        """The path or URI of the table now.
+        """The current path or URI of the table.
 
         Raises:
-            InvalidOptionError: a variable is not set, or nothing says where the table is.
-            AccessDeniedError, CatalogUnavailableError: a catalog has the table and does not say where it is.
+            InvalidOptionError: a variable is not set, or the catalog has no such Delta table.
+            AccessDeniedError, CatalogUnavailableError: the catalog refuses access, or does not answer.
         """
 
     @property
     def shown(self) -> str:
-        """The location for people: the checked path, or the names of what has to be looked up."""
+        """The location for display: the checked path, or the names of the variables and the catalog."""
         return str(self) if self.is_deferred else check_location(self.path)
 
     def options(self) -> dict[str, str]:
-        """The storage options with the values of their variables.
+        """The storage options, with variables resolved.
 
         Raises:
             InvalidOptionError: a variable is not set.
@@ -267,12 +271,12 @@ class LakeTable(TableLocation):
 
     Args:
         root: a folder or URI, or the whole path of the table.
-        parts: what follows it.
+        parts: the parts of the path after ``root``.
         storage_options: see :class:`TableLocation`.
         is_named_by_key: see :class:`TableLocation`.
 
     Raises:
-        InvalidOptionError: a URI with credentials or parameters in it.
+        InvalidOptionError: the URI contains credentials or parameters.
     """
 
     root: str
@@ -281,7 +285,7 @@ class LakeTable(TableLocation):
     is_named_by_key: bool = False
 
     def __post_init__(self) -> None:
-        # It is shown even where the rest is still in the environment.
+        # The root is displayed even if the other parts are variables.
         if not is_deferred(self.root) and scheme(check_name("table", self.root)) != LOCAL:
             check_table_uri("table", self.root)
 
@@ -292,7 +296,7 @@ class LakeTable(TableLocation):
 
     @property
     def label(self) -> str:
-        """The path, of which the last parts name the table."""
+        """The path, whose last parts name the table."""
         return str(self)
 
     @property
@@ -312,8 +316,8 @@ def _join_path(root: str, parts: Sequence[str]) -> str:
 class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
     """A Spark session that can write Delta tables: local, on a master, or over Spark Connect.
 
-    The session is made when it is first asked for, and stopped after the run if this made it. A local Spark is a server
-    that outlives the run, so that the next one does not wait for a JVM; ``stream-assets spark status`` shows it.
+    The session is created on first use. After the run it is stopped if this resource created it. A local Spark is a
+    server that outlives the run, so the next run does not wait for a JVM; ``stream-assets spark status`` shows it.
 
     Example:
         >>> SparkSessionResource(master="local[2]").remote is None
@@ -324,7 +328,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
 
     master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
     remote: str | None = Field(default=None, repr=False, description="A Spark Connect address, sc://host:port.")
-    in_process: bool = Field(default=False, description="Start a local Spark for each run, in its process.")
+    in_process: bool = Field(default=False, description="Start a local Spark in the process of each run.")
     spark_config: dict[str, str] = Field(default_factory=dict, repr=False, description="More Spark settings.")
 
     _session: SparkSession | None = PrivateAttr(default=None)
@@ -335,21 +339,21 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
         """The session.
 
         Raises:
-            SparkSessionError: it cannot be had.
-            MissingDependencyError: there is no Java.
+            SparkSessionError: the session cannot be created.
+            MissingDependencyError: Java is missing.
         """
         return self.session_for("", {})
 
     def session_for(self, table: str, storage_options: Mapping[str, str]) -> SparkSession:
-        """The session; if it is made now, Spark gets what it needs to write a table in an object store.
+        """Return the session. If it is created now, it is configured for the object store of the table.
 
         Args:
-            table: a path or URI.
-            storage_options: for the table, as delta-rs has them.
+            table: the path or URI of the table.
+            storage_options: the storage options of the table, in the names of delta-rs.
 
         Raises:
-            SparkSessionError: it cannot be had.
-            MissingDependencyError: there is no Java, or jars cannot be downloaded.
+            SparkSessionError: the session cannot be created.
+            MissingDependencyError: Java is missing, or the jars cannot be downloaded.
         """
         if self._session is None:
             self._is_own = running_session() is None
@@ -374,25 +378,25 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
 
 @contextmanager
 def run_session(context: Any, spark: Any, table: TableLocation) -> Iterator[SparkSession]:
-    """The session of a run.
+    """Provide the Spark session of a run.
 
     Args:
-        context: of the run, or of a resource of it.
+        context: the context of the run, or of a resource of the run.
         spark: a resource, or the key of one; ``None`` for a local Spark.
-        table: what the run writes or reads.
+        table: the table that the run writes or reads.
     """
     if isinstance(spark, str):
         yield _wait_for_session(context, getattr(context.resources, spark), table)
         return
     resource = SparkSessionResource() if spark is None else spark
-    # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
-    # and no place in the run config, where a launchpad would keep its settings.
+    # A resource that belongs to the asset is set up here, not by Dagster. So it needs no key, which could collide with
+    # that of another asset, and does not appear in the run config, where a launchpad would keep its settings.
     with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
         yield _wait_for_session(context, resources.spark, table)
 
 
 def _wait_for_session(context: Any, resource: Any, table: TableLocation) -> SparkSession:
-    """The session of a resource. Starting one may take minutes, in which the log of a run would say nothing."""
+    """Get the session of a resource, and log the wait, because starting Spark may take minutes."""
     note = None if getattr(resource, "remote", None) else download_note(with_s3=is_s3(table.path))
     context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")
     since = time.monotonic()
@@ -406,13 +410,13 @@ def _wait_for_session(context: Any, resource: Any, table: TableLocation) -> Spar
 
 
 def is_deferred(value: object) -> bool:
-    """Whether it is looked up when it is used."""
-    # dagster.EnvVar is a str that must not be used as one.
+    """Whether a value is a variable that is read when it is used."""
+    # dagster.EnvVar is a subclass of str, but its text is the name of the variable.
     return isinstance(value, Deferred)
 
 
 def shown_text(value: str) -> str:
-    """For people: the name of the variable in braces, never what it holds.
+    """Return the text for display: a variable as its name in braces, never as its value.
 
     Example:
         >>> from dagster import EnvVar
@@ -423,19 +427,19 @@ def shown_text(value: str) -> str:
 
 
 def resolved_text(option: str, value: str) -> str:
-    """The text, looked up now if it is deferred.
+    """Return the text, and read it now if it is in a variable.
 
     Args:
-        option: what it is for, for the message.
+        option: the name of the option, for the error.
         value: text, or an ``EnvVar``.
 
     Raises:
-        InvalidOptionError: the variable is not set, or there is nothing in it.
+        InvalidOptionError: the variable is not set, or is empty.
     """
     if not isinstance(value, Deferred):
         return value
     found = str(resolve_value(value, option))
-    # Nothing would be taken for a default: the root folder, a broker on this machine.
+    # An empty text would select a default: the root folder, or a broker on this machine.
     if not found.strip():
         raise InvalidOptionError(
             f"{option} comes from the environment variable {variable_name(value)}, which is empty",
@@ -445,7 +449,7 @@ def resolved_text(option: str, value: str) -> str:
 
 
 def resolved_options(option: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Options, each looked up now if it is deferred.
+    """Return options with all variables resolved.
 
     Raises:
         InvalidOptionError: a variable is not set.

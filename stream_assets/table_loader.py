@@ -1,11 +1,11 @@
-"""How downstream assets load the table of a stream asset: as they ask for it, of the version that their run is about.
+"""IO manager with which downstream assets load the table of a stream asset, at one version for a whole run.
 
-An asset whose function has a parameter ``orders`` gets the table of the asset ``orders`` as its annotation says: a
-Spark DataFrame, an Arrow table, a Polars or pandas frame, or a ``deltalake.DeltaTable``. It is pinned to the version of
-the last materialization before the run was made, so that whatever the run makes is of one version. Where this version
-was cleaned away because nothing was written for long, it is the newest one.
+An asset whose function has a parameter ``orders`` gets the table of the asset ``orders``. The annotation of the
+parameter selects the type: a Spark DataFrame, an Arrow table, a Polars or pandas frame, or a ``deltalake.DeltaTable``.
+The table is pinned to the version of the last materialization before the run was created, so all assets of the run see
+one version. If that version was removed by a cleanup, the newest version is loaded.
 
-Frames and Arrow tables are read by the scan of delta-rs, which knows column mapping and deletion vectors.
+delta-rs reads frames and Arrow tables. It supports column mapping and deletion vectors.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from stream_consumers.errors import InvalidOptionError, TableUnreadableError
 
 
 class TableLoader(dg.IOManager):
-    """Loads the table of a stream asset; runs of that write it by themselves.
+    """Loads the table of a stream asset; the runs of the asset write it themselves.
 
     Args:
-        declared: the stream, the table, and how.
-        spark: makes a session for the table; asked only for a Spark DataFrame.
+        declared: the stream, the table, and their options.
+        spark: creates a session for the table; called only for a Spark DataFrame.
     """
 
     def __init__(self, declared: StreamToTable, spark: Callable[[StreamToTable], SparkSession]) -> None:
@@ -46,13 +46,13 @@ class TableLoader(dg.IOManager):
         self._spark = spark
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Nothing: what a run wrote is in the table."""
+        """Do nothing, because the run has already written the table."""
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The table, as the annotation of the parameter says.
+        """Load the table as the type that the parameter is annotated with.
 
         Raises:
-            InvalidOptionError: it says something else, or the table cannot be had as that.
+            InvalidOptionError: the table cannot be loaded as that type.
         """
         declared = self._declared.located(context.instance)
         log = DeltaLog(declared.table.path, storage_options=declared.table.options())
@@ -66,24 +66,20 @@ class TableLoader(dg.IOManager):
 
 
 def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
-    """The IO manager of an asset; it has no config, and no key that another asset could have.
-
-    Args:
-        declared: the stream, the table, and how.
-    """
+    """Build the IO manager of an asset. It has no config, and its key belongs to this asset only."""
     keys = {declared.spark} if isinstance(declared.spark, str) else set()
 
     def load(context: dg.InitResourceContext) -> Iterator[TableLoader]:
         with ExitStack() as stack:
             yield TableLoader(declared, lambda one: stack.enter_context(run_session(context, one.spark, one.table)))
 
-    # Dagster closes a generator after the run; the type of the argument does not say that it takes one.
+    # Dagster accepts a generator, and closes it after the run, although the type of the argument does not allow one.
     make = cast("Callable[[dg.InitResourceContext], dg.IOManager]", load)
-    return dg.IOManagerDefinition(make, required_resource_keys=keys, description=f"Loads {declared.table}.")
+    return dg.IOManagerDefinition(make, required_resource_keys=keys, description=f"Loads the table {declared.table}.")
 
 
 def _table(context: dg.InputContext, log: DeltaLog) -> DeltaTable:
-    """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
+    """Open the pinned version; the newest one if no version is pinned, or the pinned one is gone."""
     version = pinned_version(context)
     newest = log.open()
     if version is None or version == newest.version():
@@ -91,13 +87,13 @@ def _table(context: dg.InputContext, log: DeltaLog) -> DeltaTable:
     try:
         pinned = log.open(version)
     except TableUnreadableError:
-        # It was cleaned from the log, or the table was dropped and has fewer versions now.
+        # The version was cleaned from the log, or the table was dropped and has fewer versions now.
         pinned = None
     if pinned is not None and _has_its_files(pinned, newest, log):
         return pinned
     context.log.warning(
-        f"version {version} of {log.path}, of the last materialization, is gone: it was cleaned away, or "
-        f"the table was made anew; its newest version {newest.version()} is loaded instead"
+        f"version {version} of {log.path}, which was last materialized, is gone: it was cleaned up, or the table was "
+        f"recreated; the newest version {newest.version()} is loaded instead"
     )
     return newest
 
@@ -111,10 +107,10 @@ def _spark_frame(spark: SparkSession, log: DeltaLog, version: int, window: dg.Ti
 
 
 def pinned_version(context: dg.InputContext) -> int | None:
-    """The version of the table that a run is to see.
+    """Return the version of the table that a run must see.
 
-    That is the one that this run has made, or that of the last materialization before the run was made. ``None`` if
-    there was no materialization.
+    That is the version that this run materialized, or the one of the last materialization before the run was created.
+    ``None`` if there was no materialization.
     """
     run_id, instance, key = context.step_context.run_id, context.instance, context.asset_key
     record = instance.get_run_record_by_id(run_id)
@@ -128,26 +124,26 @@ def pinned_version(context: dg.InputContext) -> int | None:
 
 
 def _window(context: dg.InputContext) -> dg.TimeWindow | None:
-    """The time of the partitions that are loaded; ``None`` for the whole table."""
+    """Return the time of the partitions to load; ``None`` for the whole table."""
     if not context.has_asset_partitions:
         return None
     loads = context.step_context.assets_def
     mapping = loads.get_partition_mapping(context.asset_key) if loads else None
     has_none = loads is None or loads.partitions_def is None
-    # All partitions that Dagster knows are not all rows: not those of a day that is not over, or from before the first.
+    # Partitions may not cover all rows: a day that is not over, or the time before the first one, may have none.
     if isinstance(mapping, dg.AllPartitionMapping) or (mapping is None and has_none):
         return None
     return context.asset_partitions_time_window
 
 
 def _has_its_files(pinned: DeltaTable, newest: DeltaTable, log: DeltaLog) -> bool:
-    """Whether the data files of a version are there; those that the newest one has, too, are."""
+    """Whether all data files of a version exist; those that the newest version has are not looked for."""
     removed = _paths(pinned) - _paths(newest)
     if not removed:
         return True
     found = log.files().get_file_info(pyarrow.fs.FileSelector("", recursive=True))
     there = {info.path for info in found}
-    # Files of a table that this one was cloned from have URIs.
+    # After a clone, the files of the source table are listed by their URIs.
     return all(path in there or unquote(path) in there or "://" in path for path in removed)
 
 
@@ -179,7 +175,7 @@ def _load_as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindo
 def _arrow_table(log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
     with log.reading():
         found = pa.table(table.scan(predicate=None if window is None else window_condition(window)))
-        # An Arrow schema of delta-rs, which pyarrow takes.
+        # pyarrow accepts the Arrow schema of delta-rs.
         schema: Any = table.schema().to_arrow()
-        # The scan gives views of texts, which fewer readers know.
+        # The scan returns string views, which fewer readers support.
         return found.cast(pa.schema(schema))

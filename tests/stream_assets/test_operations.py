@@ -119,7 +119,7 @@ def _check_dead_letters(stream: Any, folder: Path, instance: dg.DagsterInstance)
     assert execute(stream, instance).success
     run = instance.create_run_for_job(look_at_them, status=dg.DagsterRunStatus.STARTED)
     third = tick(sensor, instance, definitions, second.cursor)
-    assert third.skip_message == f"run {run.run_id} has to end before 2 new dead letters can be redriven"
+    assert third.skip_message == f"run {run.run_id} must end before 2 new dead letters can be redriven"
     instance.delete_run(run.run_id)
     fourth = tick(sensor, instance, definitions, third.cursor)
     assert fourth.run_requests[0].tags["stream_assets/dead_letters"] == "2"

@@ -276,7 +276,7 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
     )
     failure = refused.get_step_failure_events()[0].step_failure_data.user_failure_data
     assert failure is not None
-    assert "start, stop does not go together with partitions" in (failure.description or "")
+    assert "start, stop cannot be combined with partitions" in (failure.description or "")
 
 
 def test_an_asset_with_partitions_is_replayed_on_its_own_page_by_one_run_and_has_no_replay_job(folder: Path) -> None:
