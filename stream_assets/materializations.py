@@ -1,4 +1,4 @@
-"""Reports runs to Dagster: an observation for each micro-batch, and materializations of what the run made."""
+"""Reports runs to Dagster: an observation of each micro-batch, and materializations of the asset."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
 _MAX_LISTED_PARTITIONS = 7
 _MAX_REASON_BATCHES = 100
-"""The most batches of a run, the newest ones, whose reasons of dead letters are reported."""
+"""How many batches of a run, the newest ones, have the reasons of their dead letters reported at most."""
 
 
 @dataclass(frozen=True)
 class RunScope:
-    """What one run works with: what the asset was declared with and the run config, all of it looked up once.
+    """The objects of one run. Variables and catalogs are read once, when it is created.
 
     Args:
-        context: of the run.
-        key: of the asset in Dagster.
-        declared: the stream, the table, and how.
+        context: the context of the run.
+        key: the key of the asset.
+        declared: the stream, the table, and their options.
         source: the stream.
-        ingestion: what goes where.
-        spark: the session.
+        ingestion: the group, the table, and how rows are made.
+        spark: the Spark session.
     """
 
     context: Context
@@ -67,7 +67,7 @@ class RunScope:
 
     @classmethod
     def of(cls, context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession) -> RunScope:
-        """Look up what is deferred."""
+        """Resolve the variables of an asset for a run."""
         return cls(context, key, declared, declared.stream, declared.ingestion, spark)
 
     @property
@@ -84,17 +84,14 @@ class MaterializationReporter(ABC):
         self._ledger = run.ingestion.ledger()
         self._partitions = run.declared.partitions
         self._totals: BatchTotals | None = None
-        # The error may come from Spark, so Spark is not used after it.
+        # Spark is not used after an error, because Spark may have caused it.
         self._has_failed = False
 
     def report(self, events: Iterable[Event]) -> dg.AssetMaterialization | None:
-        """Report the batches of the run as they come.
-
-        Args:
-            events: of the run; the reasons of waits go to its log.
+        """Report the batches of the run as they arrive, and log why it waits.
 
         Returns:
-            The last materialization of the run, or the only one; ``None`` if nothing is left to report.
+            The last materialization of the run; ``None`` if nothing is left to report.
         """
         try:
             for event in events:
@@ -111,20 +108,20 @@ class MaterializationReporter(ABC):
         return self.result()
 
     def add(self, report: BatchReport) -> None:
-        """Add a batch that is in the table; its telemetry has logged it."""
+        """Add a batch that was committed."""
         if self._totals is None:
             self._totals = BatchTotals(report)
         self._totals.add(report)
 
-    def materialize_if_due(self) -> None:  # noqa: B027 - most kinds materialize at the end only
-        """Materialize what was added, since the run continues."""
+    def materialize_if_due(self) -> None:  # noqa: B027 - most reporters materialize only at the end
+        """Materialize the batches so far, in a run that continues."""
 
     @abstractmethod
     def report_after_error(self) -> None:
-        """Report what was written, because the run ends with an error."""
+        """Report the committed batches of a run that ends with an error."""
 
     def _report_despite_errors(self, report: Callable[[], None]) -> None:
-        """Report what was written, if anything was; a failure to report does not hide the error that ends the run."""
+        """Report the committed batches, if any; a failure to report does not hide the error that ends the run."""
         if self._totals is None:
             return
         batches = self._totals.batches
@@ -135,28 +132,27 @@ class MaterializationReporter(ABC):
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
-        """What is left to report at the end of a run that succeeds; ``None`` if there is nothing."""
+        """Return the last materialization of a run that succeeds; ``None`` if nothing is left to report."""
 
     def _row_counts(
         self, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
     ) -> Mapping[str, Mapping[str, dg.MetadataValue]]:
-        """The metadata with the rows that the table has in each of these partitions; none if it cannot be read."""
+        """Return metadata with the rows of each of these partitions; empty if the table cannot be read."""
         try:
             rows = rows_in_partitions(self._ledger, partitions, keys)
         except (LedgerUnreadableError, TableUnreadableError) as error:
-            self._run.log.warning(f"the rows of the partitions are not counted: {error}")
+            self._run.log.warning(f"the rows of the partitions cannot be counted: {error}")
             return {}
         return {key: {PARTITION_ROW_COUNT: dg.MetadataValue.int(count)} for key, count in rows.items()}
 
     def _log_rows_without_partition(self, changed: PartitionRows) -> None:
         if changed.unknown:
             self._run.log.warning(
-                f"which partitions were changed by versions {', '.join(map(str, changed.unknown))} of "
-                f"{self._run.ingestion.table} is unknown, because VACUUM has removed their files; replay those that "
-                "they may have changed"
+                f"versions {', '.join(map(str, changed.unknown))} of {self._run.ingestion.table} changed unknown "
+                "partitions, because VACUUM removed their files; replay the partitions that may be affected"
             )
         if changed.outside:
-            self._run.log.info(f"no partition has the time of {counted(changed.outside, 'row')}")
+            self._run.log.info(f"rows that belong to no partition: {changed.outside}")
 
     def _build(self, metadata: Mapping[str, dg.MetadataValue], version: int) -> dg.AssetMaterialization:
         log = self._ledger.log
@@ -167,18 +163,18 @@ class MaterializationReporter(ABC):
 
 
 class IngestMaterializations(MaterializationReporter):
-    """Reports ingestion: an observation for each batch, and one materialization of all at the end of the run.
+    """Reports ingestion: an observation of each batch, and one materialization at the end of the run.
 
-    An asset that is made whenever this one is materialized is so made once a run. If a run is killed before it could
-    report, the next one reports what it wrote. With partitions there is a materialization for each partition that was
-    changed (the first time, for each in which the table has rows), and one of the asset as a whole: the run was not
-    asked for partitions, and Dagster would skip downstream assets in a run without a result.
+    So a downstream asset with automation runs once for each run of this asset. If a run is killed before it reports,
+    the next run reports the batches. An asset with partitions gets a materialization of each partition that was changed
+    (the first time, of each partition with rows), and one of the whole asset, because the run is for no partition and
+    Dagster would skip downstream assets in a run without a result.
 
     Args:
-        run: what it works with.
-        every_seconds: the least time between two materializations before the end; 0 for one a batch, ``None`` for
-            only one at the end.
-        clock: the time in seconds; for tests.
+        run: the objects of the run.
+        every_seconds: the least time between two materializations before the end, in seconds; 0 for one per batch,
+            ``None`` for only one at the end.
+        clock: returns the time in seconds; for tests.
     """
 
     def __init__(
@@ -191,24 +187,24 @@ class IngestMaterializations(MaterializationReporter):
         self._asset_materialization: dg.AssetMaterialization | None = None
 
     def add(self, report: BatchReport) -> None:
-        """Report a batch as an observation, a point in the plots of the asset."""
+        """Report a batch as an observation, which Dagster plots."""
         super().add(report)
         self._run.context.log_event(dg.AssetObservation(self._run.key, metadata=batch_metadata(report)))
 
     def materialize_if_due(self) -> None:
-        """Materialize what was added, unless the last materialization was just now."""
+        """Materialize the batches so far, unless the last materialization is too recent."""
         if self._every_seconds is not None and self._totals is not None and self._clock() >= self._due_at:
             self._log_unreported()
             self._due_at = self._clock() + self._every_seconds
 
     def report_after_error(self) -> None:
-        """Materialize what was written: it is in the table although the run fails."""
+        """Materialize the committed batches, which are in the table although the run fails."""
         self._report_despite_errors(self._log_unreported)
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What is left to report, of this run or of one that was killed; ``None`` if Dagster knows all batches.
+        """Return what is left to report of this run or of one that was killed; ``None`` if Dagster knows all batches.
 
-        Partitions are reported as events; the result is of the asset as a whole, if there were any.
+        Partitions are reported as events, and the result is the materialization of the whole asset.
         """
         if self._partitions is not None:
             self._log_unreported()
@@ -218,7 +214,7 @@ class IngestMaterializations(MaterializationReporter):
     def _log_unreported(self) -> None:
         for made in self._unreported():
             self._run.context.log_event(made)
-        # Only now: after a failure to report, the next materialization has these batches, too.
+        # After a failure to report, the next materialization must include these batches, so they are cleared last.
         self._totals = None
 
     def _unreported(self) -> Iterator[dg.AssetMaterialization]:
@@ -231,7 +227,7 @@ class IngestMaterializations(MaterializationReporter):
             yield _with_metadata(made, {REPORTED_VERSION: dg.MetadataValue.int(version)})
 
     def _metadata(self) -> dict[str, dg.MetadataValue]:
-        """What was ingested, and why some of it is dead letters."""
+        """Return metadata of the ingestion, with the reasons of its dead letters."""
         metadata = ingest_metadata(self._totals)
         batches = self._totals.dead_batches[-_MAX_REASON_BATCHES:] if self._totals is not None else ()
         if batches:
@@ -241,7 +237,7 @@ class IngestMaterializations(MaterializationReporter):
         return metadata
 
     def _newest_unreported(self) -> int | None:
-        """The version of the newest batch of the group, if Dagster does not know it."""
+        """Return the version of the newest batch of the group; ``None`` if Dagster knows it."""
         known = reported_version(self._run.context.instance, self._run.key)
         for commit in self._ledger.surviving():
             if known is not None and commit.version <= known:
@@ -253,14 +249,14 @@ class IngestMaterializations(MaterializationReporter):
     def _by_partition(self, partitions: dg.TimeWindowPartitionsDefinition) -> Iterator[dg.AssetMaterialization]:
         known = reported_version(self._run.context.instance, self._run.key, of_partitions=True)
         if known is not None and self._totals is not None:
-            # A table that was dropped and made again has lower versions than Dagster knows.
+            # A table that was dropped and created again has lower versions than Dagster knows.
             known = min(known, self._totals.first_version - 1)
         found = changed_since(self._ledger, partitions, known)
         if found is None:
             return
         changed, version = found
         self._log_rows_without_partition(changed)
-        # What this run wrote is reported even if its rows are of no partition, or if it has none.
+        # A run that wrote a batch is reported, even if its rows belong to no partition or it wrote no rows.
         if not changed.rows and self._totals is None:
             return
         made = self._build(self._metadata(), version)
@@ -269,20 +265,20 @@ class IngestMaterializations(MaterializationReporter):
         for partition, rows in changed.rows.items():
             metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows), **counts.get(partition, {})}
             if partition == last:
-                # A run that is killed before the last partition has not reported all of them.
+                # If the run is killed before the last partition, the next run must report all of them again.
                 metadata[REPORTED_VERSION] = dg.MetadataValue.int(version)
             yield _for_partition(made, metadata, partition=partition)
-        # Without the reported version, which belongs to the partitions.
+        # The reported version belongs to the partitions only.
         self._asset_materialization = made
 
 
 class ReplayMaterialization(MaterializationReporter):
-    """Reports a replay when it is complete: until then the table has only a part of its rows.
+    """Reports a replay when it is complete; before that, the table has only a part of its rows.
 
     Args:
-        run: what it works with.
-        replay_id: of the replay; it also finds what earlier runs, which were killed, have written of it.
-        what: what is replayed.
+        run: the objects of the run.
+        replay_id: the id of the replay, which also finds the commits of earlier runs of it that were killed.
+        what: descriptions of what is replayed, for the metadata.
     """
 
     def __init__(self, run: RunScope, *, replay_id: str, what: Mapping[str, str]) -> None:
@@ -294,16 +290,16 @@ class ReplayMaterialization(MaterializationReporter):
         self._left: int | None = None
 
     def keep_last_copies(self, last_copies: Mapping[Shard, Range]) -> None:
-        """Warn that the rows of these ranges cannot be made again, and do not count them as late ones."""
+        """Warn that the rows of these ranges cannot be recreated, and do not count them as late rows."""
         self._last_copies = last_copies
         if last_copies:
             self._run.log.warning(
-                f"the stream does not hold the messages of {describe_ranges(last_copies)} any more: their rows of this "
-                "time are the last copy, and stay as they are"
+                f"the stream no longer has the messages of {describe_ranges(last_copies)}: their rows of this time are "
+                "the last copy, and are kept"
             )
 
     def add(self, report: BatchReport) -> None:
-        """Add a batch that is in the table, and log the progress of the replay."""
+        """Add a batch that was committed, and log the progress of the replay."""
         super().add(report)
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
@@ -311,17 +307,17 @@ class ReplayMaterialization(MaterializationReporter):
         self._run.log.info(f"replayed {counted(self._messages, 'message')}, {share} %; {self._left} left")
 
     def report_after_error(self) -> None:
-        """Log how much is left; an incomplete replay is not materialized."""
+        """Log how many messages are left; an incomplete replay is not materialized."""
         if self._left:
             self._run.log.warning(
-                f"the replay is not complete: {self._left} messages are left, and it is materialized when none are; "
-                "a retry of this run continues it"
+                f"the replay is incomplete: {counted(self._left, 'message')} left; it is materialized when it is "
+                "complete, and a retry of this run continues it"
             )
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What was replaced, of the asset as a whole; ``None`` if there was nothing.
+        """Return the materialization of the whole asset; ``None`` if no rows were replaced.
 
-        The partitions that it changed are reported as events, since the run was not asked for them.
+        The changed partitions are reported as events, because the run is not for partitions.
         """
         commits = replay_commits(self._ledger, self._replay_id)
         if self._totals is None and not commits:
@@ -352,10 +348,10 @@ class PartitionMaterialization(ReplayMaterialization):
     """Reports a replay of partitions: when it is complete, all of them are materialized, also those without messages.
 
     Args:
-        run: what it works with.
-        context: of the run, which was asked for partitions.
-        partitions: those of the asset.
-        replay_id: of the replay.
+        run: the objects of the run.
+        context: the context of the run, with its partitions.
+        partitions: the partitions of the asset.
+        replay_id: the id of the replay.
     """
 
     def __init__(
@@ -370,7 +366,7 @@ class PartitionMaterialization(ReplayMaterialization):
         self._time_partitions = partitions
 
     def result(self) -> dg.AssetMaterialization:
-        """What was replaced, as the result of each partition; with it go the rows that each one has now."""
+        """Return the result of each partition, and add the number of rows that each one has now."""
         context = self._partition_context
         commits = replay_commits(self._ledger, self._replay_id)
         for partition, count in self._row_counts(self._time_partitions, context.partition_keys).items():
@@ -380,18 +376,18 @@ class PartitionMaterialization(ReplayMaterialization):
             streams = self._run.source.url.required_streams()
             late = count_rows_outside(self._ledger, context.partition_time_window, replayed, streams=streams)
         except (LedgerUnreadableError, TableUnreadableError) as error:
-            context.log.warning(f"the rows that came late are not counted: {error}")
+            context.log.warning(f"the rows of late messages cannot be counted: {error}")
         else:
             if late:
                 context.log.warning(
-                    f"{late} rows of these partitions are as they were: their messages lie in the stream among those "
-                    "of other partitions, as messages do that come late, and are replayed together with them"
+                    f"rows of these partitions that were not replayed: {late}. Their messages arrived late, lie in "
+                    "the stream among those of other partitions, and are replayed with those"
                 )
         made = self._replay_materialization()
-        # Messages that came late lie among those of another time, and were read again with them.
+        # Late messages of other partitions lie in the replayed ranges, so their rows were replaced, too.
         others = self._changed_rows(self._time_partitions, commits).rows.keys() - set(context.partition_keys)
         self._log_partitions(made, self._time_partitions, sorted(others))
-        # Dagster puts the metadata of the result on each of the partitions.
+        # Dagster adds the metadata of the result to each of the partitions.
         return _for_partition(made, {})
 
 
@@ -399,8 +395,8 @@ class RedriveMaterialization(MaterializationReporter):
     """Reports a redrive as one materialization, also if it ends with an error.
 
     Args:
-        run: what it works with.
-        outcome: what has become of the dead letters so far.
+        run: the objects of the run.
+        outcome: the results of the redrive so far.
     """
 
     def __init__(self, run: RunScope, outcome: Outcome) -> None:
@@ -408,7 +404,7 @@ class RedriveMaterialization(MaterializationReporter):
         self._outcome = outcome
 
     def add(self, report: BatchReport) -> None:
-        """Add a batch that is in the table, and log the progress of the redrive."""
+        """Add a batch that was committed, and log the progress of the redrive."""
         super().add(report)
         left = sum(report.lag.values())
         self._run.log.info(
@@ -417,11 +413,11 @@ class RedriveMaterialization(MaterializationReporter):
         )
 
     def report_after_error(self) -> None:
-        """Materialize what was written: each batch is right by itself."""
+        """Materialize the committed batches, each of which is complete by itself."""
         self._report_despite_errors(lambda: self._run.context.log_event(self._materialization()))
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What became of the dead letters; ``None`` if no row was made."""
+        """Return the materialization; ``None`` if no dead letter became a row."""
         return None if self._totals is None else self._materialization()
 
     def _materialization(self) -> dg.AssetMaterialization:
@@ -430,15 +426,15 @@ class RedriveMaterialization(MaterializationReporter):
 
 
 def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:
-    """The version of the table up to which Dagster knows the ingested batches; ``None`` if it knows none.
+    """Return the version of the table up to which Dagster knows the ingested batches; ``None`` if it knows none.
 
     Args:
-        instance: where the materializations are.
-        key: of the asset.
-        of_partitions: whether it knows which partitions they have changed.
+        instance: the Dagster instance.
+        key: the key of the asset.
+        of_partitions: consider only what was reported of partitions.
     """
     for _, made in materializations_of(instance, key):
-        # Replays write to the same table without reporting what ingestion has done meanwhile.
+        # A replay writes the same table, but does not report the batches that ingestion wrote in the meantime.
         reported = made.metadata.get(REPORTED_VERSION) if made.partition or not of_partitions else None
         if reported is not None and isinstance(reported.value, int):
             return reported.value
@@ -446,13 +442,13 @@ def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_parti
 
 
 def describe_partitions(context: Context) -> str:
-    """The partitions that a run was asked for, for people."""
+    """Return the partitions of a run as text."""
     keys = context.partition_keys
     return ", ".join(keys) if len(keys) <= _MAX_LISTED_PARTITIONS else f"{len(keys)} from {keys[0]} to {keys[-1]}"
 
 
 def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
-    """Ranges for people.
+    """Return ranges as text.
 
     Example:
         >>> describe_ranges({Shard("orders", 1): (5, 9)})
@@ -462,18 +458,18 @@ def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
 
 
 def to_materialize_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
-    """The same as the result of an asset."""
+    """Convert a materialization to the result of an asset."""
     version = dg.DataVersion((made.tags or {})[_DATA_VERSION])
     return dg.MaterializeResult(made.asset_key, metadata=made.metadata, data_version=version)
 
 
 def _replay_ranges(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
-    """All that a replay is to replace, as each of its commits has it."""
+    """Return the ranges that a replay replaces, which each of its commits records."""
     return commits[-1].entry.goal if commits and commits[-1].entry else {}
 
 
 def _merge_ranges(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-    """Per shard the range from the start of the first to the end of the last."""
+    """Return, per shard, the range from the first start to the last end."""
     both = {shard: [ranges[shard] for ranges in (one, other) if shard in ranges] for shard in {**one, **other}}
     return {s: Range(min(part.start for part in p), max(part.end for part in p)) for s, p in both.items()}
 
@@ -481,7 +477,7 @@ def _merge_ranges(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> M
 def _for_partition(
     made: dg.AssetMaterialization, more: Mapping[str, dg.MetadataValue], *, partition: str | None = None
 ) -> dg.AssetMaterialization:
-    """The materialization of one partition: without what the run, or the whole table, adds up to."""
+    """Return the materialization of one partition, without the totals of the run and of the table."""
     kept = {name: value for name, value in made.metadata.items() if name in PARTITION_METADATA}
     return dg.AssetMaterialization(made.asset_key, metadata={**kept, **more}, partition=partition, tags=made.tags)
 

@@ -183,7 +183,7 @@ def test_each_run_names_the_partitions_that_were_touched_since_the_last_one(
     write_batch(tmp_path / "t", {2: "2026-11-17", 3: "2026-11-18", 4: "2026-11-18", 5: "2026-11-01"})
     run = Run(tmp_path, instance)
     assert run.end() == {"2026-11-17": 1, "2026-11-18": 2}
-    assert "no partition has the time of 1 row" in run.said
+    assert "rows that belong to no partition: 1" in run.said
     assert instance.get_materialized_partitions(KEY) == {"2026-11-16", "2026-11-17", "2026-11-18"}
 
 
@@ -269,7 +269,7 @@ def test_rows_that_the_stream_does_not_hold_any_more_did_not_come_late(
     replayed.reporter.report(())
     gone, late = replayed.warned
     assert gone.startswith("the stream does not hold the messages of orders/0 [0, 2) any more")
-    assert late.startswith("1 rows of these partitions are as they were: their messages lie in the stream among")
+    assert late.startswith("rows of these partitions that were not replayed: 1. Their messages arrived late")
 
 
 class ReplayedDay:

@@ -56,7 +56,7 @@ def run_config(config: dict[str, Any]) -> dict[str, Any]:
         ({"start": {"rewind": "earliest", "seek": "2026-11-01"}}, "seek"),
         ({"start": {"rewind": "2026-11-17"}}, "Use seek"),
         ({"start": {"rewind": {"orders/0": "x"}}}, "'x'"),
-        ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "does not go together"),
+        ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "cannot be combined"),
         ({"move_group": True}, "move_group"),
         ({"start": {"rewind": "earliest"}, "max_batches": 3}, "max_batches=3"),
         ({"max_recrods": 10}, "max_recrods"),
