@@ -1,7 +1,7 @@
-"""The runs that materialize an asset, whatever job they are of, and how long to wait after those that did not end well.
+"""The runs that materialize an asset, of any job, and the pause after runs that failed or were cancelled.
 
-Dagster keeps runs by job. Which jobs make the asset is known to the repository that the sensor is in: those of the
-user's own, and the one without a name for runs that were started by hand on assets.
+Dagster stores runs by job. The repository of the sensor has the jobs that materialize the asset: the user's jobs, and
+the implicit job of runs that were launched by hand on assets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.Dagster
 MAX_FINISHED_RUNS = 100
 MAX_BACKOFF_SECONDS = 900.0
 PARTITION_TAGS = frozenset(("dagster/partition", "dagster/asset_partition_range_start"))
-"""A run with one of these tags is of partitions."""
+"""Each run of partitions has one of these tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class AssetRun:
     """A run that materializes the asset.
 
     Args:
-        run: as Dagster has it.
-        created: when it was asked for, in seconds since 1970.
-        ended: when it ended; meaningless while it is in flight.
+        run: the Dagster run.
+        created: when it was requested, in seconds since 1970.
+        ended: when it ended, in seconds since 1970; meaningless while it is in flight.
     """
 
     run: dg.DagsterRun
@@ -46,7 +46,7 @@ class AssetRun:
 
     @property
     def is_partition_run(self) -> bool:
-        """Whether it was asked for partitions."""
+        """Whether the run is for partitions."""
         return not PARTITION_TAGS.isdisjoint(self.run.tags)
 
 
@@ -55,8 +55,8 @@ class AssetRuns:
     """The runs of an asset at one moment.
 
     Args:
-        in_flight: those that hold the next one back.
-        finished: the others, the last one to end first.
+        in_flight: the runs that delay the next one.
+        finished: the finished runs, the last one to end first.
         now: the moment, in seconds since 1970.
     """
 
@@ -76,17 +76,16 @@ class AssetRuns:
         waits_for_replays: bool = False,
         replay_jobs: Sequence[str] = (),
     ) -> AssetRuns:
-        """Look for them.
+        """Find the runs of an asset.
 
         Args:
-            context: of the tick.
-            asset_key: the asset.
-            job_name: a job that makes it, in whatever repository it may be.
-            stale_seconds: runs in flight that are older are left out; infinite for none.
-            is_partitioned: whether the asset has partitions, so that runs of them replay, beside those that ingest:
-                they are left out.
-            waits_for_replays: they are not left out while they are in flight, nor are the runs of ``replay_jobs``.
-            replay_jobs: those that write the table without making the asset.
+            context: the context of the tick.
+            asset_key: the key of the asset.
+            job_name: a job that materializes the asset, in any repository.
+            stale_seconds: the age from which runs in flight are ignored; infinite to ignore none.
+            is_partitioned: whether the asset has partitions. Runs of partitions replay, and are ignored.
+            waits_for_replays: whether runs of partitions and of ``replay_jobs`` count while they are in flight.
+            replay_jobs: the jobs that write the table without materializing the asset.
         """
         now = time.time()
         jobs = sorted({job_name, *_jobs(context.repository_def, asset_key)})
@@ -101,7 +100,7 @@ class AssetRuns:
             finished = [one for one in finished if not one.is_partition_run]
         return cls(
             [one for one in in_flight if is_recent(one.created, now=now, seconds=stale_seconds)],
-            # What ended ahead of the clock, by more than any pause, would stay the newest until the clock is there.
+            # A run that ended ahead of this clock, by more than any pause, would remain the newest one.
             sorted(
                 (one for one in finished if one.ended <= now + MAX_BACKOFF_SECONDS),
                 key=lambda one: one.ended,
@@ -111,7 +110,7 @@ class AssetRuns:
         )
 
     def describe_in_flight(self) -> str:
-        """What the runs in flight are doing, for people."""
+        """Return the states of the runs in flight as text."""
         return "; ".join(
             f"run {one.run.run_id} is {one.run.status.value} for {max(0.0, self.now - one.created):.0f} s "
             f"(job {one.run.job_name})"
@@ -119,21 +118,21 @@ class AssetRuns:
         )
 
     def pause(self, *, retry_seconds: float, after_cancel_seconds: float) -> str | None:
-        """Why to wait although nothing is in flight, with the numbers, for people; ``None`` if there is no reason.
+        """Return why to wait although no run is in flight, as text with the times; ``None`` to request a run now.
 
         Args:
-            retry_seconds: after two failures in a row; it doubles with each that follows. A first one is tried again
-                at once.
-            after_cancel_seconds: after a run that was cancelled, unless one was started since.
+            retry_seconds: the pause after two failures in a row, which doubles with each further failure. After a
+                single failure there is no pause.
+            after_cancel_seconds: the pause after a cancelled run, unless a run was launched since.
         """
         return self._after_cancel(after_cancel_seconds) or self._after_failures(retry_seconds)
 
     def newest_cancelled(self, seconds: float) -> AssetRun | None:
-        """The newest run that was cancelled, if it ended within these seconds and no run was launched since."""
+        """Return the newest cancelled run, if it ended within these seconds and no run was launched since."""
         cancelled = next((one for one in self.finished if one.run.status is dg.DagsterRunStatus.CANCELED), None)
         if cancelled is None or not is_recent(cancelled.ended, now=self.now, seconds=seconds):
             return None
-        # Only one that was begun since: others of the same group may still have been at work.
+        # Only runs that were requested later count: other members of the group may have run at the same time.
         if any(one.created > cancelled.ended for one in (*self.in_flight, *self.finished)):
             return None
         return cancelled
@@ -162,7 +161,7 @@ class AssetRuns:
             return None
         left = newest.ended + pause - self.now
         return (
-            f"the last {counted(failures, 'run')} failed (newest: {newest.run.run_id}); the next try is in {left:.0f} s"
+            f"the last {counted(failures, 'run')} failed (newest: {newest.run.run_id}); the next run is in {left:.0f} s"
         )
 
 
@@ -181,7 +180,7 @@ def _runs(
 ) -> Iterator[AssetRun]:
     wanted = dg.RunsFilter(job_name=job, statuses=list(statuses))
     for record in instance.get_run_records(wanted, limit=limit):
-        # Without a selection a run makes all assets of its job, unless it was asked for checks alone.
+        # A run without a selection materializes all assets of its job, unless it only runs checks.
         run = record.dagster_run
         selected = run.asset_selection
         is_made = not run.asset_check_selection if selected is None else asset_key in selected

@@ -1,4 +1,4 @@
-"""Lag: how far a group is behind its stream, measured without consuming, and as observations of the streams."""
+"""Measures the lag of a group without consuming messages, and reports it as observations of the streams."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from stream_consumers.urls import StreamUrl
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How far a group is behind.
+    """The measured lag of a group.
 
     Args:
-        state: the ledger.
-        extents: what the shards hold.
-        lag: messages to come per shard, an upper bound.
-        is_exact: whether the budget was enough to see everything.
-        lost: what is gone from the stream and was not read, per shard.
+        state: the state of the ledger.
+        extents: the range of sequences that each shard holds.
+        lag: the lag of each shard, an upper bound.
+        is_exact: whether the time budget was enough to find all ends.
+        lost: the range of each shard that is gone from the stream and was not read.
     """
 
     state: LedgerState
@@ -43,11 +43,11 @@ class Measurement:
 
     @property
     def total(self) -> int:
-        """Messages to write."""
+        """The lag of all shards."""
         return sum(self.lag.values())
 
     def describe(self) -> str:
-        """The numbers, for people."""
+        """Return the lag as text."""
         shards = _describe_counts(self.lag)
         return (
             f"lag {self.total}"
@@ -56,7 +56,7 @@ class Measurement:
         )
 
     def blocked(self) -> str:
-        """What an open transaction holds back, for people; empty if nothing is."""
+        """Return the messages that an open transaction holds back, as text; empty if there are none."""
         shards = _describe_counts({shard: extent.blocked for shard, extent in self.extents.items()})
         return f"; blocked by an open transaction: {shards}" if shards else ""
 
@@ -76,15 +76,16 @@ def measure(
 
     Args:
         source: the stream.
-        ingestion: what goes where.
-        budget_seconds: how long to look for the ends of the stream, as far as that takes reading.
+        ingestion: the group and the table.
+        budget_seconds: how long to look for the ends of the stream, if messages have to be read for that.
         answer_seconds: how long to wait for an answer of a broker.
 
     Raises:
-        StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
-        SourceRecreatedError: it is another stream than the group has read, or was cut, and that is not to be recorded.
+        StreamNotFoundError, FormatError, LedgerTruncatedError: the source or the ledger cannot be read.
+        SourceRecreatedError: the stream is not the one that the group has read, or was truncated, and the error policy
+            does not record the loss.
         DataLossError: a RESTORE removed batches of claimed entries.
-        BrokerUnavailableError: it does not answer.
+        BrokerUnavailableError: the broker does not answer.
     """
     ledger = ingestion.ledger()
     if source.is_claimed:
@@ -105,14 +106,14 @@ def measure(
                 ingestion.refuse_or_record(error)
                 cut = truncations(opened, ingestion.group, state, extents).keys()
         behind, is_exact = lag(opened, state, extents), opened.is_exact
-        # The next run finds from where on these are read again: at least the last message.
+        # The next run determines where to continue in truncated shards, and reads at least the last message.
         behind = {**behind, **{shard: max(1, behind[shard]) for shard in cut}}
         lost = losses(opened, ingestion, state, extents)
     return Measurement(state, extents, behind, is_exact, lost)
 
 
 def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) -> Measurement:
-    """In claim mode the lag comes from the pending list and the unread count, which the server keeps."""
+    """Measure the lag in claim mode from the pending list and the unread count of the server."""
     state = ledger.read()
     check_sharing(state, ingestion)
     with source.claims(ingestion.group, ingestion.epochs(source.url.required_streams(), ledger)) as claims:
@@ -127,11 +128,11 @@ _MAX_OBSERVATIONS = 100
 
 
 class StreamStatus(str, enum.Enum):
-    """How a group is doing with a stream.
+    """The status of a group in a stream.
 
-    ``IDLE``: all that may be read is in the table. ``BEHIND``: there is something to read. ``BLOCKED``: there is not,
-    since an open transaction holds back what comes next. ``LOST``: messages are gone that were not read, or the stream
-    is another one than the group has read.
+    ``IDLE``: all readable messages are in the table. ``BEHIND``: there are messages to read. ``BLOCKED``: there are no
+    messages to read, because an open transaction holds back the next ones. ``LOST``: messages that were not read are
+    gone, or the stream is not the one that the group has read.
     """
 
     IDLE = "idle"
@@ -142,17 +143,17 @@ class StreamStatus(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LagObserver:
-    """Makes the observations of the streams that one group reads into one table.
+    """Builds the observations of the streams that one group reads into one table.
 
-    Two groups, or two tables, that read the same stream observe the same asset. So the lag has a metadata key of its
-    own for each of them, and with it a plot of its own: ``stream/lag/<group>/<asset>``.
+    Two groups or two tables that read the same stream observe the same asset. So each of them has its own metadata key
+    for the lag, ``stream/lag/<group>/<asset>``, and its own plot.
 
     Args:
         group: the consumer group.
-        url: of the source.
-        asset_key: of the table.
-        sensor: the name of the sensor that looks.
-        upstream: per stream, the asset that stands for it.
+        url: the stream URL.
+        asset_key: the key of the table's asset.
+        sensor: the name of the sensor.
+        upstream: the asset of each stream, by stream key.
     """
 
     group: str
@@ -167,19 +168,15 @@ class LagObserver:
         return f"stream/lag/{self.group}/{self.asset_key.to_user_string()}"
 
     def observations(self, found: Measurement) -> list[dg.AssetObservation]:
-        """One for each asset that stands for a stream.
-
-        Args:
-            found: what was measured.
-        """
+        """Build an observation of each stream asset from a measurement."""
         return [self._observation(key, found) for key in dict.fromkeys(self.upstream.values())]
 
     def observations_of_loss(self, error: StreamAssetsError, instance: dg.DagsterInstance) -> list[dg.AssetObservation]:
-        """One for each asset that stands for a stream, unless it says so already.
+        """Build an observation of each stream asset whose newest observation does not have this error yet.
 
         Args:
-            error: why the next run stops.
-            instance: where the observations are.
+            error: the error that stops the next run.
+            instance: the Dagster instance.
         """
         return [
             dg.AssetObservation(key, metadata={**self._common_metadata(StreamStatus.LOST), REASON: error.what})
@@ -188,10 +185,10 @@ class LagObserver:
         ]
 
     def observation_of_pause(self, run_id: str, until: float) -> dg.AssetObservation:
-        """One of the table's asset: the sensor pauses because a run was cancelled.
+        """Build an observation of the table's asset: the sensor pauses because a run was cancelled.
 
         Args:
-            run_id: of that run.
+            run_id: the id of the cancelled run.
             until: when the pause ends, in seconds since 1970.
         """
         return dg.AssetObservation(
@@ -206,7 +203,7 @@ class LagObserver:
 
     def _observation(self, key: dg.AssetKey, found: Measurement) -> dg.AssetObservation:
         extents = {shard: extent for shard, extent in found.extents.items() if self._asset_of(shard) == key}
-        # A shard that has ended holds nothing any more; a RESTORE may have removed rows of it.
+        # A shard of an ended epoch has no extent, but a RESTORE may have removed rows of it.
         lost = {shard: part for shard, part in found.lost.items() if self._asset_of(shard) == key}
         extents = {**{shard: Extent(part.start, part.end) for shard, part in lost.items()}, **extents}
         total = sum(found.lag.get(shard, 0) for shard in extents)
@@ -245,7 +242,7 @@ class LagObserver:
         return self.upstream.get(split_epoch(shard.stream)[0])
 
     def _is_reported(self, instance: dg.DagsterInstance, key: dg.AssetKey, reason: str) -> bool:
-        """Whether the newest observation of this group and table says it: a tick that fails remembers nothing."""
+        """Whether the newest observation of this group and table has the reason; a failed tick stores no cursor."""
         for record in instance.fetch_observations(key, limit=_MAX_OBSERVATIONS).records:
             known = record.asset_observation.metadata if record.asset_observation else {}
             of = {name: known[name].value for name in ("stream/group", "stream/table_asset") if name in known}
@@ -255,12 +252,12 @@ class LagObserver:
 
 
 def status_of(lag: int, *, is_blocked: bool, is_lost: bool) -> StreamStatus:
-    """The status of a group in a stream.
+    """Return the status of a group in a stream.
 
     Args:
-        lag: messages to come.
-        is_blocked: whether an open transaction holds something back.
-        is_lost: whether messages are gone that were not read.
+        lag: the lag of the group.
+        is_blocked: whether an open transaction holds back messages.
+        is_lost: whether messages that were not read are gone.
 
     Example:
         >>> status_of(0, is_blocked=True, is_lost=False).value
@@ -274,7 +271,7 @@ def status_of(lag: int, *, is_blocked: bool, is_lost: bool) -> StreamStatus:
 
 
 def describe_measurement(found: Measurement) -> str:
-    """The numbers that observations are made of, as text: while it is the same, there is nothing new to report."""
+    """Return the numbers of the observations as text; while it does not change, there is nothing new to report."""
     shards = {
         str(shard): [extent.end, found.lag.get(shard, 0), extent.blocked, found.lost.get(shard)]
         for shard, extent in sorted(found.extents.items())

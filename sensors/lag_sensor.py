@@ -1,4 +1,4 @@
-"""The lag sensor: measures how far a group is behind, and asks for runs when that is more than its policy allows."""
+"""The lag sensor, which measures the lag of a group, and requests runs as its policy says."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ STALE_RUN_SECONDS = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LagPolicy:
-    """When a run is asked for.
+    """When the sensor requests a run.
 
     Args:
-        min_lag: messages; below it the sensor waits for more.
-        max_wait_seconds: but no longer than this, so that a quiet stream is written, too.
-        budget_seconds: the most that measuring may take; far below the 60 s after which Dagster gives up on a tick.
-        answer_seconds: the longest wait for one answer of a broker, since the daemon may look at one sensor at a time.
-            While it does not answer, the sensor asks at growing intervals, and says so; when that has taken longer
-            than runs try again (``retry_seconds`` of the asset), the ticks fail.
-        retry_seconds: after two failed runs in a row, the wait before the next; it doubles up to 15 minutes.
+        min_lag: the number of messages to wait for.
+        max_wait_seconds: the longest wait for ``min_lag``, so that a quiet stream is written, too.
+        budget_seconds: the longest time of a measurement; far below the 60 s after which Dagster ends a tick.
+        answer_seconds: the longest wait for one answer of a broker, because the daemon may evaluate one sensor at a
+            time. While the broker does not answer, the sensor retries at growing intervals, and reports that; after
+            ``retry_seconds`` of the asset, the ticks fail.
+        retry_seconds: the pause after two failed runs in a row, which doubles up to 15 minutes.
         after_cancel_seconds: the pause after a run that was cancelled; it ends when a run is launched by hand.
-        stale_run_seconds: a run that was asked for longer ago no longer holds the next one back, since two runs at once
-            are safe; where they are not (``single_writer``) it does until Dagster knows that it has ended.
+        stale_run_seconds: the age from which a run no longer delays the next one, because two runs at once are safe;
+            with ``single_writer``, where they are not, a run delays the next one until Dagster knows that it has ended.
         max_runs: how many runs share the work at the same time, in mode ``load_balanced``.
-        keeps_alive: runs stay and wait for messages: one is asked for whenever there are too few in flight, also
-            without lag, so that no message waits for a run to start. It is set where runs have ``linger_seconds``.
-        interval_seconds: the least time between two ticks; Dagster's loop makes it at least about 5.
+        keeps_alive: whether a run is requested whenever too few are in flight, even without lag, so that no message
+            waits for a run to start. It is set if runs have ``linger_seconds``.
+        interval_seconds: the least time between two ticks; Dagster's loop makes it at least about 5 s.
         status: whether the sensor runs without being turned on.
     """
 
@@ -81,10 +81,10 @@ class LagPolicy:
                 check_range(field.name, getattr(self, field.name))
 
     def for_runs(self, linger_seconds: float) -> LagPolicy:
-        """The policy for runs that keep polling for this long.
+        """Return the policy for runs that keep polling for this long.
 
         Raises:
-            InvalidOptionError: messages are to wait for others, and runs for messages.
+            InvalidOptionError: ``min_lag`` makes messages wait, while runs wait for messages.
 
         Example:
             >>> policy = LagPolicy(max_wait_seconds=5).for_runs(600)
@@ -95,11 +95,10 @@ class LagPolicy:
             return self
         if self.min_lag > 1:
             raise InvalidOptionError(
-                f"min_lag={self.min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for "
-                "them",
+                f"min_lag={self.min_lag} makes messages wait, but linger_seconds={linger_seconds:g} makes runs wait",
                 remedy="Leave one of them out.",
             )
-        # A run that stays is not stale before its time is over.
+        # A run that keeps polling is not stale before its time is over.
         is_usual = self.stale_run_seconds == STALE_RUN_SECONDS
         stale = STALE_RUN_SECONDS + linger_seconds if is_usual else self.stale_run_seconds
         return replace(self, keeps_alive=True, stale_run_seconds=stale)
@@ -107,7 +106,7 @@ class LagPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LagCursor:
-    """What the sensor remembers: only for waiting and for not repeating observations, never for positions."""
+    """The state of the sensor: its waits, and the observation that it reported last; never positions."""
 
     waiting_since: float | None = None
     observed: str = ""
@@ -117,10 +116,10 @@ class LagCursor:
     paused_after: str = ""
 
     def at(self, now: float) -> LagCursor:
-        """Without times that are not over yet: a clock was set back, and until then nothing would be asked for.
+        """Return the cursor without times in the future, because a clock that was set back would delay all runs.
 
         Args:
-            now: in seconds since 1970.
+            now: the present, in seconds since 1970.
 
         Example:
             >>> LagCursor(waiting_since=1000.0, silent_since=1000.0, ask_at=1060.0).at(500.0)
@@ -139,12 +138,12 @@ paused_after='')
 
 @dataclass(frozen=True, slots=True)
 class SensorInputs:
-    """What a lag sensor looks at.
+    """The inputs of a lag sensor.
 
     Args:
         source: the stream.
-        ingestion: what goes where; the ledger is read from its table.
-        upstream: per stream, the asset that stands for it; lag is reported as an observation of it.
+        ingestion: the group and the table, which has the ledger.
+        upstream: the asset of each stream, by stream key; the lag is reported as an observation of it.
     """
 
     source: StreamSource
@@ -163,18 +162,18 @@ def build_lag_sensor(
     is_partitioned: bool = False,
     replay_jobs: Sequence[str] = (),
 ) -> dg.SensorDefinition:
-    """A sensor that asks for a run of ``job`` when there is something to read.
+    """Build a sensor that requests a run of ``job`` when there are messages to read.
 
     Args:
-        name: of the sensor.
-        inputs: returns what to look at; it is called at each tick.
-        job: the job to run. Runs of other jobs hold the next one back, too, if they make the asset.
-        asset_key: the asset that it makes.
-        description: of the sensor.
-        policy: when to ask.
-        is_partitioned: whether the asset has partitions, so that runs of them replay and hold no run back.
-        replay_jobs: the names of jobs that write the table without making the asset. Where only one run may write it
-            (``single_writer``), they hold the next run back, too.
+        name: the name of the sensor.
+        inputs: returns the stream, the ingestion and the assets of the streams; it is called at each tick.
+        job: the job to run. Runs of other jobs that materialize the asset delay the next run, too.
+        asset_key: the asset that the job materializes.
+        description: the description of the sensor.
+        policy: when to request a run.
+        is_partitioned: whether the asset has partitions, whose runs replay and do not delay other runs.
+        replay_jobs: the names of jobs that write the table without materializing the asset. With ``single_writer``,
+            where only one run may write the table, their runs delay the next run, too.
     """
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -190,7 +189,7 @@ def build_lag_sensor(
                 source, ingestion, budget_seconds=policy.budget_seconds, answer_seconds=policy.answer_seconds
             )
         except (SourceRecreatedError, DataLossError) as error:
-            # Dagster drops what a tick that fails would return.
+            # Dagster ignores the result of a failed tick, so the events are reported directly.
             for event in observer.observations_of_loss(error, context.instance):
                 context.instance.report_runless_asset_event(event)
             raise
@@ -199,16 +198,16 @@ def build_lag_sensor(
             silent = now - silent_since
             if silent >= ingestion.retry_seconds:
                 raise BrokerUnavailableError(
-                    f"{error.what.rstrip('.')}, for {silent:.0f} s now", remedy=error.remedy, **error.facts
+                    f"{error.what.rstrip('.')}, for {silent:.0f} s so far", remedy=error.remedy, **error.facts
                 ) from error
             pause = min(MAX_BROKER_WAIT_SECONDS, silent)
             waiting = replace(cursor, silent_since=silent_since, ask_at=now + pause)
             return _wait_for_broker(waiting, str(error), now, ingestion.retry_seconds)
-        # Grows with every batch, whatever transaction sequence it was written in.
+        # This number grows with every batch of any transaction sequence.
         number = sum(found.state.positions.values()) + (found.state.newest.base if found.state.newest else 0)
-        # What a run has written since was not waited for.
+        # The wait starts again after a batch was written.
         since = cursor.waiting_since if number == cursor.number else None
-        # An old run may live: with a single writer a second one could overwrite its commits.
+        # With a single writer, an old run may still be alive, and a second one could overwrite its commits.
         stale_seconds = math.inf if ingestion.single_writer else policy.stale_run_seconds
         runs = AssetRuns.find(
             context,
@@ -230,8 +229,8 @@ def build_lag_sensor(
         if cancelled and paused_after != cursor.paused_after:
             events.append(observer.observation_of_pause(paused_after, cancelled.ended + policy.after_cancel_seconds))
         return dg.SensorResult(
-            # No run key: a failed run would burn it, and its retry would never be launched. What keeps runs from
-            # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
+            # No run key: Dagster launches each key once, so the retry of a failed run would never be launched. Runs do
+            # not pile up because those in flight are counted, and the ledger prevents duplicate rows.
             run_requests=None if reason else _requests(found, policy, taken),
             skip_reason=None if reason is None else dg.SkipReason(reason),
             cursor=write_cursor(LagCursor(waiting_since, observed, number, paused_after=paused_after)),
@@ -252,8 +251,8 @@ def _wait_for_broker(cursor: LagCursor, what: str, now: float, seconds: float) -
     silent, left = now - (cursor.silent_since or now), cursor.ask_at - now
     return dg.SensorResult(
         skip_reason=dg.SkipReason(
-            f"{what.rstrip('.')}. It has not answered for {silent:.0f} s and is asked again "
-            f"{f'in {left:.0f} s' if left >= 1 else 'at the next tick'}; from {seconds:g} s on the tick fails"
+            f"{what.rstrip('.')}. It has not answered for {silent:.0f} s; the next attempt is "
+            f"{f'in {left:.0f} s' if left >= 1 else 'at the next tick'}. After {seconds:g} s ticks fail"
         ),
         cursor=write_cursor(cursor),
     )
@@ -262,24 +261,24 @@ def _wait_for_broker(cursor: LagCursor, what: str, now: float, seconds: float) -
 def _skip_reason(
     found: Measurement, runs: AssetRuns, ingestion: Ingestion, policy: LagPolicy, *, waited: float
 ) -> str | None:
-    """Why no run is asked for, with the numbers, for people; ``None`` if one is."""
+    """Return why no run is requested, as text with the numbers; ``None`` to request one."""
     if len(runs.in_flight) >= policy.max_runs:
         return f"{runs.describe_in_flight()}; {found.describe()}"
     is_first_from_the_end = found.state.newest is None and ingestion.start is AutoStreamReset.LATEST
     is_lag_asked = found.is_exact and not policy.keeps_alive
     if is_lag_asked and not found.total and not is_first_from_the_end:
         if not found.extents:
-            return "no lag: the stream is empty, or there is none of this name"
-        return f"no lag: all of {counted(len(found.extents), 'shard')} is read{found.blocked()}"
+            return "no lag: the stream is empty or does not exist"
+        return f"no lag: {counted(len(found.extents), 'shard')} read completely{found.blocked()}"
     if is_lag_asked and found.total < policy.min_lag and waited < policy.max_wait_seconds and found.total:
         left = policy.max_wait_seconds - waited
-        return f"{found.describe()} is below min_lag {policy.min_lag}; it is written in {left:.0f} s at the latest"
+        return f"{found.describe()} is below min_lag {policy.min_lag}; a run is requested in {left:.0f} s at the latest"
     pause = runs.pause(retry_seconds=policy.retry_seconds, after_cancel_seconds=policy.after_cancel_seconds)
     return pause and f"{pause}; {found.describe()}"
 
 
 def _requests(found: Measurement, policy: LagPolicy, taken: Sequence[str]) -> list[dg.RunRequest]:
-    """No more runs than there are shards with something to read, or to wait for, each a member of its own."""
+    """Request at most one run for each shard with messages to read or wait for, each as a different member."""
     shards = sum(1 for count in found.lag.values() if count or policy.keeps_alive)
     members = ["main", *(f"member-{number}" for number in range(2, policy.max_runs + 1))]
     free = [member for member in members if member not in taken][: max(1, min(policy.max_runs - len(taken), shards))]
@@ -287,7 +286,7 @@ def _requests(found: Measurement, policy: LagPolicy, taken: Sequence[str]) -> li
 
 
 def short_digest(text: str) -> str:
-    """A short digest, so that the cursor stays small however many shards there are."""
+    """Return a short digest, which keeps the cursor small for any number of shards."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -296,13 +295,11 @@ Cursor = TypeVar("Cursor", bound="DataclassInstance")
 
 
 def read_cursor(text: str | None, kind: type[Cursor]) -> Cursor:
-    """Read a cursor.
-
-    A cursor is no promise: one that is damaged, or of a release that knows more fields, counts as a new one.
+    """Parse a cursor. One that is damaged, or was written by a release with other fields, is replaced by a new one.
 
     Args:
         text: the cursor.
-        kind: a dataclass of which each field has a default.
+        kind: the dataclass of the cursor, whose fields all have defaults.
     """
     try:
         document = json.loads(text or "{}")
@@ -315,6 +312,6 @@ def read_cursor(text: str | None, kind: type[Cursor]) -> Cursor:
 
 
 def write_cursor(cursor: DataclassInstance) -> str:
-    """The text that :func:`read_cursor` reads."""
+    """Serialize a cursor for :func:`read_cursor`."""
     values: dict[str, Any] = asdict(cursor)
     return json.dumps({"v": CURSOR_VERSION, **values})

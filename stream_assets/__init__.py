@@ -1,8 +1,7 @@
 """Streams into Delta tables exactly once, as Dagster assets.
 
-What users need is imported from here: ``from stream_assets import stream_asset, stream_definitions, Json``. A name's
-module is imported when the name is first asked for, because Dagster takes a second to import and the command line needs
-it only for some of its commands.
+Import the public names from here: ``from stream_assets import stream_asset, stream_definitions, Json``. The module of a
+name is imported on first use, because importing Dagster takes a second, and only some commands need it.
 """
 
 from stream_consumers.lazy_exports import lazy_exports

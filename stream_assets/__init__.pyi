@@ -1,4 +1,4 @@
-"""The names that ``from stream_assets import …`` gives, each with the module that it is from."""
+"""The public names of ``stream_assets``, with their modules."""
 
 from sensors.lag_sensor import LagPolicy as LagPolicy
 from spark_jobs.dead_letters.reader import DeadLetters as DeadLetters

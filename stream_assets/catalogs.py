@@ -1,4 +1,4 @@
-"""Tables that a catalog names: where they are is asked when they are used, without a Spark, as the sensor needs it."""
+"""Tables of catalogs, whose locations are queried on use, without Spark, because the sensor needs them, too."""
 
 from __future__ import annotations
 
@@ -30,73 +30,73 @@ from stream_consumers.urls import check_address
 
 REQUEST_TIMEOUT_SECONDS = 10.0
 _NAME_PART = r"[^\s.`/\\]+"
-_CREATE_TABLE = "Make it there, with CREATE TABLE … USING DELTA LOCATION '…'; the first run fills it."
+_CREATE_TABLE = "Create it there with CREATE TABLE … USING DELTA LOCATION '…'; the first run fills it."
 
 
 class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # the class is generic only inside Dagster
-    """What knows where tables are by their names."""
+    """A catalog, which has the locations of tables by name."""
 
     example: ClassVar[str]
-    """A name, with as many parts as each has."""
+    """An example of a table name, with the number of parts that the catalog requires."""
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=True)
 
     def table(self, name: str, *, storage_options: Mapping[str, str] | None = None) -> CatalogTable:
-        """A table by its name.
+        """Select a table by name.
 
         Args:
-            name: of the table with its schema, and in Unity Catalog its catalog; or an ``EnvVar``.
-            storage_options: of its object store, for Spark and for reading the Delta log; shown nowhere.
+            name: the table with its schema, and in Unity Catalog its catalog; or an ``EnvVar``.
+            storage_options: options of the object store, for Spark and for reading the Delta log; never displayed.
 
         Raises:
-            InvalidOptionError: it is no name of a table there.
+            InvalidOptionError: the name is not valid in this catalog.
         """
         return CatalogTable(self, name, storage_options or {})
 
     def check(self, name: str) -> None:
-        """Whether a table may have the name.
+        """Check the name of a table.
 
         Raises:
-            InvalidOptionError: it may not.
+            InvalidOptionError: the name is not valid in this catalog.
         """
         dots = self.example.count(".")
         if not isinstance(name, str) or not re.fullmatch(rf"{_NAME_PART}(\.{_NAME_PART}){{{dots}}}", name):
             raise InvalidOptionError(
-                f"table {name!r} is no name in this catalog", remedy=f"Write it like {self.example}."
+                f"table {name!r} is not a name in this catalog", remedy=f"Write it like {self.example}."
             )
 
     @abstractmethod
     def location(self, name: str) -> str:
-        """Where the catalog says that the table is.
+        """Query the location of a table.
 
         Args:
-            name: that was checked.
+            name: the name of the table, which was checked.
 
         Raises:
-            InvalidOptionError: there is no such table, or none of Delta.
-            AccessDeniedError: the catalog does not let us look.
-            CatalogUnavailableError: it does not answer.
+            InvalidOptionError: the table does not exist, or is not a Delta table.
+            AccessDeniedError: the catalog refuses access.
+            CatalogUnavailableError: the catalog does not answer.
         """
 
     def check_address(self) -> None:
-        """Whether what is known of the address is one, and has no credentials in it: it is shown.
+        """Check the address, unless it is in a variable. It must not contain credentials, because it is displayed.
 
         Raises:
-            InvalidOptionError: it is not, or has some.
+            InvalidOptionError: the address is not valid, or contains credentials.
         """
 
     @property
     @abstractmethod
     def shown(self) -> str:
-        """The catalog for people, with the names of variables in braces."""
+        """The catalog for display, with the names of variables in braces."""
 
 
 @dataclass(frozen=True)
 class CatalogTable(TableLocation):
-    """A table at the place that a catalog says.
+    """A table whose location is in a catalog.
 
     Args:
-        catalog: that knows it.
-        name: in the catalog.
+        catalog: the catalog.
+        name: the name of the table in the catalog.
         storage_options: see :class:`TableLocation`.
     """
 
@@ -112,7 +112,7 @@ class CatalogTable(TableLocation):
 
     @property
     def is_deferred(self) -> bool:
-        """Always: the catalog may not answer when the code is loaded."""
+        """Always true, because the catalog may not answer when the code is loaded."""
         return True
 
     @property
@@ -132,10 +132,10 @@ class CatalogTable(TableLocation):
 
 
 class UnityCatalog(TableCatalog):
-    """A Unity Catalog, asked over its REST interface for where a table is; it vends no credentials here.
+    """A Unity Catalog, whose REST interface gives the locations of tables; credential vending is not used.
 
-    As the ``table=`` of a stream asset, ``catalog.table("main.sales.orders")`` is an external table that is there, or
-    one whose log has all of its commits. Each text may be a ``dg.EnvVar``, which is looked up when it is used.
+    Use it as ``table=catalog.table("main.sales.orders")`` of a stream asset. The table must exist, and be external or
+    have all of its commits in its log. Each text may be a ``dg.EnvVar``, which is read when it is used.
 
     Example:
         >>> catalog = UnityCatalog(url=dg.EnvVar("UNITY"), token=dg.EnvVar("UNITY_TOKEN"))
@@ -144,8 +144,8 @@ class UnityCatalog(TableCatalog):
     """
 
     example: ClassVar[str] = "main.sales.orders"
-    url: str = Field(description="Of the server, like https://unity:8443; without /api.")
-    token: str | None = Field(default=None, description="Of this client; use an EnvVar.", repr=False)
+    url: str = Field(description="The URL of the server, like https://unity:8443, without /api.")
+    token: str | None = Field(default=None, description="The token of this client; use an EnvVar.", repr=False)
 
     @property
     def shown(self) -> str:
@@ -187,9 +187,7 @@ class UnityCatalog(TableCatalog):
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise InvalidOptionError(
-                f"{self.shown} answers with something else than a Unity Catalog does", remedy="Correct its url."
-            )
+            raise InvalidOptionError(f"{self.shown} does not answer like a Unity Catalog", remedy="Correct its url.")
         return found
 
     def _status_error(self, code: int, what: str) -> StreamAssetsError:
@@ -197,12 +195,12 @@ class UnityCatalog(TableCatalog):
             return InvalidOptionError(f"the catalog at {self.shown} has no table {what}", remedy=_CREATE_TABLE)
         if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return AccessDeniedError(
-                f"the catalog at {self.shown} does not let us look at {what} (HTTP {code})",
-                remedy="Correct the token, or grant it the table.",
+                f"the catalog at {self.shown} refuses access to {what} (HTTP {code})",
+                remedy="Correct the token, or grant it access to the table.",
             )
         if code == HTTPStatus.TOO_MANY_REQUESTS or code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return CatalogUnavailableError(
-                f"the catalog at {self.shown} answers with HTTP {code}", remedy="Look at its log."
+                f"the catalog at {self.shown} answers with HTTP {code}", remedy="Check its log."
             )
         return InvalidOptionError(
             f"the catalog at {self.shown} refuses the request for {what} (HTTP {code})",
@@ -211,11 +209,11 @@ class UnityCatalog(TableCatalog):
 
 
 class HiveMetastore(TableCatalog):
-    """A Hive metastore, asked over Thrift for where a table is; without Kerberos.
+    """A Hive metastore, whose Thrift interface gives the locations of tables; Kerberos is not supported.
 
-    It needs ``pip install 'stream-assets[hive]'``. As the ``table=`` of a stream asset, ``metastore.table(
-    "sales.orders")`` is a Delta table that is there. A metastore in a Derby database of Spark's own is no server: give
-    the path there, and ``catalog_table``.
+    It needs ``pip install 'stream-assets[hive]'``. Use it as ``table=metastore.table("sales.orders")`` of a stream
+    asset. The Delta table must exist. The Derby metastore inside Spark is not a server: with it, use the path of the
+    table, and ``catalog_table``.
 
     Example:
         >>> str(HiveMetastore(uri="thrift://hive:9083").table("sales.orders"))
@@ -223,7 +221,9 @@ class HiveMetastore(TableCatalog):
     """
 
     example: ClassVar[str] = "sales.orders"
-    uri: str = Field(description="As hive.metastore.uris: thrift://host:9083; several are tried in turn.")
+    uri: str = Field(
+        description="The addresses, like hive.metastore.uris: thrift://host:9083; several are tried in turn."
+    )
 
     @property
     def shown(self) -> str:
@@ -241,7 +241,7 @@ class HiveMetastore(TableCatalog):
         if found is None:
             raise InvalidOptionError(f"the catalog at {self.shown} has no table {name}", remedy=_CREATE_TABLE)
         properties, storage = found.parameters or {}, found.sd
-        # Where Spark has a table that Hive cannot read, the location is a place that nothing is at.
+        # For a table that Hive cannot read, Spark sets a location where no data is, and the path in the properties.
         place = (storage.serdeInfo.parameters or {}).get("path") or storage.location
         kind = properties.get("spark.sql.sources.provider")
         if str(kind).lower() != "delta" or not place:
@@ -249,9 +249,9 @@ class HiveMetastore(TableCatalog):
         return str(place)
 
     def _table(self, schema: str, name: str) -> Any:
-        """What the first server that answers knows of it; ``None`` if it knows nothing."""
+        """Get a table from the first server that answers; ``None`` if it does not exist."""
         try:
-            # It is an extra, and takes a second to import.
+            # An optional dependency, which takes a second to import.
             from pymetastore.hive_metastore.ThriftHiveMetastore import Client  # type: ignore[import-untyped] # noqa: PLC0415
             from pymetastore.hive_metastore.ttypes import NoSuchObjectException  # type: ignore[import-untyped] # noqa: PLC0415
             from thrift.protocol.TBinaryProtocol import TBinaryProtocol  # type: ignore[import-untyped] # noqa: PLC0415
@@ -260,7 +260,7 @@ class HiveMetastore(TableCatalog):
             from thrift.transport.TTransport import TBufferedTransport  # type: ignore[import-untyped] # noqa: PLC0415
         except ImportError as error:
             raise MissingDependencyError(
-                f"a Hive metastore is asked with pymetastore, which cannot be imported: {error}",
+                f"a Hive metastore needs pymetastore, which cannot be imported: {error}",
                 remedy="Install it: pip install 'stream-assets[hive]'.",
             ) from error
         reasons = []
@@ -284,10 +284,10 @@ class HiveMetastore(TableCatalog):
 
 
 class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: the catalog itself has to answer, not a server that an answer names."""
+    """Refuses redirects, because only the catalog itself may answer."""
 
     def redirect_request(self, *request: Any) -> None:
-        """Follow none."""
+        """Return no request, so that no redirect is followed."""
 
 
 _OPENER = urllib.request.build_opener(_RefuseRedirects)
@@ -295,27 +295,29 @@ _OPENER = urllib.request.build_opener(_RefuseRedirects)
 
 def _checked_url(url: str) -> str:
     check_address(
-        "url", url, remedy="Write it like https://host:port, and give the token as token=, best as an EnvVar."
+        "url", url, remedy="Write it like https://host:port, and set the token with token=, best as an EnvVar."
     )
     if not url.startswith(("http://", "https://")):
-        raise InvalidOptionError(f"url={url!r} is no address of a server", remedy="Write https://host:port.")
+        raise InvalidOptionError(f"url={url!r} is not the address of a server", remedy="Write https://host:port.")
     return url.rstrip("/")
 
 
 def _servers(uri: str) -> list[tuple[str, int]]:
-    """The hosts and ports of the addresses of a metastore."""
+    """Parse the hosts and ports of the servers of a metastore."""
     servers = []
     for address in map(str.strip, uri.split(",")):
         check_address("uri", address, remedy="Write thrift://host:9083.")
         server = urlsplit(address)
         if server.scheme != "thrift" or not server.hostname or not server.port:
-            raise InvalidOptionError(f"uri={uri!r} is no address of a metastore", remedy="Write thrift://host:9083.")
+            raise InvalidOptionError(
+                f"uri={uri!r} is not the address of a metastore", remedy="Write thrift://host:9083."
+            )
         servers.append((server.hostname, server.port))
     return servers
 
 
 def _not_delta_error(name: str, catalog: str, found: str) -> InvalidOptionError:
     return InvalidOptionError(
-        f"{name} in the catalog at {catalog} is no Delta table with a place of its own, but {found}",
-        remedy="Name a Delta table.",
+        f"{name} in the catalog at {catalog} is not a Delta table with a location, but {found}",
+        remedy="Use a Delta table.",
     )

@@ -1,6 +1,6 @@
-"""The checks of stream assets, evaluated after each run, also after one with nothing to read, or by themselves.
+"""Checks of stream assets, which run after each run of the asset, also if it read nothing, or by themselves.
 
-A check of a table that has no commit of the group does not pass.
+A check fails if the table has no commit of the group.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ def build_lag_check(
     budget_seconds: float = 20.0,
     answer_seconds: float = 5.0,
 ) -> StreamCheck:
-    """A check that the group is not far behind, and that nothing is gone that it has not read. It asks the broker.
+    """Build a check that the lag is small, and that no unread messages are lost. It queries the broker.
 
     Args:
         max_messages: the largest lag that passes.
-        name: of the check.
-        severity: of a failure.
-        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        name: the name of the check.
+        severity: the severity of a failure.
+        blocking: whether downstream assets of the same run wait for the check, and are skipped if it fails.
         budget_seconds: how long to look for the ends of the stream.
-        answer_seconds: how long to wait for an answer of the broker; without one the check fails.
+        answer_seconds: how long to wait for an answer of the broker; without an answer the check fails.
 
     Raises:
-        InvalidOptionError: a number makes no sense, or the severity is none.
+        InvalidOptionError: a number is out of range, or the severity is unknown.
 
     Example:
         >>> build_lag_check(max_messages=100_000).description
-        'The group is at most 100000 messages behind, and nothing is gone that it has not read.'
+        'The group is at most 100000 messages behind, and no unread messages are lost.'
     """
     check_count("max_messages", max_messages, at_least=0)
 
@@ -78,9 +78,7 @@ def build_lag_check(
             },
         )
 
-    description = (
-        f"The group is at most {counted(max_messages, 'message')} behind, and nothing is gone that it has not read."
-    )
+    description = f"The group is at most {counted(max_messages, 'message')} behind, and no unread messages are lost."
     return StreamCheck(name, description, evaluate, blocking, severity)
 
 
@@ -93,26 +91,26 @@ def build_freshness_check(
     budget_seconds: float = 20.0,
     answer_seconds: float = 5.0,
 ) -> StreamCheck:
-    """A check that no message waits while nothing is written. It asks the broker.
+    """Build a check that messages do not wait while nothing is written. It queries the broker.
 
-    A quiet stream is fresh: it passes if there is nothing to read, however old the last batch is. Replays, redrives and
-    maintenance write no new messages: they are no batches, and neither is one that a RESTORE removed. A run writes what
-    there is before its checks are evaluated; so give them a schedule of their own, too.
+    A quiet stream is fresh: the check passes if there is nothing to read, however old the last batch is. Replays,
+    redrives and maintenance write no new messages, so they do not count as batches, and neither does a batch that a
+    RESTORE removed. A run writes all messages before its checks run, so schedule this check separately, too.
 
     Args:
-        max_seconds: while messages wait, the last batch may be so old.
-        name: of the check.
-        severity: of a failure.
-        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        max_seconds: the largest age of the last batch that passes while messages wait.
+        name: the name of the check.
+        severity: the severity of a failure.
+        blocking: whether downstream assets of the same run wait for the check, and are skipped if it fails.
         budget_seconds: how long to look for the ends of the stream.
-        answer_seconds: how long to wait for an answer of the broker; without one the check fails.
+        answer_seconds: how long to wait for an answer of the broker; without an answer the check fails.
 
     Raises:
-        InvalidOptionError: a number makes no sense, or the severity is none.
+        InvalidOptionError: a number is out of range, or the severity is unknown.
 
     Example:
         >>> build_freshness_check(max_seconds=900).description
-        'No message waits while nothing was written for 900 seconds.'
+        'No messages wait, or the last batch is at most 900 seconds old.'
     """
     check_range("max_seconds", max_seconds)
 
@@ -123,7 +121,7 @@ def build_freshness_check(
         newest = next(filter(_is_ingestion_batch, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else max(0.0, time.time() - written_ms / 1000)
-        written = "the log does not say when the last batch was written"
+        written = "the time of the last batch is not in the log"
         if age is not None:
             written = f"the last batch was written {age:.0f} s ago"
         return dg.AssetCheckResult(
@@ -136,7 +134,7 @@ def build_freshness_check(
             },
         )
 
-    description = f"No message waits while nothing was written for {max_seconds:g} seconds."
+    description = f"No messages wait, or the last batch is at most {max_seconds:g} seconds old."
     return StreamCheck(name, description, evaluate, blocking, severity)
 
 
@@ -148,21 +146,20 @@ def build_dead_letter_ratio_check(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
     blocking: bool = False,
 ) -> StreamCheck:
-    """A check that few of the messages of the newest batches could not be decoded.
+    """Build a check that few messages of the newest batches are dead letters.
 
-    It reads only the Delta log; and where rows were replaced, the dead-letter table, since dead letters that were
-    redriven or replayed count no more.
+    It reads only the Delta log. If rows were replaced, it also reads the dead-letter table, because dead letters that
+    were redriven or replayed do not count any more.
 
     Args:
-        max_ratio: of messages that are dead letters, from 0 to 1.
-        batches: how many of the newest batches count, each message once: one that a newer batch has replaced counts
-            with that.
-        name: of the check.
-        severity: of a failure.
-        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        max_ratio: the largest ratio of dead letters to messages, from 0 to 1.
+        batches: how many of the newest batches count. Each message counts once, in the newest batch that has it.
+        name: the name of the check.
+        severity: the severity of a failure.
+        blocking: whether downstream assets of the same run wait for the check, and are skipped if it fails.
 
     Raises:
-        InvalidOptionError: a number makes no sense, or the severity is none.
+        InvalidOptionError: a number is out of range, or the severity is unknown.
 
     Example:
         >>> build_dead_letter_ratio_check(max_ratio=0.05).description
@@ -171,7 +168,7 @@ def build_dead_letter_ratio_check(
     check_range("max_ratio", max_ratio)
     check_count("batches", batches)
     if max_ratio > 1:
-        raise InvalidOptionError(f"max_ratio={max_ratio:g} is more than all", remedy="Use a number from 0 to 1.")
+        raise InvalidOptionError(f"max_ratio={max_ratio:g} is more than 1", remedy="Use a number from 0 to 1.")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         newest = _newest_messages(context, batches)
@@ -182,7 +179,7 @@ def build_dead_letter_ratio_check(
             passed=ratio <= max_ratio and not nothing,
             description=nothing
             or f"{dead} of {counted(messages, 'message')} in the newest "
-            f"{counted(len(newest.entries), 'batch', 'batches')}",
+            f"{counted(len(newest.entries), 'batch', 'batches')} are dead letters",
             metadata={
                 "stream/dead_letter_ratio": ratio,
                 "stream/max_dead_letter_ratio": float(max_ratio),
@@ -202,15 +199,15 @@ def build_continuity_check(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
     blocking: bool = False,
 ) -> StreamCheck:
-    """A check that each shard is covered without a hole. It reads only the Delta log.
+    """Build a check that the batches cover each shard without a gap. It reads only the Delta log.
 
     Args:
-        name: of the check.
-        severity: of a failure.
-        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        name: the name of the check.
+        severity: the severity of a failure.
+        blocking: whether downstream assets of the same run wait for the check, and are skipped if it fails.
 
     Raises:
-        InvalidOptionError: the severity is none.
+        InvalidOptionError: the severity is unknown.
 
     Example:
         >>> build_continuity_check(blocking=True).name
@@ -227,7 +224,7 @@ def build_continuity_check(
             metadata={"stream/shards": len(shards), "stream/gaps": dg.MetadataValue.json(broken)},
         )
 
-    return StreamCheck(name, "Each shard is covered without a hole.", evaluate, blocking, severity)
+    return StreamCheck(name, "The batches cover each shard without a gap.", evaluate, blocking, severity)
 
 
 def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
@@ -235,13 +232,13 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
     totals = context.state.totals
     dead = totals.dead
     if totals.replaced:
-        # Some of them may be in ranges that were replaced since, so that they count no more, or be dismissed.
+        # Dead letters that were dismissed, or whose range was replaced since, do not count.
         dead = sum(part.num_rows for part in dead_letters.open_places(context.ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
     nothing = _why_no_commit(context, context.state)
     problems = []
     if dead:
-        problems.append(f"dead letters: {dead}, with their errors in {dead_letters.path}")
+        problems.append(f"dead letters: {dead}, in {dead_letters.path}")
     if lost:
         problems.append(f"ranges that were gone before they were read: {len(lost)}")
     metadata: dict[str, Any] = {
@@ -263,21 +260,21 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
 
 
 def _surviving(context: StreamCheckContext) -> Iterator[Commit]:
-    """The commits of the group whose rows are in the table, the newest first, as far as the log is readable."""
-    # It is not before a RESTORE to an unknown version.
+    """Yield the commits of the group whose rows are in the table, the newest first, as far as the log is readable."""
+    # The log is not readable before a RESTORE to an unknown version.
     with suppress(LedgerUnreadableError, LedgerTruncatedError):
         yield from context.ledger.surviving(context.state.version)
 
 
 def _is_ingestion_batch(commit: Commit) -> bool:
-    """Whether it is a batch that ingestion wrote: none that only moves the group, or replaces rows."""
+    """Whether ingestion wrote the batch; a batch that only moves the group or replaces rows does not count."""
     entry = commit.entry
     return entry is not None and entry.kind == "batch" and not (entry.skipped or entry.until)
 
 
 @dataclass(frozen=True, slots=True)
 class _NewestMessages:
-    """What the newest batches have read: how many messages, and in which ranges; claimed entries are in none."""
+    """The number of messages in the newest batches, and their ranges; claimed entries have no range."""
 
     entries: Sequence[LedgerEntry]
     count: int
@@ -285,7 +282,7 @@ class _NewestMessages:
 
 
 def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessages:
-    """What the newest batches have read, each message once."""
+    """Find the newest batches, and count each message once."""
     entries: list[LedgerEntry] = []
     places: dict[Shard, Intervals] = {}
     messages = 0.0
@@ -293,7 +290,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
         entry = commit.entry
         if entry is None or entry.kind not in ("batch", "replay"):
             continue
-        # A redrive makes rows of dead letters of other batches, and a replay that appends has other copies of them.
+        # A redrive writes rows of dead letters of other batches, and a replay that appends writes copies.
         if entry.places or entry.adds_copies:
             continue
         if len(entries) == batches:
@@ -309,7 +306,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
 
 
 def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) -> int:
-    """How many of these messages are dead letters that count: those that were redriven or replayed do no more."""
+    """Count the dead letters among these messages; those that were redriven or replayed do not count."""
     if not context.state.totals.replaced:
         return sum(entry.dead for entry in newest.entries)
     letters, ledger = context.stream.ingestion.dead_letters(), context.ledger
@@ -317,10 +314,10 @@ def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) ->
     claimed = pa.array([entry.bid for entry in newest.entries if entry.claims], pa.string())
     found: dict[Shard, list[Sequences]] = {}
     of_batches = 0
-    # A range that was gone has neither; it is no message.
+    # The record of a lost range has neither, and is no message.
     is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
     for part in letters.scan(ledger.group, letters.not_counting(ledger), [*PLACE, "_batch"], where=is_message):
-        # Where the framing was lost there is no sequence, and entries that were claimed lie among those of others.
+        # Where the framing was lost, there is no sequence; and claimed entries lie among those of other members.
         is_placed = pc.and_(part.column("_sequence").is_valid(), pc.invert(pc.is_in(part.column("_batch"), claimed)))
         is_of_batch = pc.is_in(part.column("_batch"), batches)
         of_batches += pc.and_(pc.invert(is_placed), is_of_batch).true_count
@@ -330,32 +327,32 @@ def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) ->
 
 
 def _measure(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:
-    """What there is to read, or why the check fails without that."""
+    """Measure the lag, or return why that fails."""
     declared = context.stream
     ingestion = declared.ingestion
     try:
         found = measure(declared.stream, ingestion, budget_seconds=budget_seconds, answer_seconds=answer_seconds)
     except StreamAssetsError as error:
-        # A check that cannot be made fails. The run that it comes after has done its work.
+        # The check fails, not the run before it, which has written its batches.
         return str(error)
     return _why_no_commit(context, found.state) or found
 
 
 def _why_no_commit(context: StreamCheckContext, state: LedgerState) -> str | None:
-    """Why a table without a commit of the group cannot be checked; ``None`` if it has one."""
+    """Return why a table without a commit of the group cannot be checked; ``None`` if it has one."""
     if state.newest is not None:
         return None
     table, group = context.stream.ingestion.table, context.stream.ingestion.group
-    what = f"there is no table {table}" if state.version < 0 else f"group {group!r} has written nothing into {table}"
-    return f"{what}: there is nothing to check. Materialize the asset, or correct its table and group."
+    what = f"table {table} does not exist" if state.version < 0 else f"group {group!r} has written nothing into {table}"
+    return f"{what}, so nothing can be checked. Materialize the asset, or correct its table and group."
 
 
 NO_DEAD_LETTERS = StreamCheck(
     "no_dead_letters",
-    "No message was unusable or gone.",
+    "No message became a dead letter, and no message was lost.",
     _check_dead_letters,
     severity=dg.AssetCheckSeverity.WARN,
 )
 NO_GAPS = build_continuity_check()
 DEFAULT_CHECKS = (NO_DEAD_LETTERS, NO_GAPS, build_dead_letter_ratio_check())
-"""Those that ask no broker."""
+"""The default checks, which do not query the broker."""

@@ -1,4 +1,4 @@
-"""What ``workspace.yaml`` loads: the asset of ``make demo`` and ``make dev``."""
+"""The asset of ``make demo`` and ``make dev``, which ``workspace.yaml`` loads."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ DEMO_FOLDER = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo")
 TABLE = str(DEMO_FOLDER / "lake" / "orders")
 
 
-# A run of the demo lives for seconds: it is faster without the optimising compiler. Who has seen the demo is done.
+# Runs of the demo take seconds: they are faster without the optimizing compiler, and need the server only briefly.
 FAST_RUN = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.stream_assets.server.idleSeconds": "120",
@@ -31,7 +31,7 @@ FAST_RUN = {
     observer=KillSwitch.from_environment(table=TABLE, memory=DEMO_FOLDER / "faults"),
 )
 def orders(batch: DataFrame) -> DataFrame:
-    """Orders from a stream file, each once."""
+    """Ingest orders from a stream file."""
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Dagster definitions of stream assets: their jobs and sensors, and which assets exclude each other."""
+"""Dagster definitions of stream assets: jobs, sensors, and checks for conflicts between assets."""
 
 import os
 from collections import defaultdict
@@ -24,18 +24,18 @@ DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 
 
 def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDefinition = DAILY) -> dg.JobDefinition:
-    """A job that replays the messages of one partition, by their timestamps; it never moves the group.
+    """Build a job that replays the messages of a partition, selected by their timestamps; the group does not move.
 
-    Partitions neither overlap nor leave a message out. They may run at the same time: one that meets another commit
-    waits a moment, logs that, and writes again.
+    Partitions do not overlap, and every message is in one. Several may be replayed at the same time: a run whose commit
+    conflicts with another one logs that, waits a moment, and writes again.
 
     Args:
         stream: the asset.
-        partitions: the days or hours, in the zone that counts.
+        partitions: the days or hours, in their time zone.
 
     Raises:
-        InvalidOptionError: the partitions are no windows of time; or the members of the group claim entries one by one,
-            so that there are no ranges.
+        InvalidOptionError: the partitions are not time windows; or the members of the group claim entries one by one,
+            so there are no ranges to replay.
     """
     declared = stream.declared
     check_partitions(partitions, option="partitions")
@@ -43,31 +43,31 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
         if not is_partition_run(context):
             raise InvalidOptionError(
-                f"the job {declared.replay_job_name} replays partitions, and this run has none",
-                remedy="Choose one in the launchpad, or some with 'Launch backfill…' on the page of its partitions.",
+                f"the job {declared.replay_job_name} replays partitions, but this run has none",
+                remedy="Select one in the launchpad, or several with 'Launch backfill…' on the page of its partitions.",
             )
         wanted = with_replay_id(context, declared.key, window_replay(context.partition_time_window, config))
         yield from stream.events(context, config, wanted)
 
     description = (
         f"Read the messages of a partition, by their timestamps, from {declared.origin} again, and replace their rows "
-        f"in {declared.table}. No position moves.\n\nPartitions, *Launch backfill…*: name the partitions; for those "
-        "that were replayed before, tick *Completed*."
+        f"in {declared.table}. No position moves.\n\nUnder Partitions, click *Launch backfill…* and select the "
+        "partitions; for partitions that were replayed before, tick *Completed*."
     )
     return _job(stream, declared.replay_job_name, replay, what="partition", about=description, partitions=partitions)
 
 
 def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
-    """A job that makes rows of the dead letters that the asset's decoder can read by now; it never moves the group.
+    """Build a job that decodes the dead letters of an asset again, and writes their rows; the group does not move.
 
-    It reads the table of the dead letters, so that the stream may have dropped the messages. Those that still cannot be
-    decoded stay what they are. A run that was killed is simply launched again.
+    It reads the dead-letter table, so it does not matter whether the stream still has the messages. Messages that still
+    cannot be decoded remain dead letters. A run that was killed can be launched again.
 
     Args:
         stream: the asset.
 
     Raises:
-        InvalidOptionError: the members of the group claim entries one by one, so that no place is one to replace.
+        InvalidOptionError: the members of the group claim entries one by one, so no range can be replaced.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -82,9 +82,9 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
         yield from stream.events(context, config, config.redrive())
 
     description = (
-        f"Decode the dead letters of {stream.declared.table} again, as the asset does today: those that can be decoded "
-        "become rows, exactly once; the others stay what they are. No position moves.\n\nWith dry_run the log says how "
-        "many would become rows, and why the others do not."
+        f"Decode the dead letters of {stream.declared.table} again, as the asset does now: those that can be decoded "
+        "become rows, exactly once; the others remain dead letters. No position moves.\n\nWith dry_run the run logs "
+        "how many would become rows, and why the others would not."
     )
     return _job(stream, stream.declared.redrive_job_name, redrive, what="dead_letters", about=description)
 
@@ -98,15 +98,15 @@ def _job(
     about: str,
     partitions: dg.PartitionsDefinition | None = None,
 ) -> dg.JobDefinition:
-    """A job of one op, whose body takes the context and the config that its annotation says."""
+    """Build a job of one op. The annotation of the body's parameter ``config`` is the class of the run config."""
     declared, kind = stream.declared, body.__annotations__["config"]
     if declared.is_claimed:
         raise InvalidOptionError(
-            f"{stream.key.to_user_string()} claims entries one by one, so that no range of its rows can be replaced",
+            f"{stream.key.to_user_string()} claims entries one by one, so no range of its rows can be replaced",
             remedy=f"Use mode 'resumable', or leave the job {name} out.",
         )
     op = dg.op(
-        # Two names: a code location does not load if an op is called like a job.
+        # The name differs from that of the job, because Dagster refuses an op with the name of a job.
         name=f"{name}_{what}",
         description=about.partition(".")[0],
         required_resource_keys=set(stream.op.required_resource_keys),
@@ -128,23 +128,23 @@ def _job(
 
 
 def build_ingest_job(stream: StreamAsset) -> "dg.UnresolvedAssetJobDefinition":
-    """The job that the sensor asks for; one process, one Spark session."""
+    """Build the job that the sensor requests; it runs in one process, with one Spark session."""
     return dg.define_asset_job(
         stream.declared.job_name,
         selection=dg.AssetSelection.assets(stream.key),
         executor_def=dg.in_process_executor,
         run_tags=dict(stream.declared.op.run_tags),
-        description=f"Drain {stream.declared.origin} into {stream.declared.table}.",
+        description=f"Ingest {stream.declared.origin} into {stream.declared.table}.",
     )
 
 
 def build_sensor(stream: StreamAsset, job: "dg.UnresolvedAssetJobDefinition") -> dg.SensorDefinition:
-    """The lag sensor of a stream asset."""
+    """Build the lag sensor of a stream asset."""
     declared = stream.declared
     return build_lag_sensor(
         name=f"{declared.name}_lag",
         inputs=lambda instance: SensorInputs(declared.stream, declared.located(instance).ingestion, stream.upstream),
-        description=f"Asks for a run of {stream.key.to_user_string()} when its group is behind on {declared.origin}.",
+        description=f"Requests a run of {stream.key.to_user_string()} when its group is behind {declared.origin}.",
         job=job,
         asset_key=stream.key,
         policy=declared.policy,
@@ -160,25 +160,26 @@ def stream_definitions(
     replay_partitions: dg.TimeWindowPartitionsDefinition = DAILY,
     redrive_jobs: bool = False,
 ) -> dg.Definitions:
-    """Definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
+    """Build definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
 
-    They merge with other definitions, also with those of another call: nothing is made for two assets at once, and a
-    stream that both read is declared alike.
+    They merge with other definitions, also with those of another call: no definition belongs to two assets, and a
+    stream that two assets read has the same spec in both calls.
 
     Args:
-        streams: what ``@stream_asset`` made; and ``AssetSpec`` of streams that you describe yourself, which take the
-            places of ours.
-        resources: those that the assets ask for by their keys; no other is needed.
-        replay_partitions: of the jobs that replay the messages of a day or an hour, one for each asset that has no
-            partitions of its own and does not claim entries; daily in UTC by default.
-        redrive_jobs: also a job for each asset that decodes its dead letters again, see :func:`build_redrive_job`; not
-            for those that claim entries.
+        streams: the assets that ``@stream_asset`` declared, and an ``AssetSpec`` for each stream that you describe
+            yourself, which replaces the generated one.
+        resources: the resources that the assets request by key; no others are needed.
+        replay_partitions: the partitions of the replay jobs, daily in UTC by default. Each asset that has no partitions
+            and does not claim entries has a replay job.
+        redrive_jobs: whether each asset that does not claim entries has a job that decodes its dead letters again, see
+            :func:`build_redrive_job`.
 
     Raises:
-        InvalidOptionError: something else among ``streams``, like an asset that Dagster has made of a stream asset; two
-            assets whose names differ only by characters that Dagster folds into one, or whose tables share a group of
-            mode ``load_balanced``; that write streams of one key at two places into one table, or one table of a
-            ``DeltaLake`` by accident, or where dead letters of the other go; or two streams that would be one asset.
+        InvalidOptionError: ``streams`` contains something else, like an asset that Dagster derived from a stream asset;
+            the names of two assets differ only by characters that Dagster replaces; the tables of two assets share a
+            group of mode ``load_balanced``; two assets write streams of one key at two brokers into one table, or
+            write one table of a ``DeltaLake`` by accident; an asset writes the dead-letter table of another; or two
+            streams would be one asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -189,12 +190,12 @@ def stream_definitions(
         ['orders_lag']
     """
     names: dict[str, StreamAsset] = {}
-    for place, one in enumerate(streams):
+    for index, one in enumerate(streams):
         if not isinstance(one, StreamAsset | dg.AssetSpec):
             raise InvalidOptionError(
-                f"streams[{place}] is of type {type(one).__name__}, which has no stream",
-                remedy="Give what @stream_asset made, as it is: its arguments and a StreamTranslator say what Dagster "
-                "shows of it. Add other assets with dg.Definitions.merge.",
+                f"streams[{index}] is of type {type(one).__name__}, which has no stream",
+                remedy="Pass the result of @stream_asset unchanged; set what Dagster shows by its arguments or a "
+                "StreamTranslator. Add other assets with dg.Definitions.merge.",
             )
     own = {one.key: one for one in streams if isinstance(one, dg.AssetSpec)}
     assets = [one for one in streams if isinstance(one, StreamAsset)]
@@ -223,15 +224,15 @@ def stream_definitions(
 
 
 def _upstream(assets: Sequence[StreamAsset], own: Mapping[dg.AssetKey, dg.AssetSpec]) -> list[dg.AssetSpec]:
-    """The assets that stand for the streams: the user's own, and ours for the others."""
+    """Return the specs of the streams: those of the user, and generated ones for the others."""
     found = dict(own)
     for spec in (spec for stream in assets for spec in stream.streams.values()):
         urls = [one.metadata.get(STREAM_URL) for one in (found.setdefault(spec.key, spec), spec)]
         if spec.key not in own and urls[0] != urls[1]:
             raise InvalidOptionError(
                 f"the streams {urls[0]} and {urls[1]} would be one asset, {spec.key.to_user_string()}",
-                remedy="Give them different keys in get_stream_spec of a StreamTranslator; or add an AssetSpec "
-                "of that key, which stands for both.",
+                remedy="Return different keys from get_stream_spec of a StreamTranslator; or add an AssetSpec with "
+                "that key, which stands for both.",
             )
     return list(found.values())
 
@@ -239,11 +240,10 @@ def _upstream(assets: Sequence[StreamAsset], own: Mapping[dg.AssetKey, dg.AssetS
 def check_conflicts(declared: Sequence[StreamToTable]) -> None:
     """Refuse assets that would take messages from each other, or mix their rows in one table by accident.
 
-    Several assets may write different streams of one group into one table. What comes from a variable is compared by
-    its name.
+    Several assets may write different streams of one group into one table. Variables are compared by their names.
 
     Raises:
-        InvalidOptionError: naming the two assets, and what they share.
+        InvalidOptionError: two assets conflict; the error names them, and what they share.
     """
     of_group = defaultdict(list)
     of_table = defaultdict(list)
@@ -258,8 +258,8 @@ def check_conflicts(declared: Sequence[StreamToTable]) -> None:
     for table, writers in of_table.items():
         for other in of_table.get(dead_letter_path(table), ()):
             raise InvalidOptionError(
-                f"{other.table}, the table of {_name(other)}, is where the dead letters of {_name(writers[0])} go",
-                remedy="Give one of them another table.",
+                f"{other.table}, the table of {_name(other)}, is also the dead-letter table of {_name(writers[0])}",
+                remedy="Choose another table for one of them.",
             )
 
 
@@ -269,35 +269,35 @@ def _pairs(groups: Iterable[Sequence[StreamToTable]]) -> Iterator[tuple[StreamTo
 
 
 def _check_group(one: StreamToTable, other: StreamToTable) -> None:
-    """Each message is given to one of the members: two tables would each get a part of the stream."""
+    """Check that two tables do not share a group: each message goes to one member, so each table would get a part."""
     shared = _shared_streams(one, other)
     if shared and _is_same_source(one, other) and _location(one) != _location(other):
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} share group {one.shown_group!r} of {', '.join(shared)}, so "
-            "that each of their tables would get a part of the stream",
-            remedy="Give each table a group of its own.",
+            "each of their tables would get only a part of the stream",
+            remedy="Use a different group for each table.",
         )
 
 
 def _check_table(one: StreamToTable, other: StreamToTable) -> None:
     shared = _shared_streams(one, other)
     if shared and not _is_same_source(one, other):
-        # The ledger knows a stream by its key: the position in one would count for the other.
+        # The ledger identifies a stream by its key, so positions of one stream would be used for the other.
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} write {', '.join(shared)} of {one.origin} and of "
-            f"{other.origin} into one table, {one.table}, which knows streams only by their keys",
-            remedy="Give each of them a table of its own.",
+            f"{other.origin} into one table, {one.table}, which identifies streams only by their keys",
+            remedy="Use a different table for each of them.",
         )
     if shared and one.shown_group == other.shown_group:
         raise InvalidOptionError(
             f"the assets {_name(one)} and {_name(other)} write {', '.join(shared)} into one table, {one.table}, for "
-            f"group {one.shown_group!r}: each message would be in one of them, by chance",
-            remedy="Declare one asset, or give each a table and a group of its own.",
+            f"group {one.shown_group!r}: each message would be written by only one of them, at random",
+            remedy="Declare one asset, or use a different table and group for each.",
         )
     if one.table.is_named_by_key and other.table.is_named_by_key:
         raise InvalidOptionError(
-            f"the keys {_name(one)} and {_name(other)} stand for one table of the lake, {one.table}",
-            remedy="Change a key, of which the last two parts name the table. If both are to write it, say so with "
+            f"the keys {_name(one)} and {_name(other)} select one table of the lake, {one.table}",
+            remedy="Change a key, whose last two parts name the table. If both assets should write the table, set "
             "table=lake.table(…).",
         )
 

@@ -1,4 +1,4 @@
-"""The formats of payloads by their names, as ``defs.yaml`` and the command line have them."""
+"""The formats of payloads, by their names in ``defs.yaml`` and on the command line."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ FORMATS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "protobuf": (Protobuf, (*_SCHEMA_OPTIONS, "message", "column")),
     "json_schema": (JsonSchema, (*_SCHEMA_OPTIONS, "validate")),
 }
-"""For each format its decoder, and the options that it has beside ``key`` and ``headers``."""
+"""The decoder of each format, and its options other than ``key`` and ``headers``."""

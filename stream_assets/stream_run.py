@@ -1,4 +1,4 @@
-"""A run of a stream asset: micro-batches into the table, or a replay or redrive, and the checks after it."""
+"""A run of a stream asset: it ingests micro-batches, replays or redrives, and then evaluates the checks."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ MATERIALIZE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class StreamRun:
-    """A run of a stream asset, which the body of the asset starts: ``yield from stream.run(context)``.
+    """A run of a stream asset. The body of the asset starts it: ``yield from stream.run(context)``.
 
     Args:
-        declared: what the asset was declared with.
+        declared: the stream, the table, and their options.
         config: the run config.
-        wanted: what a job replays or redrives; ``None`` in a run of the asset.
+        wanted: the replay or redrive of a job; ``None`` in a run of the asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -69,27 +69,27 @@ class StreamRun:
     def run(self, context: Context, *, transform: Transform | None = None) -> Iterator[Any]:
         """Write the messages of the stream, and report them and the checks to Dagster.
 
-        Without a start the run writes micro-batches up to the end that the stream had when it began. With
-        ``linger_seconds`` it keeps polling for new messages. With a start it replays, or moves the group. Each batch is
-        an observation when it is in the table and committed; all of them are one materialization at the end, or several
-        in a run that keeps polling. A replay is materialized when it is complete. A run of partitions of the asset
-        replays them. A run that was asked only for checks does only those.
+        Without ``start`` the run writes micro-batches up to the end that the stream had when the run started. With
+        ``linger_seconds`` it keeps polling for new messages. With ``start`` it replays, or moves the group. Each batch
+        is reported as an observation after its commit. All batches together are one materialization at the end, or
+        several in a run that keeps polling. A replay is materialized when it is complete. A run of partitions replays
+        them. A run of checks only evaluates the checks.
 
         Args:
-            context: of the asset.
-            transform: from the decoded rows of a batch to the rows to write; they must keep the stream columns.
+            context: the context of the asset.
+            transform: converts the decoded rows of a batch to the rows to write, which must keep the stream columns.
 
         Yields:
-            ``MaterializeResult`` and ``AssetCheckResult``; in the op of another job what is said there instead.
+            ``MaterializeResult`` and ``AssetCheckResult``; in an op of another job, the events of both.
 
         Raises:
-            dagster.Failure: for errors that a retry cannot remove; other errors pass through.
+            dagster.Failure: an error that a retry cannot fix; other errors are raised as they are.
         """
         with final_failures(shows_values=self.declared.errors.dead_letter_payloads):
             if self.wanted is None and not isinstance(context, dg.AssetExecutionContext):
                 raise InvalidOptionError(
-                    f"run({context!r}) has no context of an asset",
-                    remedy="Give the body a parameter context, and hand it on: yield from stream.run(context).",
+                    f"run({context!r}) did not get the context of an asset",
+                    remedy="Add a parameter context to the body, and pass it on: yield from stream.run(context).",
                 )
             declared = self.declared.configured(self.config, transform)
             declared = declared.located(
@@ -147,7 +147,7 @@ def _accept(run: RunScope, config: StreamConfig) -> None:
     ):
         found = accept(run.spark, opened, ingestion, epochs=config.accept, claims=claims)
     for one in found:
-        run.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
+        run.log.info(f"accepted {one.name}, identified by {one.identity}; {one.before} has ended")
 
 
 def _replay_reporter(run: RunScope, wanted: Replay, **what: str) -> ReplayMaterialization:
@@ -156,8 +156,8 @@ def _replay_reporter(run: RunScope, wanted: Replay, **what: str) -> ReplayMateri
 
 
 def polling_times(limits: RunLimits, config: StreamConfig) -> tuple[float, float | None]:
-    """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
-    # A run that is to stop somewhere has nothing to stay for.
+    """Return how long the run polls, and the least time between materializations; ``None`` for one at its end."""
+    # A run with a stop does not poll for new messages.
     linger = 0.0 if config.stop.bound() else limits.linger_seconds or 0.0
     every = limits.materialize_seconds
     if every is None:
@@ -186,14 +186,14 @@ def _run_events(run: RunScope, config: StreamConfig, *, linger_seconds: float) -
         is_empty = is_empty and not isinstance(event, BatchReport)
         yield event
     if is_empty:
-        run.log.info(f"nothing to read: group {ingestion.group} is at the end of {run.source.url}")
+        run.log.info(f"no new messages: group {ingestion.group} is at the end of {run.source.url}")
 
 
 def _move_group(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
     with run.source.open() as opened:
         own_id = replay_id(run.context, run.declared.key, to)
         for move in rewind(run.spark, opened, ingestion, to, replay_id=own_id, on_wait=run.log.warning):
-            run.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
+            run.log.info(f"moved {move.shard} from {move.position} to {move.to}")
 
 
 def _run_replay(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) -> dg.AssetMaterialization | None:
@@ -208,15 +208,15 @@ def _run_replay(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) 
 
 
 def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.AssetMaterialization | None:
-    """Decode dead letters again, and write those that can be.
+    """Decode dead letters again, with the decoder and the transform of the asset, and write their rows.
 
     Args:
-        run: what it works with; the decoder and the transform of the asset make the rows.
-        wanted: which dead letters.
-        config: of the run.
+        run: the objects of the run.
+        wanted: which dead letters to decode.
+        config: the run config.
 
     Returns:
-        The materialization; ``None`` if no row was made.
+        The materialization; ``None`` if no dead letter became a row.
     """
     if config.dismiss:
         _dismiss(run, wanted, config)
@@ -238,7 +238,7 @@ def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.Ass
 
 
 def _dismiss(run: RunScope, wanted: Redrive, config: RedriveConfig) -> None:
-    """Dismiss dead letters in place of decoding them; the page of the run says how many."""
+    """Dismiss dead letters, and add their number to the metadata of the run."""
     meant = LetterFilter(run.source.url.required_streams(), wanted.span(), config.reason)
     job = DismissJob(
         run.spark,
@@ -259,26 +259,28 @@ def _dismiss(run: RunScope, wanted: Redrive, config: RedriveConfig) -> None:
 
 
 def _log_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
-    # Without a row there is no materialization; the run has it in any case.
+    # The output of the run has the outcome, also if no row was written and nothing is materialized.
     context.add_output_metadata(outcome_metadata(outcome))
-    context.log.info(f"{counted(outcome.decoded, 'dead letter')} {become}, {outcome.dead} stay what they are")
+    context.log.info(f"{counted(outcome.decoded, 'dead letter')} {become}, {outcome.dead} remain dead letters")
     for reason, refusal in outcome.refused.items():
         example = f", like {refusal.first}" if refusal.first else ""
-        context.log.info(f"{refusal.count} stay dead letters{example}: {reason}")
+        context.log.info(f"{refusal.count} remain dead letters{example}: {reason}")
 
 
 def with_replay_id(context: Context, key: dg.AssetKey, wanted: Replay) -> Replay:
-    """The replay with the id that its run gives it, see :func:`replay_id`."""
+    """Return the replay with the id of its run, see :func:`replay_id`."""
     return replace(wanted, id=replay_id(context, key, wanted.start, wanted.stop, wanted.on_replay.value))
 
 
 def replay_id(context: Context, key: dg.AssetKey, *asked: object) -> str:
-    """The id of a run's replay or move: a retry of a run that failed goes on with it; what had succeeded is begun anew.
+    """Return the id of a run's replay or move. A retry of a failed run has the same id, and continues it.
+
+    A run that is started again after it succeeded has a new id, and starts anew.
 
     Args:
-        context: of the run.
-        key: of the asset; others of the same run may have the same group and table, and each replays its own stream.
-        asked: what is replayed, or where the group is moved: with another config it is another one.
+        context: the context of the run.
+        key: the key of the asset, because assets of one run may share a group and a table, and replay other streams.
+        asked: what is replayed, or where the group is moved, because another config is another replay.
     """
     run = context.run
     while run.parent_run_id is not None:
@@ -292,10 +294,10 @@ def replay_id(context: Context, key: dg.AssetKey, *asked: object) -> str:
 
 @contextmanager
 def final_failures(*, shows_values: bool = False) -> Iterator[None]:
-    """Raise errors that a retry cannot remove as failures that Dagster does not retry.
+    """Raise errors that a retry cannot fix as ``dagster.Failure``, which Dagster does not retry.
 
     Args:
-        shows_values: whether Dagster gets what may hold values of messages.
+        shows_values: whether Dagster may show errors that contain values of messages.
     """
     try:
         yield

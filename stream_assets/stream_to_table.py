@@ -1,4 +1,4 @@
-"""A stream, the table that it goes into, and how: what a stream asset holds, and each of its runs reads."""
+"""The declaration of a stream asset: the stream, the table, and the options that each run reads."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ OPTIONS: dict[str, type[Any]] = {
     "sensor": LagPolicy,
     "op": OpOptions,
 }
-"""The objects of options of a stream asset."""
+"""The options objects of a stream asset."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StreamCheckContext:
-    """What the checks of a stream asset may look at.
+    """The objects that checks of a stream asset read.
 
     Args:
-        key: of the asset in Dagster.
-        stream: what it was declared with.
-        instance: where its materializations are.
+        key: the key of the asset.
+        stream: the stream, the table, and their options.
+        instance: the Dagster instance.
     """
 
     key: dg.AssetKey
@@ -55,12 +55,12 @@ class StreamCheckContext:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What the group has written into the table."""
+        """The ledger of the group in the table."""
         return self.stream.ingestion.ledger()
 
     @cached_property
     def state(self) -> LedgerState:
-        """The ledger as the first check that asked has found it; all checks of a run look at the same."""
+        """The state of the ledger, which is read once for all checks of a run."""
         return self.ledger.read()
 
 
@@ -69,11 +69,11 @@ class StreamCheck:
     """A check of a stream asset.
 
     Args:
-        name: of the check.
-        description: what holds if it passes.
-        evaluate: looks whether that holds; of its result the name and the key are filled in.
-        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
-        severity: of a failure; ``None`` for that of the result.
+        name: the name of the check.
+        description: the condition that the check verifies.
+        evaluate: evaluates the condition; the name and the key of its result are filled in.
+        blocking: whether downstream assets of the same run wait for the check, and are skipped if it fails.
+        severity: the severity of a failure; ``None`` for the one of the result.
     """
 
     name: str
@@ -88,17 +88,17 @@ class StreamCheck:
             choose_fields(self, severity=dg.AssetCheckSeverity)
 
     def spec(self, key: dg.AssetKey) -> dg.AssetCheckSpec:
-        """Dagster's description of the check of an asset."""
+        """Return Dagster's spec of the check."""
         return dg.AssetCheckSpec(self.name, asset=key, description=self.description, blocking=self.blocking)
 
     def result(self, context: StreamCheckContext) -> dg.AssetCheckResult:
-        """The result for the run that makes the asset."""
+        """Evaluate the check in a run of the asset."""
         found = self.evaluate(context)
         severity = found.severity if self.severity is None else self.severity
         return found._replace(asset_key=context.key, check_name=self.name, severity=severity)
 
     def evaluation(self, context: StreamCheckContext) -> dg.AssetCheckEvaluation:
-        """The result as an event, for an op that makes the asset without being its own."""
+        """Evaluate the check in an op of another job that writes the table, and return an event."""
         found = self.result(context)
         return dg.AssetCheckEvaluation(
             asset_key=context.key,
@@ -112,14 +112,14 @@ class StreamCheck:
 
 @dataclass(frozen=True)
 class StreamToTable:
-    """What ``@stream_asset`` was given, as a value; see there for what has no line here.
+    """The arguments of ``@stream_asset``, which documents those that are missing here.
 
     Args:
-        spec: Dagster's description of the asset, as the translator made it.
-        origin: where the messages come from; it is looked up when it is used.
+        spec: Dagster's spec of the asset, as the translator returned it.
+        origin: the streams, whose variables are read when they are used.
         group: the consumer group, or an ``EnvVar``; ``None`` for the default of the mode.
-        table: where the table is; it is looked up when it is used.
-        transform: from the decoded rows of a batch to the rows to write.
+        table: the location of the table, which is resolved when it is used.
+        transform: converts the decoded rows of a batch to the rows to write.
     """
 
     spec: dg.AssetSpec
@@ -148,34 +148,34 @@ class StreamToTable:
             value = getattr(self, option)
             if not isinstance(value, kind):
                 raise InvalidOptionError(
-                    f"{option}={value!r} is a {type(value).__name__}", remedy=f"Give {kind.__name__}(…)."
+                    f"{option}={value!r} is a {type(value).__name__}", remedy=f"Use {kind.__name__}(…)."
                 )
         if not isinstance(self.checks, Sequence) or not all(isinstance(check, StreamCheck) for check in self.checks):
             raise InvalidOptionError(
-                f"checks={self.checks!r} are no checks of a stream asset",
-                remedy="Give a list, like [*DEFAULT_CHECKS, build_lag_check(max_messages=1000)].",
+                f"checks={self.checks!r} are not checks of a stream asset",
+                remedy="Use a list, like [*DEFAULT_CHECKS, build_lag_check(max_messages=1000)].",
             )
         if isinstance(self.spark, type):
             raise InvalidOptionError(
-                f"spark={self.spark!r} is a class, and no resource", remedy=f"Write {self.spark.__name__}()."
+                f"spark={self.spark!r} is a class, not a resource", remedy=f"Write {self.spark.__name__}()."
             )
         if self.sensor.max_runs > 1 and self.op.single_writer:
             raise InvalidOptionError(
                 f"max_runs={self.sensor.max_runs} lets several runs write the table, but single_writer=True allows one",
-                remedy="Leave max_runs out; or use a log store that puts a commit only if it is absent, without "
-                "single_writer.",
+                remedy="Leave max_runs out; or leave single_writer out, and use a log store that writes a commit only "
+                "if it is absent.",
             )
         check_partitions(self.spec.partitions_def, option="partitions_def")
         if self.partitions is not None:
             check_current_partition(self.partitions)
         if self.partitions is not None and self.is_claimed:
             raise InvalidOptionError(
-                f"the members of group {self.shown_group!r} claim entries one by one, so that there are no ranges "
-                f"that a run of partitions_def={self.partitions!r} could replay",
+                f"a run of partitions_def={self.partitions!r} cannot replay ranges, because the members of group "
+                f"{self.shown_group!r} claim entries one by one",
                 remedy="Use mode 'resumable', or leave the partitions out.",
             )
         self.policy.__post_init__()
-        # Refuses what can be seen to be wrong while the code is loaded.
+        # Checks the options that are known when the code is loaded.
         self._ingest(self.shown_group, "deferred" if self.table.is_deferred else self.table.path)
 
     @property
@@ -185,28 +185,28 @@ class StreamToTable:
 
     @property
     def partitions(self) -> dg.TimeWindowPartitionsDefinition | None:
-        """Those of the asset itself; ``None`` for an asset without."""
+        """The partitions of the asset; ``None`` if it has none."""
         found = self.spec.partitions_def
         return found if isinstance(found, dg.TimeWindowPartitionsDefinition) else None
 
     @property
     def policy(self) -> LagPolicy:
-        """When the sensor asks for a run."""
+        """The policy by which the sensor requests runs."""
         return self.sensor.for_runs(self.limits.linger_seconds or 0.0)
 
     @property
     def pool(self) -> str | None:
-        """The pool of other ops that write the table, where only one of them may run at a time."""
+        """The pool of all ops that write the table, if only one of them may run at a time."""
         return self.op.pool if self.op.single_writer else None
 
     @property
     def retry_seconds(self) -> float:
-        """How long a run retries after an error that may be temporary."""
+        """How long a run retries after a temporary error, in seconds."""
         return RETRY_SECONDS if self.limits.retry_seconds is None else self.limits.retry_seconds
 
     @property
     def shown_group(self) -> str:
-        """The group for people; that of an ``EnvVar`` is its name in braces."""
+        """The group for display; an ``EnvVar`` as its name in braces."""
         shown = shown_text(self.group) if isinstance(self.group, str) else self.group
         url = self.origin.shown
         return (shown if url is None else StreamSource(url, self.mode, self.origin.client).group(shown)) or (
@@ -215,7 +215,7 @@ class StreamToTable:
 
     @property
     def stream(self) -> StreamSource:
-        """Where the messages come from, with what the variables hold now.
+        """The stream, with variables resolved now.
 
         Raises:
             InvalidOptionError: a variable is not set.
@@ -224,7 +224,7 @@ class StreamToTable:
 
     @property
     def ingestion(self) -> Ingestion:
-        """What goes where, with what the variables hold now.
+        """The group, the table and how rows are made, with variables resolved now.
 
         Raises:
             InvalidOptionError: a variable is not set.
@@ -251,7 +251,7 @@ class StreamToTable:
         )
 
     def configured(self, config: WriterConfig, transform: Transform | None) -> StreamToTable:
-        """As a run config and a transform have it."""
+        """Return the declaration with the options of a run config, and a transform."""
         errors = self.errors
         if config.on_bad_rows is not None:
             errors = replace(errors, on_bad_rows=config.on_bad_rows.value)
@@ -264,18 +264,18 @@ class StreamToTable:
         retry_seconds: float = 0.0,
         on_wait: Callable[[str], object] = _log.warning,
     ) -> StreamToTable:
-        """With the table where its catalog says that it is now; the same where the asset has its path.
+        """Return the declaration with the present location of the table in its catalog.
 
-        A run, and a tick, ask once, so that all they do is about one table.
+        A run and a tick call this once, so everything they do concerns one table.
 
         Args:
-            instance: where the materializations of the asset are.
-            retry_seconds: how long to ask again while the catalog does not answer.
-            on_wait: gets the reason of each wait.
+            instance: the Dagster instance, whose materializations have the previous location.
+            retry_seconds: how long to retry while the catalog does not answer.
+            on_wait: called with the reason of each wait.
 
         Raises:
-            InvalidOptionError: the name is of another place now than at the last materialization; or there is none.
-            AccessDeniedError, CatalogUnavailableError: the catalog does not answer, or refuses.
+            InvalidOptionError: the catalog has no such table, or its location differs from the last materialization.
+            AccessDeniedError, CatalogUnavailableError: the catalog refuses access, or does not answer.
         """
         table = self.table
         if isinstance(table, LakeTable):
@@ -285,8 +285,8 @@ class StreamToTable:
         if known is not None and _comparable(known) != _comparable(path):
             raise InvalidOptionError(
                 f"{table} is at {path} now, but {self.key.to_user_string()} was last written to {known}",
-                remedy="Let the name be of that table again; or, if the other one is meant, whose stream is read from "
-                "its own positions, wipe the materializations of the asset in Dagster.",
+                remedy="Register that table under the name again. If the new table is right, wipe the materializations "
+                "of the asset in Dagster; the stream is then read from the positions of the new table.",
             )
         return replace(self, table=LakeTable(path, (), table.storage_options))
 
@@ -299,23 +299,23 @@ class StreamToTable:
 
     @property
     def source(self) -> StreamUrl:
-        """The stream URL, with what the variables hold now."""
+        """The stream URL, with variables resolved now."""
         return self.stream.url
 
     @property
     def is_claimed(self) -> bool:
-        """Whether the members of the group claim entries one by one, as far as that is known before it is used."""
+        """Whether the members of the group claim entries one by one; false while the URL is in a variable."""
         shown = self.origin.shown
         return shown is not None and StreamSource(shown, self.mode, self.origin.client).is_claimed
 
     @property
     def name(self) -> str:
-        """The key as an identifier: the base of the names of the op, the job and the sensor."""
+        """The key as an identifier, from which the names of the op, the jobs and the sensors are made."""
         return re.sub(r"[^A-Za-z0-9_]", "_", "__".join(self.key.path))
 
     @property
     def job_name(self) -> str:
-        """The name of the job that the sensor asks for."""
+        """The name of the job that the sensor requests."""
         return f"ingest_{self.name}"
 
     @property
@@ -325,7 +325,7 @@ class StreamToTable:
 
     @property
     def has_replay_job(self) -> bool:
-        """Whether there is a replay job: not where runs of partitions replay, nor where there are no ranges."""
+        """Whether the asset has a replay job: not if it has partitions, whose runs replay, or claims entries."""
         return self.partitions is None and not self.is_claimed
 
     @property
@@ -335,6 +335,6 @@ class StreamToTable:
 
 
 def _comparable(location: str) -> str:
-    """S3 has two names of its scheme."""
+    """Return the location in a form to compare, because S3 has two schemes."""
     kind = scheme(location)
     return (f"s3{location[len(kind) :]}" if kind in S3 else location).rstrip("/")

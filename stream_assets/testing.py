@@ -1,4 +1,4 @@
-"""Fault injection: kill or stop the own process at a step of a batch, for tests of users' pipelines and of ours."""
+"""Fault injection for tests: kills or stops the own process at a step of a batch."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Kill:
     """One fault.
 
     Args:
-        step: after which step.
-        file_of: instead: while a table is being written, as soon as a data file shows up: ``rows`` or ``letters``.
-        number: of the batch; ``None``: any.
+        step: the step after which it happens; ``None`` with ``file_of``.
+        number: the number of the batch; ``None`` for any batch.
         signal: SIGKILL, or SIGSTOP to make a zombie.
+        file_of: ``rows`` or ``letters``: it happens as soon as a data file of this table appears during a write.
     """
 
     step: Step | None
@@ -47,10 +47,10 @@ class Kill:
 
     @classmethod
     def parse(cls, text: str) -> Kill:
-        """Read ``STEP[@NUMBER]``: a step's value, ``mid-write`` or ``mid-dead-letters``.
+        """Parse ``STEP[@NUMBER]``, where the step is a value of ``Step``, ``mid-write`` or ``mid-dead-letters``.
 
         Raises:
-            InvalidOptionError: an unknown step.
+            InvalidOptionError: the step is unknown.
 
         Example:
             >>> Kill.parse("rows written@3").number
@@ -61,17 +61,17 @@ class Kill:
         files = {"mid-write": "rows", "mid-dead-letters": "letters"}
         if name not in {**files, **steps}:
             known = ", ".join((*files, *steps))
-            raise InvalidOptionError(f"there is no step {name!r}", remedy=f"Use one of: {known}.")
+            raise InvalidOptionError(f"step {name!r} is unknown", remedy=f"Use one of: {known}.")
         return cls(steps.get(name), int(number) if number else None, file_of=files.get(name))
 
 
 class KillSwitch:
-    """An observer of batches that ends its own process, each fault once.
+    """An observer of batches that ends its own process. Each fault happens once.
 
     Args:
         kills: the faults.
-        table: the table that is written, to see when its files appear.
-        memory: a folder that remembers which faults have happened, so that the next run survives.
+        table: the table that is written, whose folder is watched for new files.
+        memory: a folder that records which faults have happened, so the next run survives them.
 
     Example:
         >>> switch = KillSwitch([Kill.parse("verified")], table="lake/orders", memory="marks")
@@ -86,12 +86,12 @@ class KillSwitch:
     def from_environment(
         cls, *, table: str, memory: str | Path, environment: Mapping[str, str] = os.environ
     ) -> KillSwitch:
-        """The faults named in ``STREAM_ASSETS_KILLS``, separated by commas."""
+        """Read the faults from ``STREAM_ASSETS_KILLS``, separated by commas."""
         listed = environment.get(KILLS_VARIABLE, "")
         return cls([Kill.parse(text) for text in listed.split(",") if text], table=table, memory=memory)
 
     def __call__(self, step: Step, batch: Batch | None) -> None:
-        """Told of a step: end the process if a fault is due."""
+        """End the process if a fault is due after a step."""
         for index, kill in enumerate(self._kills):
             is_due = kill.number is None or (batch is not None and batch.number == kill.number)
             if not is_due or self._mark(index).exists():
@@ -100,8 +100,8 @@ class KillSwitch:
                 self._fire(index, kill)
             elif kill.file_of is not None and step is _BEFORE_FILE[kill.file_of]:
                 folder = self._table if kill.file_of == "rows" else Path(dead_letter_path(str(self._table)))
-                words = (index, kill, folder, _data_files(folder))
-                threading.Thread(target=self._fire_on_file, args=words, daemon=True).start()
+                arguments = (index, kill, folder, _data_files(folder))
+                threading.Thread(target=self._fire_on_file, args=arguments, daemon=True).start()
 
     def _fire_on_file(self, index: int, kill: Kill, folder: Path, before: frozenset[str]) -> None:
         while _data_files(folder) <= before:
@@ -113,12 +113,12 @@ class KillSwitch:
 
     def _fire(self, index: int, kill: Kill) -> None:
         self._memory.mkdir(parents=True, exist_ok=True)
-        # A batch that is written a second time has two who wait for its files.
+        # If a batch is written twice, two threads wait for its files.
         with suppress(FileExistsError), self._mark(index).open("x") as mark:
             mark.write(str(os.getpid()))
             mark.flush()
             self.send(kill)
 
     def send(self, kill: Kill) -> None:
-        """Send the signal to the own process; override it to reach others, too."""
+        """Send the signal to the own process. Override it to signal other processes, too."""
         os.kill(os.getpid(), kill.signal)

@@ -1,4 +1,4 @@
-"""How streams and tables become assets: keys, upstream assets, groups, tags, freshness and automation."""
+"""Translation of streams and tables to assets: keys, upstream assets, groups, tags, freshness and automation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream_consumers.client_config import variable_name
 from stream_consumers.urls import StreamUrl
 
 STREAM_URL = "stream/url"
-"""The metadata of a stream's asset that says where it is."""
+"""The metadata key with the URL of a stream."""
 _UNENCODED = re.compile(r"[A-Za-z0-9._-]+")
 _ENCODED = "percent-encoded"
 _DEFAULT_PORTS = {"kafka": ":9092", "redis": ":6379", "rediss": ":6379"}
@@ -25,13 +25,13 @@ _DEFAULT_PORTS = {"kafka": ":9092", "redis": ":6379", "rediss": ":6379"}
 
 @dataclass(frozen=True)
 class StreamTranslatorData:
-    """What a translator knows of an asset.
+    """The data about an asset that a translator gets.
 
     Args:
-        spec: what the asset was declared with; its key is the name of the function where nothing else was given.
-        origin: where its messages come from; ``str(origin)`` is for people.
-        group: the consumer group, for people.
-        table: the table for people; ``None`` where the key says which one it is.
+        spec: the spec of the declaration; by default its key is the name of the function.
+        origin: the streams; ``str(origin)`` is for display.
+        group: the consumer group, for display.
+        table: the table, for display; ``None`` if the key selects it.
     """
 
     spec: dg.AssetSpec
@@ -41,19 +41,19 @@ class StreamTranslatorData:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the broker, if there is an icon for it and it is known."""
+        """The kind of the broker, for its icon in Dagster; ``None`` if it has none or is unknown."""
         shown = self.origin.shown
         return None if shown is None else find_backend(shown.protocol).kind
 
     @property
     def streams(self) -> Sequence[str]:
-        """The stream keys; the name of the variable where one holds them."""
+        """The stream keys; the name of the variable if it holds them."""
         shown = self.origin.shown
         return [variable_name(self.origin.source)] if shown is None else shown.required_streams()
 
 
 class StreamTranslator:
-    """Decides how streams and tables become assets. Inherit from it, and give ``stream_asset`` yours.
+    """Decides how streams and tables become assets. Pass an object of your subclass to ``stream_asset``.
 
     Example:
         >>> class Sales(StreamTranslator):
@@ -71,10 +71,10 @@ class StreamTranslator:
     """
 
     def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
-        """The asset of the table; what depends on its streams is added if it is not there.
+        """Return the spec of the table's asset, with its dependency on the streams.
 
         Args:
-            data: of the asset.
+            data: the data of the asset.
         """
         spec = data.spec
         known = {TABLE_URI: data.table} if data.table else {}
@@ -85,30 +85,30 @@ class StreamTranslator:
         )
 
     def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:
-        """The external asset that stands for a stream. Its key says which cluster it is at.
+        """Return the spec of the external asset of a stream, whose key includes the cluster.
 
-        Two tables that read one stream have to get the same here.
+        Two tables that read one stream must get the same spec.
 
         Args:
-            data: of an asset that reads it.
+            data: the data of an asset that reads the stream.
             stream: the stream key.
         """
         shown = data.origin.shown
         if shown is None:
-            return dg.AssetSpec(["stream", stream], description=f"What the variable {stream} names.")
+            return dg.AssetSpec(["stream", stream], description=f"The streams in the variable {stream}.")
         cluster = cluster_name(shown)
-        # Nothing else than what the key says: Dagster refuses two specs of one key that differ.
-        place = shown if shown.protocol == "file" else replace(shown, nodes=(cluster,))
+        # The spec depends on nothing but the key, because Dagster refuses two different specs with one key.
+        url = shown if shown.protocol == "file" else replace(shown, nodes=(cluster,))
         return dg.AssetSpec(
             stream_asset_key(shown.protocol, cluster, stream),
-            description=f"Stream {stream} of {place.with_streams([])}.",
+            description=f"Stream {stream} of {url.with_streams([])}.",
             kinds={data.kind} if data.kind else None,
-            metadata={STREAM_URL: str(place.with_streams([stream])), "stream/key": stream},
+            metadata={STREAM_URL: str(url.with_streams([stream])), "stream/key": stream},
         )
 
 
 def cluster_name(url: StreamUrl) -> str:
-    """The name of the cluster in asset keys: the first server, or the name of the file.
+    """Return the name of the cluster in asset keys: the first server, or the name of the file.
 
     Example:
         >>> cluster_name(StreamUrl.parse("kafka://b:9093,a:9092/orders"))
@@ -122,10 +122,10 @@ def cluster_name(url: StreamUrl) -> str:
 
 
 def stream_asset_key(protocol: str, cluster: str, stream: str) -> dg.AssetKey:
-    """The key of the asset that stands for a stream; each stream has its own.
+    """Return the key of the asset of a stream; each stream has its own key.
 
-    Dagster makes the name of an input of it, which may have few characters: colons separate parts of the key, and a
-    stream with other characters, or a part that is empty, is encoded as a whole.
+    Dagster derives the name of an input from the key, and allows few characters in it. So colons separate the parts of
+    the key, and a stream with other characters or an empty part is encoded as a whole.
 
     Example:
         >>> stream_asset_key("redis", "localhost:6380", "user:events").to_user_string()
@@ -133,10 +133,10 @@ def stream_asset_key(protocol: str, cluster: str, stream: str) -> dg.AssetKey:
         >>> stream_asset_key("redis", "cache", "user%3A42").to_user_string()
         'redis/cache/percent-encoded/user_3A42'
     """
-    place = re.sub(r"[^A-Za-z0-9._-]+", "_", cluster).strip("_") or "local"
+    server = re.sub(r"[^A-Za-z0-9._-]+", "_", cluster).strip("_") or "local"
     parts = stream.split(":")
     if parts[0] != _ENCODED and all(map(_UNENCODED.fullmatch, parts)):
-        return dg.AssetKey([protocol, place, *parts])
-    # What it has of percent signs is encoding already.
+        return dg.AssetKey([protocol, server, *parts])
+    # Percent signs in a stream key are kept: they are part of its encoding.
     text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")
-    return dg.AssetKey([protocol, place, _ENCODED, text.replace("%", "_")])
+    return dg.AssetKey([protocol, server, _ENCODED, text.replace("%", "_")])

@@ -257,4 +257,4 @@ def test_a_stream_whose_name_is_misspelt_does_not_look_like_one_that_is_read(
 ) -> None:
     write_stream(folder / "orders.ss", 5)
     message = skip_message(tick(declare(folder, source=f"file://{folder}/orders.ss/ordrs"), instance))
-    assert "or there is none of this name" in message
+    assert "or does not exist" in message

@@ -139,7 +139,7 @@ def test_few_dead_letters_may_be_among_the_newest_messages(folder: Path, instanc
     write(folder / "t", (2, 0, 50), (2, 98, 2), (2, 100, 0))
     found = evaluate(build_dead_letter_ratio_check(batches=2), folder, instance)
     assert found.passed, "2 of 200 are one in a hundred"
-    assert found.description == "2 of 200 messages in the newest 2 batches"
+    assert found.description == "2 of 200 messages in the newest 2 batches are dead letters"
     assert not evaluate(build_dead_letter_ratio_check(batches=2, max_ratio=0.009), folder, instance).passed
     assert not evaluate(build_dead_letter_ratio_check(), folder, instance).passed, "older batches count, too"
 
@@ -148,13 +148,13 @@ def test_dead_letters_that_were_redriven_or_replayed_count_no_more(folder: Path,
     log = write(folder / "t", (20, 0, 20), (20, 20, 0))
     write_dead_letters(folder / "t", "b1", range(20))
     check = build_dead_letter_ratio_check()
-    assert evaluate(check, folder, instance).description == "20 of 40 messages in the newest 2 batches"
+    assert evaluate(check, folder, instance).description == "20 of 40 messages in the newest 2 batches are dead letters"
     redriven = {SHARD: Intervals.of((0, 15))}
     write_next(log, "replay", number=1, messages=15, mode="replace", replay="r1", places=redriven)
-    assert evaluate(check, folder, instance).description == "5 of 40 messages in the newest 2 batches"
+    assert evaluate(check, folder, instance).description == "5 of 40 messages in the newest 2 batches are dead letters"
     write_next(log, "replay", number=2, messages=5, mode="replace", replay="r2", ranges={SHARD: Range(15, 20)})
     found = evaluate(check, folder, instance)
-    assert found.description == "0 of 40 messages in the newest 3 batches"
+    assert found.description == "0 of 40 messages in the newest 3 batches are dead letters"
     assert found.passed
 
 
@@ -166,11 +166,11 @@ def test_a_message_that_was_replayed_often_counts_once(folder: Path, instance: d
         write_next(log, "replay", number=number, messages=1, dead=1, mode="replace", replay=f"r{number}", ranges=ranges)
         write_dead_letters(folder / "t", f"replay{number}", range(1, 2))
     found = evaluate(build_dead_letter_ratio_check(max_ratio=0.4), folder, instance)
-    assert found.description == "1 of 2 messages in the newest 1 batch"
+    assert found.description == "1 of 2 messages in the newest 1 batch are dead letters"
     assert not found.passed
     write_next(log, "replay", number=4, messages=1, mode="replace", replay="r4", ranges={SHARD: Range(0, 1)})
     found = evaluate(build_dead_letter_ratio_check(max_ratio=0.4), folder, instance)
-    assert found.description == "1 of 2 messages in the newest 2 batches"
+    assert found.description == "1 of 2 messages in the newest 2 batches are dead letters"
 
 
 def test_claimed_entries_lie_among_those_of_others(folder: Path, instance: dg.DagsterInstance) -> None:
@@ -180,7 +180,7 @@ def test_claimed_entries_lie_among_those_of_others(folder: Path, instance: dg.Da
     write_next(log, "batch", number=2, messages=1, dead=2, claims=claims)
     write_dead_letters(folder / "t", "batch2", range(5, 7))
     found = evaluate(build_dead_letter_ratio_check(), folder, instance)
-    assert found.description == "2 of 7 messages in the newest 2 batches"
+    assert found.description == "2 of 7 messages in the newest 2 batches are dead letters"
 
 
 @pytest.mark.parametrize(

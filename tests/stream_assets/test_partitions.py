@@ -268,7 +268,7 @@ def test_rows_that_the_stream_does_not_hold_any_more_did_not_come_late(
     replayed.reporter.keep_last_copies({Shard("orders", 0): Range(0, 2)})
     replayed.reporter.report(())
     gone, late = replayed.warned
-    assert gone.startswith("the stream does not hold the messages of orders/0 [0, 2) any more")
+    assert gone.startswith("the stream no longer has the messages of orders/0 [0, 2)")
     assert late.startswith("rows of these partitions that were not replayed: 1. Their messages arrived late")
 
 
