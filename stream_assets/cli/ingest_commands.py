@@ -1,4 +1,4 @@
-"""The commands that write a stream into a table and compare both: ``ingest``, ``lag`` and ``verify``."""
+"""The commands that write a stream into a table, and compare both: ``ingest``, ``lag`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ VERDICT_COUNTS = (
     *("messages", "rows", "dead", "filtered", "unexplained", "skipped"),
     *("missing", "duplicated", "unknown", "other", "lag"),
 )
-# Of a healthy table these are 0.
 HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
 
 
@@ -64,8 +63,15 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
     help="Where a group without a position starts: earliest by default, latest in mode real_time.",
 )
 @data_loss_option
-@click.option("--member", default="main", show_default=True, help="Its name among members that claim entries (Redis).")
-@click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio: <table>.spool.ss by default.")
+@click.option(
+    "--member",
+    default="main",
+    show_default=True,
+    help="The name of this member among those that claim entries (Redis).",
+)
+@click.option(
+    "--spool", type=click.Path(path_type=Path), help="The stream file for stdio; <table>.spool.ss by default."
+)
 @pipeline_options()
 @row_options
 @layout_options
@@ -76,7 +82,7 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Keep polling for this long; SIGTERM or Ctrl-C end it after the current batch.",
+    help="Keep polling for this long. SIGTERM or Ctrl-C ends the run after the current batch.",
 )
 @retry_option
 @spark_options
@@ -93,9 +99,9 @@ def ingest(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write a stream into a Delta table up to its present end, each message once; with --linger also what comes.
+    """Write a stream into a Delta table up to its present end, exactly once. With --linger, also write new messages.
 
-    A pipe (stdio:///orders) is written into a stream file first, up to its end; that file is what is ingested.
+    A pipe (stdio:///orders) is first written into a stream file, up to its end; then that file is ingested.
 
     \b
     Examples:
@@ -116,7 +122,7 @@ def ingest(
 
     url, pipe = _file_of_pipe(pipeline.url, pipeline.table, spool)
     if pipe is not None and linger:
-        raise InvalidOptionError(f"{pipe} is read to its end before: nothing comes later", remedy="Leave --linger out.")
+        raise InvalidOptionError(f"{pipe} is read to its end first, so --linger has no effect", remedy="Leave it out.")
     stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), pipeline.client)
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = conversion.ingestion(
@@ -132,7 +138,7 @@ def ingest(
     check_range("linger_seconds", linger)
     prepare()
     with progress_bar() as progress:
-        # An error of the table or the stream is raised before Spark starts.
+        # Errors of the table and the stream are raised before Spark starts.
         conversion.check(ingestion.ledger().read())
         if pipe is not None:
             _spool(pipe, url, progress)
@@ -149,23 +155,23 @@ def ingest(
                 rows.append(batch_row(report, number=len(rows) + 1, more={"lost": _lost(report)}))
         except (KeyboardInterrupt, SystemExit) as error:
             interruption = error
-    empty = "nothing to read: lag 0" if interruption is None else "it was interrupted before a batch was written"
+    empty = "nothing to read: lag 0" if interruption is None else "interrupted before a batch was written"
     print_rows(rows, as_json=as_json, title=f"{pipeline.source} into {pipeline.table}", empty=empty)
     if interruption is not None:
         raise interruption
     if tails:
         raise TruncatedTailError(
             tails[0],
-            remedy="All whole messages before it are in the table; the next run continues after them.",
+            remedy="All complete messages before it are in the table, and the next run continues after them.",
         )
 
 
 def _file_of_pipe(url: StreamUrl, table: str, spool: Path | None) -> tuple[StreamUrl, StreamUrl | None]:
-    """What to ingest, and the pipe that is spooled into it first, if it is one."""
+    """Return the URL to ingest, and the pipe that is spooled into it first, if any."""
     if find_backend(url.protocol).is_pipe:
         return spool_url(url, spool or default_spool_path(table)), url
     if spool is not None:
-        raise InvalidOptionError(f"{url.shown} is read where it is: --spool is for stdio", remedy="Leave --spool out.")
+        raise InvalidOptionError(f"--spool is only for stdio, not for {url.shown}", remedy="Leave --spool out.")
     return url, None
 
 
@@ -174,9 +180,9 @@ def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     task = progress.add_task("spooled", total=None)
     spooled = spool_stdin(pipe, path, on_message=lambda message: progress.advance(task))
-    note = f"note: {path} has {counted(spooled.messages, 'message')} of stdin now"
+    note = f"note: wrote {counted(spooled.messages, 'message')} of stdin to {path}"
     if spooled.others:
-        note += f", and {counted(spooled.others, 'message')} of other streams, which this run does not ingest"
+        note += f", and {counted(spooled.others, 'message')} of other streams, which are not ingested"
     inform(note, style="yellow")
 
 
@@ -187,16 +193,17 @@ def _lost(report: BatchReport) -> str | None:
 
 @click.command()
 @click.argument("url")
-@click.option("--table", help="The Delta table whose ledger is compared.")
+@click.option("--table", help="The Delta table whose ledger is read.")
 @group_option
 @client_option()
 @storage_option
 @json_option
 def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: dict[str, str], as_json: bool) -> None:
-    """Per shard: where it starts and ends, where the group is, and how far behind.
+    """Print the start and the end of each shard, the positions of the group, and its lag.
 
-    "blocked" counts what an open transaction holds back behind the end. "lost" is what is gone from the stream that the
-    group has not read, or what a RESTORE removed of a stream that was recreated since; then the exit code is 1.
+    "blocked" is the number of messages after the end that an open transaction holds back. "lost" is a range that is
+    gone from the stream and that the group has not read, or that a RESTORE removed from a stream that was recreated
+    since. If there is a lost range, the exit code is 1.
 
     \b
     Examples:
@@ -220,14 +227,14 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
             behind = opened.count(gaps)
-            # A shard that has ended holds nothing any more; a RESTORE may have removed rows of it.
+            # A shard of an ended epoch has no extent, but a RESTORE may have removed rows of it.
             extents = {**{shard: Extent(part.start, part.end) for shard, part in lost.items()}, **extents}
         if table is None and committed is None:
             raise InvalidOptionError(
-                f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
+                f"{url} has no broker that stores groups", remedy="Add --table, whose ledger has the positions."
             )
         if table is not None and ledger.newest is None:
-            inform(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow")
+            inform(f"note: the ledger of {table} has no entry of group {group!r} yet", style="yellow")
         rows = [
             {
                 "shard": str(shard),
@@ -241,10 +248,10 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
             }
             for shard, extent in extents.items()
         ]
-    nothing = "the stream is empty, or there is none of this name: lag 0"
+    nothing = "the stream is empty or does not exist: lag 0"
     print_rows(rows, as_json=as_json, title=f"{pipeline.url}, group {group}", empty=nothing)
     if any(row["lost"] for row in rows):
-        inform(f"the next run of group {group} stops, or records what is lost with --on-data-loss record", style="red")
+        inform(f"the next run of group {group} stops; with --on-data-loss record it records the loss", style="red")
         sys.exit(1)
 
 
@@ -256,7 +263,7 @@ def _is_claimed(pipeline: Pipeline) -> bool:
 
 
 def _claimed_rows(pipeline: Pipeline, ledger: LedgerState) -> list[dict[str, Any]]:
-    """A group that claims entries has no position; the server knows what is unread and what is pending."""
+    """Return the rows of a group that claims entries. It has no positions, but unread and pending entries."""
     from spark_jobs.claims.claim_state import claim_state, losses_of_claims
 
     with pipeline.claims() as claims:
@@ -282,7 +289,7 @@ def _claimed_rows(pipeline: Pipeline, ledger: LedgerState) -> list[dict[str, Any
 @pipeline_options()
 @json_option
 def verify(pipeline: Pipeline, as_json: bool) -> None:
-    """Compare the stream with the table, row by row as each batch wrote it; exit code 1 unless all is there.
+    """Compare the stream with the table, row by row. The exit code is 1 unless all messages are accounted for.
 
     \b
     Example:
@@ -318,7 +325,7 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
             inform(f"{verdict.shard}: {what} {listed} …", style="red")
         if verdict.lost is not None:
             inform(
-                f"{verdict.shard}: {pipeline.span(verdict.lost)} is gone from the stream, and not in the table",
+                f"{verdict.shard}: {pipeline.span(verdict.lost)} is gone from the stream, and is not in the table",
                 style="red",
             )
         for bid, count in verdict.missing_dead.items():
@@ -326,7 +333,7 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
         if verdict.unexplained:
             inform(
                 f"note: {verdict.shard}: {counted(verdict.unexplained, 'message')} without rows may be filtered or "
-                "missing: commits or files that would show it are gone, or parts of their batch were replaced",
+                "missing; the commits or files that would show it are gone, or parts of their batch were replaced",
                 style="yellow",
             )
         if verdict.uncompared is not None:
@@ -342,23 +349,23 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
 
 
 def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
-    """What cannot be compared, and what other writers did: what is wrong may come from them."""
+    """Yield notes on what cannot be compared, and on changes by other writers, which may explain differences."""
     from spark_jobs.ledger.table_rows import PLACE, UNPLACED, column_names, count_where
 
     if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
-        yield f"{', '.join(ended)}: the stream is gone, so that its rows cannot be compared"
+        yield f"{', '.join(ended)}: the stream is gone, so its rows cannot be compared"
     names = "|".join(map(re.escape, column_names(ledger.log)))
     for commit in islice(ledger.foreign(), MAX_FOREIGN_COMMITS):
         parts = [f"version {commit.version}, {commit.operation}"]
         if commit.timestamp_ms is not None:
             parts.append(f"at {utc_text(commit.timestamp_ms)}")
         parts += [f"by {commit.by}"] if commit.by else []
-        # Spark writes each column with a number of its own.
+        # Spark appends a number to the name of each column.
         where = re.sub(rf"\b({names})#\d+L?", r"\1", commit.predicate)
         parts += [f"where {where}"] if where else []
-        yield f"others changed rows of the table: {' '.join(parts)}"
+        yield f"another writer changed rows of the table: {' '.join(parts)}"
     if count := count_where(ledger.log, UNPLACED):
         yield (
-            f"{count} rows lack {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If another "
-            "writer made these null, RESTORE the table, or delete the rows before a replay writes them again"
+            f"{count} rows have no {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If "
+            "another writer set these to null, RESTORE the table, or delete the rows before a replay writes them again"
         )

@@ -1,4 +1,4 @@
-"""The commands for this machine: ``doctor``, ``spark status`` and ``spark stop``."""
+"""The commands for the local machine: ``doctor``, ``spark status`` and ``spark stop``."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 NEEDED_JAVA = 17
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
 TWO_RUNS = (
-    "safe on local disks, HDFS, Azure and Google storage, and on Amazon S3 with the log store of our sessions: "
-    "doctor --table s3a://…"
+    "safe on local disks, HDFS, Azure and Google storage, and on Amazon S3 with the log store that sessions of "
+    "stream-assets use; check with doctor --table s3a://…"
 )
 
 
 @click.command()
-@click.option("--table", help="Also start Spark, and look whether it can write this table safely.")
+@click.option("--table", help="Also start Spark, and check whether it can write this table safely.")
 @storage_option
 @spark_options
 def doctor(table: str | None, storage: dict[str, str], spark: SparkSettings) -> None:
-    """Check what this machine has: Java, the Delta jars, packages; and whether two runs may write a table at once.
+    """Check Java, the Delta jars and packages, and whether two runs may write a table at the same time.
 
     \b
     Examples:
@@ -94,7 +94,7 @@ def _package_version(package: str) -> str:
 
 
 def _local_spark() -> str:
-    """Whether a run finds a local Spark that already runs."""
+    """Return whether runs share a local Spark server, and how many servers run."""
     from spark_jobs.session import SPARK_VARIABLE
     from spark_jobs.spark_server.folder import (
         ServerFolder,
@@ -111,26 +111,26 @@ def _local_spark() -> str:
         with folders_lock():
             check_unix_sockets(ServerFolder(servers_folder()))
         living = sum(server.is_alive() for server in server_folders())
-        return f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
+        return f"a server that outlives runs, in {servers_folder()}; {counted(living, 'server')} running"
     except UnusableFolderError as error:
         return f"starts with each run: {error}"
 
 
 def _log_store(table: str, storage: dict[str, str], spark: SparkSettings) -> str:
-    """What keeps two runs that write a table apart, in a session like those of runs."""
+    """Return the log store that keeps concurrent writers of a table apart, in a session like those of runs."""
     from spark_jobs.writing.delta_table import check_log_store, log_store_of
 
     session = spark.session(table, storage)
     check_log_store(session, table, single_writer=spark.single_writer)
-    return log_store_of(session, table) or "the log store that Delta takes by itself"
+    return log_store_of(session, table) or "the default log store of Delta"
 
 
 @click.group()
 def spark() -> None:
-    """Look at the local Spark servers that runs share, and end them.
+    """List or stop the local Spark servers that runs share.
 
-    A run that needs a local Spark starts a server, and the next runs with the same Python, settings, working directory
-    and environment use it. It ends after 15 minutes without a run.
+    A run that needs a local Spark starts a server. Later runs with the same Python, settings, working directory and
+    environment use it. It stops after 15 minutes without a run.
 
     \b
     Examples:
@@ -142,7 +142,7 @@ def spark() -> None:
 @spark.command()
 @json_option
 def status(as_json: bool) -> None:
-    """The servers of this user on this machine.
+    """List the servers of this user on this machine.
 
     \b
     Examples:
@@ -154,9 +154,9 @@ def status(as_json: bool) -> None:
 
 
 @spark.command()
-@click.option("--force", is_flag=True, help="Also those that a run uses; it fails, and nothing is lost.")
+@click.option("--force", is_flag=True, help="Also stop servers that a run uses; the run fails, but nothing is lost.")
 def stop(force: bool) -> None:
-    """End the servers that no run uses; the next run starts one.
+    """Stop the servers that no run uses; the next run starts a new one.
 
     \b
     Examples:
@@ -168,17 +168,20 @@ def stop(force: bool) -> None:
     living = 0
     for server in _live_servers():
         if server.address() is None:
-            inform(f"{server.path.name} is starting, which is waited for", style="yellow")
+            inform(f"waiting for {server.path.name}, which is starting", style="yellow")
         with server.start_lock():
             runs = 0 if force else len(server.connected_sessions())
             has_ended = not runs and end_server(server)
         living += not has_ended
         if runs:
-            inform(f"{server.path.name} is used by {counted(runs, 'run')}: it stays; --force ends it", style="yellow")
+            inform(
+                f"{server.path.name} is used by {counted(runs, 'run')} and keeps running; --force stops it",
+                style="yellow",
+            )
         elif has_ended:
-            inform(f"{server.path.name} has ended", style="green")
+            inform(f"{server.path.name} has stopped", style="green")
         else:
-            inform(f"{server.path.name} does not end; its process is {server.process()}: kill it", style="red")
+            inform(f"{server.path.name} does not stop; kill its process {server.process()}", style="red")
     sys.exit(1 if living else 0)
 
 
@@ -189,7 +192,7 @@ def _live_servers() -> list[ServerFolder]:
         return [server for server in server_folders() if server.is_alive()]
     except UnusableFolderError as error:
         raise SparkSessionError(
-            f"no Spark server is kept here: {error}", remedy="Runs have their own Spark."
+            f"Spark servers are not used here: {error}", remedy="Each run starts its own Spark."
         ) from error
 
 

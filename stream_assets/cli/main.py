@@ -19,7 +19,7 @@ from stream_assets.cli.stream_commands import infer, peek, produce, relay
 def main() -> None:
     """Streams into Delta tables exactly once.
 
-    URLs name the streams behind the last slash:
+    A URL names the streams after its last slash:
 
     \b
       file://path/to/orders.ss/orders      kafka://host:9092/orders      memory://name/orders
@@ -30,7 +30,7 @@ def main() -> None:
 @main.command()
 @click.option("--messages", type=click.IntRange(min=4000), default=100_000, show_default=True)
 def demo(messages: int) -> None:
-    """Messages from a file into Delta under a real Dagster daemon, with two runs killed on the way.
+    """Ingest messages from a file into Delta under a real Dagster daemon, which survives two killed runs.
 
     \b
     Example:

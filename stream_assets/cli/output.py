@@ -1,4 +1,4 @@
-"""What the commands print: progress, tables of rows, and what happened to each batch."""
+"""Output of the commands: progress, tables of rows, and the result of each batch."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ err = Console(stderr=True, highlight=False)
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log lines for a terminal, which obeys nothing in them."""
+    """Formats log lines without terminal control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and its traceback."""
+        """Format a record with its traceback."""
         return printable_lines(super().format(record))
 
 
 def progress_bar(console: Console = err) -> Progress:
-    """A progress bar; on stderr by default, because stdout may be a pipe."""
+    """Create a progress bar; on stderr by default, because stdout may be a pipe."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console)
 
 
 def inform(text: str, *, style: str | None = None) -> None:
-    """Say something on stderr, with nothing in it that the terminal obeys."""
+    """Print text on stderr, without terminal control characters."""
     err.print(printable_lines(text), style=style, markup=False, soft_wrap=True)
 
 
 def print_waiting(why: str) -> None:
-    """Say why a command waits."""
+    """Print why a command waits."""
     inform(f"waiting: {why}", style="yellow")
 
 
-def print_dead_letter(letter: DeadLetter) -> None:
+def print_dead_letter(dead: DeadLetter) -> None:
     """Print a dead letter on stderr."""
-    when = "" if letter.timestamp_ms is None else f" of {utc_text(letter.timestamp_ms)}"
+    when = "" if dead.timestamp_ms is None else f" of {utc_text(dead.timestamp_ms)}"
     inform(
-        f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",
+        f"dead letter{when} in {dead.shard} at offset {dead.offset}: {dead.error} ({len(dead.payload)} bytes)",
         style="yellow",
     )
 
@@ -66,15 +66,15 @@ def print_rows(
     if_any: Collection[str] = (),
     console: Console = out,
 ) -> None:
-    """Print rows as a table for people, or as one JSON list for machines.
+    """Print rows as a table, or as JSON.
 
     Args:
-        rows: the values of each column; all rows have the same columns.
-        title: above the table.
+        rows: the values by column; all rows have the same columns.
+        title: the title above the table.
         as_json: print JSON, with all columns.
-        empty: what is printed if there are no rows.
-        if_any: columns that the table leaves out if they are 0 or missing in all rows.
-        console: where the table is printed.
+        empty: the text that is printed if there are no rows.
+        if_any: columns that the table omits if they are 0 or missing in all rows.
+        console: the console of the table.
     """
     if as_json:
         click.echo(json.dumps({"rows": rows}))
@@ -89,20 +89,20 @@ def print_rows(
         table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_cell(row[name])) for name in shown))
-    # Numbers are never cut, however narrow the terminal or the file is.
+    # The table may be wider than the terminal, so that numbers are never truncated.
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)
 
 
 def _cell(value: Any) -> str:
-    # Reasons of dead letters quote what is in messages.
+    # Reasons of dead letters may quote control characters from messages.
     return "–" if value is None else printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def follow_batches(
     events: Iterable[Event], progress: Progress, task: TaskID, tails: list[str] | None = None
 ) -> Iterator[BatchReport]:
-    """Show each batch as it is written, and pass it on; say why the run waits, and collect what is wrong at its end."""
+    """Yield the batches as they are written and show progress; print waits, and collect truncated ends in ``tails``."""
     from spark_jobs.batches.ingestion import BatchReport, Tail, Waiting
 
     done, number = 0, 0
@@ -122,13 +122,13 @@ def follow_batches(
 
 
 def batch_row(report: BatchReport, *, number: int, more: dict[str, object], lag: str = "lag") -> dict[str, object]:
-    """A batch for :func:`print_rows`.
+    """Return a batch as a row for :func:`print_rows`.
 
     Args:
         report: the batch.
-        number: of the batch, from 1 on in each run of the command.
-        more: columns of one command only.
-        lag: what the messages that are left are called.
+        number: the number of the batch, which starts at 1 in each run of the command.
+        more: additional columns of a command.
+        lag: the name of the column of messages that are left.
     """
     return {
         "batch": number,

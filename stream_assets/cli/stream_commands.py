@@ -1,4 +1,4 @@
-"""The commands for streams alone: ``produce``, ``peek``, ``relay`` and ``infer``."""
+"""The commands that only use streams: ``produce``, ``peek``, ``relay`` and ``infer``."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ if TYPE_CHECKING:
 @click.argument("url")
 @click.option("--count", type=click.IntRange(min=0), help="Write this many numbered JSON messages.")
 @click.option("--from", "lines", type=click.File("rb"), help="Send each line of this file; '-' is stdin.")
-@click.option("--json-lines", is_flag=True, help="Each line is a message as peek --json prints it.")
-@click.option("--shards", type=click.IntRange(min=1), help="Send to this many shards in turn; 1 by default.")
-@click.option("--shard", type=click.IntRange(min=0), help="Send everything to this shard (a Kafka partition).")
+@click.option("--json-lines", is_flag=True, help="Read each line as a message in the format of peek --json.")
+@click.option("--shards", type=click.IntRange(min=1), help="Distribute messages over this many shards; 1 by default.")
+@click.option("--shard", type=click.IntRange(min=0), help="Send all messages to this shard (a Kafka partition).")
 @click.option("--key", help="The key of each message (Kafka).")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of each message.")
-@click.option("--beacon-interval", type=int, help="Bytes between the beacons of a stream file; 1048576 by default.")
+@click.option(
+    "--beacon-interval", type=int, help="The number of bytes between beacons of a stream file; 1048576 by default."
+)
 @click.option("--end", is_flag=True, help="Write the end-of-stream message into a stream file.")
 @click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
 @client_option()
@@ -68,10 +70,10 @@ def produce(
     as_json: bool,
     client: ClientConfig,
 ) -> None:
-    """Send messages; each line of stdin is one unless --count or --from is given.
+    """Send messages. Each line of stdin is a message, unless --count or --from is given.
 
-    A JSON line keeps its own key, headers and time; its stream and sequence are not used, and its shard only if neither
-    --shard nor --shards is given.
+    With --json-lines, a message keeps its key, headers and time. Its stream and sequence are ignored, and so is its
+    shard if --shard or --shards is given.
 
     \b
     Examples:
@@ -86,11 +88,13 @@ def produce(
     exclusive = [("--count", "--from"), ("--shards", "--shard")]
     for one, other in (*exclusive, *(("--json-lines", option) for option in ("--count", "--key", "--header"))):
         if given_options[one] is not None and given_options[other] is not None:
-            raise InvalidOptionError(f"{one} and {other} exclude each other", remedy="Use one of them.")
+            raise InvalidOptionError(f"{one} and {other} cannot be combined", remedy="Use one of them.")
     target = StreamUrl.parse(url)
     is_file = find_backend(target.protocol).producer_options is FileProducerOptions
     if not is_file and (beacon_interval is not None or end):
-        raise InvalidOptionError(f"{target.shown} is no stream file", remedy="Leave out --beacon-interval and --end.")
+        raise InvalidOptionError(
+            f"{target.shown} is not a stream file", remedy="Leave out --beacon-interval and --end."
+        )
     interval = DEFAULT_BEACON_INTERVAL if beacon_interval is None else beacon_interval
     options = FileProducerOptions(beacon_interval=interval, end_with_eos=end) if is_file else None
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
@@ -107,7 +111,7 @@ def produce(
             if representable(producer, message) != message:
                 raise InvalidOptionError(
                     f"{target.shown} cannot keep the key, the headers or the missing payload of message {index + 1}",
-                    remedy="Leave them out. The messages before it were sent.",
+                    remedy="Leave them out. The messages before this one were sent.",
                     sent=index,
                 )
             to = message.shard.id if shard is None else shard
@@ -139,14 +143,14 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def _message(line: bytes, given: Message, *, is_json: bool) -> Message:
-    """The message of a line: a JSON line has a key and headers of its own, any other has those of the command line."""
+    """Make the message of a line. A JSON line has its own key and headers, any other has those of the options."""
     if not is_json:
         return replace(given, payload=line, timestamp_ms=now_milliseconds())
     try:
         return Message.from_json(json.loads(line))
     except (ValueError, RecursionError) as error:
         raise InvalidOptionError(
-            f"a line is not JSON: {error}", remedy="Leave --json-lines out, or correct it."
+            f"a line is not JSON: {error}", remedy="Leave --json-lines out, or correct the line."
         ) from error
 
 
@@ -158,11 +162,11 @@ def _lines(stream: Any) -> Iterator[bytes]:
 @click.command()
 @click.argument("url")
 @click.option("--mode", type=click.Choice(MODES), default="real_time", show_default=True)
-@click.option("--group", help="The consumer group, for modes that have one.")
+@click.option("--group", help="The consumer group, in modes that have one.")
 @click.option("--start", default="earliest", show_default=True, help="earliest, latest, a sequence, or an ISO time.")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="Stop after this many messages.")
-@click.option("--follow", is_flag=True, help="Wait for more at the end.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--follow", is_flag=True, help="Wait for more messages at the end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @client_option()
 def peek(
     url: str,
@@ -174,9 +178,9 @@ def peek(
     as_json: bool,
     client: ClientConfig,
 ) -> None:
-    """Print messages; nothing is committed. Dead letters go to stderr.
+    """Print messages, and dead letters on stderr. Nothing is committed.
 
-    With --mode resumable and --group (Kafka) it begins where the group is.
+    With --mode resumable and --group (Kafka) it starts at the positions of the group.
 
     \b
     Examples:
@@ -187,8 +191,8 @@ def peek(
     shown = find_backend(StreamUrl.parse(url).protocol).shown_sequence
     if mode != ConsumerMode.REAL_TIME.value and StreamSource(url, client=client).may_be_claimed:
         raise InvalidOptionError(
-            f"a look as a member of the group would take its entries away: --mode {mode}",
-            remedy="Leave --mode out, and begin with --start at a sequence that stream-assets lag shows.",
+            f"--mode {mode} would claim entries of the group, which other members would then not get",
+            remedy="Leave --mode out, and set --start to a sequence that stream-assets lag shows.",
         )
     is_latest = start == "latest"
     reset = AutoStreamReset.LATEST if is_latest else AutoStreamReset.EARLIEST
@@ -210,10 +214,10 @@ def peek(
 
 
 def seek_start(consumer: Consumer, start: str) -> None:
-    """Move a consumer to where ``--start`` says.
+    """Move a consumer to the value of ``--start``.
 
     Raises:
-        InvalidOptionError: that is no place.
+        InvalidOptionError: the value is not a position.
     """
     if start in ("earliest", "latest"):
         return
@@ -224,7 +228,7 @@ def seek_start(consumer: Consumer, start: str) -> None:
         moment = datetime.fromisoformat(start.replace("Z", "+00:00"))
     except ValueError as error:
         raise InvalidOptionError(
-            f"--start {start!r} is no place",
+            f"--start {start!r} is not a position",
             remedy="Use earliest, latest, a sequence, or a time like 2026-11-01T12:00.",
         ) from error
     consumer.seek(moment)
@@ -234,10 +238,11 @@ def _print_message(message: Message, sequence: int, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(message.to_json()))
         return
-    place = f"{message.shard.stream} | {sequence} | {message.shard.id}"
+    position = f"{message.shard.stream} | {sequence} | {message.shard.id}"
     key = "" if message.key is None else f" key={shown_bytes(message.key)}"
     headers = "".join(f" {name}={shown_bytes(value)}" for name, value in message.headers)
-    click.echo(f"[{utc_text(message.timestamp_ms)} | {place}]{printable(key + headers)} {shown_bytes(message.payload)}")
+    text = f"{printable(key + headers)} {shown_bytes(message.payload)}"
+    click.echo(f"[{utc_text(message.timestamp_ms)} | {position}]{text}")
 
 
 FLUSH_MESSAGES = 5000
@@ -247,11 +252,13 @@ IDLE_SECONDS = 0.05
 @click.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--live/--no-live", default=False, show_default=True, help="Wait for more at the end of the source.")
+@click.option("--live/--no-live", default=False, show_default=True, help="Wait for more messages at the end of SOURCE.")
 @click.option(
-    "--shards", type=click.IntRange(min=1), help="The shards of a stream that is made in TARGET (Kafka, Redis)."
+    "--shards",
+    type=click.IntRange(min=1),
+    help="The number of shards of a stream that is created in TARGET (Kafka, Redis).",
 )
-@click.option("--bare", is_flag=True, help="Write payloads without headers to stdout, for tools like jq.")
+@click.option("--bare", is_flag=True, help="Write only payloads to stdout, for tools like jq.")
 @client_option("--source-client", of="source's")
 @client_option("--target-client", of="target's")
 def relay(
@@ -265,9 +272,9 @@ def relay(
 ) -> None:
     """Send every message of SOURCE to TARGET, from the beginning to the end.
 
-    Streams, shards and times are kept; sequences are the target's. One stream may go to one of another name; lines
-    without a stream go to the first stream of TARGET. A pipe ends when it is closed. If it fails, it reports what was
-    read and is not known to have arrived; run again, it begins at the beginning.
+    Streams, shards and times are kept; TARGET assigns new sequences. A single stream may go to a stream of another
+    name. Lines without a stream go to the first stream of TARGET. A pipe ends when it is closed. After an error, the
+    command reports messages that were read, but may not have arrived. Every run starts at the beginning.
 
     \b
     Examples:
@@ -297,27 +304,27 @@ def relay(
         except BaseException as error:
             try:
                 if isinstance(error, KeyboardInterrupt):
-                    # The usual end of --live: what can arrive does.
+                    # Ctrl-C is the usual end of --live, so messages that were sent are flushed.
                     sent.flush()
             finally:
                 inform(sent.shortfall(), style="red")
                 if isinstance(consumer, StdioConsumer) and consumer.waiting:
-                    inform(f"read from stdin and not sent: {counted(consumer.waiting, 'more line')}", style="red")
+                    inform(f"read from stdin, but not sent: {counted(consumer.waiting, 'more line')}", style="red")
             raise
     for shard, receipt in sorted(sent.receipts.items()):
         inform(f"{shard}: sent up to sequence {receipt.sequence}")
     if sent.stripped:
-        inform(f"{counted(sent.stripped, 'message')} with a key, headers or no payload, which the target cannot keep")
+        inform(f"the target cannot keep the key, headers or null payload of {counted(sent.stripped, 'message')}")
     if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
         inform(f"not sent: {counted(consumer.unclaimed, 'line')} of other streams")
 
 
 def route_streams(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
-    """Which stream of the target each stream of the source goes to.
+    """Return the stream of the target for each stream of the source.
 
     Raises:
-        InvalidUrlError: one of them names no stream.
-        InvalidOptionError: a stream of the source has no place, or is its own.
+        InvalidUrlError: a URL names no stream.
+        InvalidOptionError: a stream of the source has no stream in the target, or would be sent to itself.
 
     Example:
         >>> route_streams(StreamUrl.parse("stdio:///orders"), StreamUrl.parse("memory://shop/sales"))
@@ -335,27 +342,27 @@ def route_streams(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
             remedy="Name the same streams in both, or one in each.",
         )
     is_pipe = find_backend(source.protocol).is_pipe
-    if is_same_broker(source, target) and any(stream == place for stream, place in found.items()):
-        raise InvalidOptionError(f"{target.shown} would be sent to itself", remedy="Name another stream or place.")
+    if is_same_broker(source, target) and any(stream == to for stream, to in found.items()):
+        raise InvalidOptionError(f"{target.shown} would be sent to itself", remedy="Name another stream or server.")
     if is_pipe:
         found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
     return found
 
 
 def is_same_broker(source: StreamUrl, target: StreamUrl) -> bool:
-    """Whether both are in one file, or at one broker; two pipes are two."""
+    """Whether both URLs have the same file or broker; two pipes are always different."""
     is_pipe = find_backend(source.protocol).is_pipe
     return not is_pipe and source.protocol == target.protocol and _broker(source) == _broker(target)
 
 
 def _broker(url: StreamUrl) -> object:
-    """Where it is; a file has one place, however its path is written."""
+    """Return the servers, or the real path of a file."""
     return os.path.realpath(url.path) if url.protocol == "file" else sorted(url.nodes)
 
 
 @dataclass
 class RelayProgress:
-    """What a run has sent, and what of it is known to have arrived."""
+    """The messages that a relay has sent, and those that have arrived."""
 
     producer: Producer
     done: int = 0
@@ -371,16 +378,16 @@ class RelayProgress:
         self.receipts[receipt.shard] = receipt
 
     def flush(self) -> None:
-        """Wait until everything sent has arrived."""
+        """Wait until all messages that were sent have arrived."""
         self.producer.flush()
         self.done += sum(map(len, self.unsent.values()))
         self.unsent.clear()
 
     def shortfall(self) -> str:
-        """What arrived, and what was read and is not known to have arrived."""
+        """Return a report of the messages that arrived, and of those that were read, but may not have arrived."""
         lines = [f"{counted(self.done, 'message')} arrived"]
         lines += [
-            f"read and not known to have arrived: {len(sequences)} of {shard}, "
+            f"read, but may not have arrived: {len(sequences)} of {shard}, "
             f"sequences {min(sequences)} to {max(sequences)}"
             for shard, sequences in sorted(self.unsent.items())
         ]
@@ -388,7 +395,7 @@ class RelayProgress:
 
 
 def _relay(consumer: Consumer, sent: RelayProgress, to_streams: Mapping[str, str]) -> None:
-    """Send everything until the source ends, and flush: often, and whenever there is nothing to read."""
+    """Send all messages until the source ends; flush after a number of messages, and when there is nothing to read."""
     waiting = 0
     with progress_bar() as progress:
         task = progress.add_task("relayed", total=None)
@@ -409,7 +416,7 @@ def _relay(consumer: Consumer, sent: RelayProgress, to_streams: Mapping[str, str
 
 
 def representable(producer: Producer, message: Message) -> Message:
-    """As much of a message as the target of a producer can hold of its key, its headers and a missing payload."""
+    """Return a message without the parts that the target cannot store: its key, its headers, or a null payload."""
     if isinstance(producer, KafkaProducer):
         return message
     headers = message.headers if isinstance(producer, RedisProducer) else ()
@@ -420,13 +427,13 @@ def representable(producer: Producer, message: Message) -> Message:
 def send_message(
     producer: Producer, message: Message, *, stream: str | None = None, shard: int | None = None
 ) -> Receipt:
-    """Send a message with its time, its key and its headers, as far as they are :func:`representable`.
+    """Send a message with its time, and with its key and headers as far as they are :func:`representable`.
 
     Args:
-        producer: sends it.
-        message: of any stream.
-        stream: where it goes; the first stream of the producer by default.
-        shard: where it goes; that of the message by default.
+        producer: the producer of the target.
+        message: a message of any stream.
+        stream: the stream of the target; the first stream of the producer by default.
+        shard: the shard of the target; the shard of the message by default.
     """
     sent = representable(producer, message)
     payload: Any = sent.payload
@@ -439,10 +446,12 @@ def send_message(
 
 @click.command()
 @click.argument("url")
-@click.option("--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Messages to read.")
+@click.option(
+    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="The number of messages to read."
+)
 @click.option("--start", default="earliest", show_default=True, help="earliest, a sequence, or an ISO time.")
-@click.option("--table-like", metavar="TABLE", help="Keep the types of this Delta table where the messages fit them.")
-@click.option("--json", "as_json", is_flag=True, help="Print all that was found as JSON.")
+@click.option("--table-like", metavar="TABLE", help="Keep the types of this Delta table if the messages fit them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @client_option()
 @storage_option
 def infer(
@@ -454,9 +463,9 @@ def infer(
     client: ClientConfig,
     storage: dict[str, str],
 ) -> None:
-    """Find a schema for payloads that are JSON: print the DDL, and on stderr what was found.
+    """Infer a schema from JSON payloads: print the DDL, and details on stderr.
 
-    It joins no group, commits nothing, and needs no Spark.
+    The command joins no group, commits nothing, and needs no Spark.
 
     \b
     Examples:
@@ -467,9 +476,7 @@ def infer(
     from spark_jobs.writing.schema_inference import fitted, infer
 
     if start == "latest":
-        raise InvalidOptionError(
-            "--start latest: there is no message behind the last one", remedy="Use earliest, a sequence, or a time."
-        )
+        raise InvalidOptionError("--start latest selects no messages", remedy="Use earliest, a sequence, or a time.")
     with create_consumer(url, live=False, client=client, on_dead_letter=print_dead_letter) as consumer:
         seek_start(consumer, start)
         payloads = [message.payload for message in islice(consumer, sample)]
@@ -478,7 +485,7 @@ def infer(
         reasons = "; ".join(f"{count} are {reason}" for reason, count in found.refused.items())
         raise SchemaMismatchError(
             f"of {counted(found.messages, 'message')}, none has a field{': ' if reasons else ''}{reasons}",
-            remedy="Read from another place with --start; or decode without a schema: --decode variant, text or raw.",
+            remedy="Read from another position with --start; or use --decode variant, text or raw, without a schema.",
         )
     if table_like:
         found = fitted(found, payloads, _columns(table_like, storage))
@@ -499,7 +506,7 @@ def infer(
 
 
 def _columns(table: str, storage: Mapping[str, str]) -> StructType:
-    """The columns of a table that are not of the stream."""
+    """Return the columns of a table without the stream columns."""
     from pyspark.sql.types import StructType
 
     from spark_jobs.ledger.delta_log import DeltaLog
@@ -509,6 +516,6 @@ def _columns(table: str, storage: Mapping[str, str]) -> StructType:
 
     log = DeltaLog(check_location(table), storage_options=storage)
     if log.snapshot() is None:
-        raise TableUnreadableError(f"there is no Delta table at {table}", remedy="Leave --table-like out.")
+        raise TableUnreadableError(f"{table} is not a Delta table", remedy="Correct --table-like, or leave it out.")
     columns = StructType.fromJson(dict(schema_of(log))).fields
     return StructType([column for column in columns if column.name not in STREAM_COLUMNS])
