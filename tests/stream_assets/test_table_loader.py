@@ -179,7 +179,10 @@ def test_the_newest_version_is_loaded_where_that_of_the_materialization_is_gone(
     rows = ids_of(load(lake, instance, pa.Table))
     assert sorted(rows) == [1, 2]
     (warning,) = warnings_of(instance)
-    assert f"version {version} of {path}, of the last materialization, is gone" in warning
+    assert (
+        f"version {version} of {path}, which was last materialized, is gone: it was cleaned up, or the table was "
+        "recreated; the newest version"
+    ) in warning
 
 
 def test_files_that_were_joined_since_are_no_reason_for_another_version(

@@ -443,4 +443,4 @@ def test_ingest_that_stays_ends_and_prints_what_it_wrote(server: str, folder: Pa
 def test_a_pipe_has_nothing_to_stay_for(tmp_path: Path) -> None:
     done = run("ingest", "--source", "stdio:///orders", "--table", tmp_path / "t", "--linger", "5", text="1\n")
     assert done.exit_code == 1
-    assert "Leave --linger out" in done.stderr
+    assert "stdio:///orders is read to its end first, so --linger has no effect. Leave it out." in done.stderr

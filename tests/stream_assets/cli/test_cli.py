@@ -57,14 +57,14 @@ def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -
     broken = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
     assert broken.exit_code == 1
     assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 0]
-    assert "note: others changed rows of the table: version 3, DELETE at 20" in broken.stderr
+    assert "note: another writer changed rows of the table: version 3, DELETE at 20" in broken.stderr
     assert "(_sequence = 7)" in broken.stderr, "which rows"
     assert "nothing to read: lag 0" in ingest(folder).output, "it is not read again in silence"
-    assert "rows lack" not in broken.stderr
+    assert "rows have no" not in broken.stderr
     spark.sql(f"UPDATE delta.`{folder}/t` SET _sequence = NULL WHERE _shard = 1 AND _sequence < 3")
     broken = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
     assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 2]
-    assert "note: 2 rows lack _stream or _shard or _sequence" in broken.stderr
+    assert "note: 2 rows have no _stream or _shard or _sequence: they are not compared" in broken.stderr
 
 
 def test_lines_on_stdin_are_messages(folder: Path) -> None:
@@ -108,7 +108,10 @@ def test_a_truncated_tail_is_told_after_all_whole_messages_are_in_the_table(spar
     long_ago = time.time() - 60
     os.utime(file, (long_ago, long_ago))
     failing(
-        ingest(folder), "ends in the middle of a message", "All whole messages before it are in the table", "--count 0"
+        ingest(folder),
+        "ends in the middle of a message",
+        "All complete messages before it are in the table, and the next run continues after them.",
+        "--count 0",
     )
     assert sum(sequences_in_table(folder / "t").values()) == 39
     assert run("produce", f"file://{file}/orders", "--count", "0").exit_code == 0
@@ -153,13 +156,13 @@ def test_a_schema_that_does_not_match_changes_nothing(spark: SparkSession, folde
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--mode", "load_balanced"), "Use mode 'resumable'"),
         (("ingest", "--source", "ftp://x/o", "--table", "t"), "no backend has the URL scheme 'ftp'"),
         (("peek", "orders.ss"), "has no protocol"),
-        (("lag", "memory://nothing/o"), "the stream is empty, or there is none of this name: lag 0"),
+        (("lag", "memory://nothing/o"), "the stream is empty or does not exist: lag 0"),
         (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
         (
             ("produce", "memory://x/o", "--count", "1", "--end"),
-            "is no stream file. Leave out --beacon-interval and --end",
+            "is not a stream file. Leave out --beacon-interval and --end",
         ),
-        (("produce", "memory://x/o", "--json-lines", "--key", "k"), "--json-lines and --key exclude each other"),
+        (("produce", "memory://x/o", "--json-lines", "--key", "k"), "--json-lines and --key cannot be combined"),
         (("nonsense",), "No such command"),
     ],
 )

@@ -86,9 +86,9 @@ def test_a_name_of_a_table_prints_nothing_that_a_terminal_obeys(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--start", "latest"), "no message behind the last one"),
+        (("--start", "latest"), "--start latest selects no messages. Use earliest, a sequence, or a time."),
         (("--start", "2030-01-01"), "no message at or after 2030-01-01"),
-        (("--table-like", "nowhere"), "there is no Delta table at nowhere"),
+        (("--table-like", "nowhere"), "nowhere is not a Delta table. Correct --table-like, or leave it out."),
         (("--sample", "0"), "x>=1"),
     ],
 )
@@ -111,4 +111,7 @@ def test_a_stream_without_objects_has_no_schema(tmp_path: Path) -> None:
         producer.send(b"[]")
     done = run(url)
     assert done.exit_code == 1
-    assert "of 1 message, none has a field: 1 are not a JSON object. Read from another place" in done.stderr
+    assert (
+        "of 1 message, none has a field: 1 are not a JSON object. Read from another position with --start; or use "
+        "--decode variant, text or raw, without a schema."
+    ) in done.stderr

@@ -70,10 +70,10 @@ def test_a_server_that_starts_is_waited_for_and_who_waits_is_told(
         server.request_end()
         stopped = run("spark", "stop")
         assert (stopped.exit_code, server.is_alive()) == (0, False)
-        assert "slow is starting, which is waited for" in stopped.stderr
+        assert "waiting for slow, which is starting" in stopped.stderr
 
 
 def test_where_no_server_can_be_kept_it_is_told_why(servers: Path) -> None:
     servers.touch()
     for command in ("status", "stop"):
-        failing(run("spark", command), "no Spark server is kept here", "is not a folder of this user")
+        failing(run("spark", command), "Spark servers are not used here", "is not a folder of this user")
