@@ -82,8 +82,7 @@ def measure(
 
     Raises:
         StreamNotFoundError, FormatError, LedgerTruncatedError: the source or the ledger cannot be read.
-        SourceRecreatedError: the stream is not the one that the group has read, or was truncated, and the error policy
-            does not record the loss.
+        SourceRecreatedError: the stream was recreated or truncated, and the error policy does not record the loss.
         DataLossError: a RESTORE removed batches of claimed entries.
         BrokerUnavailableError: the broker does not answer.
     """

@@ -221,9 +221,7 @@ class HiveMetastore(TableCatalog):
     """
 
     example: ClassVar[str] = "sales.orders"
-    uri: str = Field(
-        description="The addresses, like hive.metastore.uris: thrift://host:9083; several are tried in turn."
-    )
+    uri: str = Field(description="The addresses, like thrift://one:9083,thrift://two:9083; they are tried in turn.")
 
     @property
     def shown(self) -> str:
@@ -309,9 +307,7 @@ def _servers(uri: str) -> list[tuple[str, int]]:
         check_address("uri", address, remedy="Write thrift://host:9083.")
         server = urlsplit(address)
         if server.scheme != "thrift" or not server.hostname or not server.port:
-            raise InvalidOptionError(
-                f"uri={uri!r} is not the address of a metastore", remedy="Write thrift://host:9083."
-            )
+            raise InvalidOptionError(f"uri={uri!r} is not a metastore address", remedy="Write thrift://host:9083.")
         servers.append((server.hostname, server.port))
     return servers
 

@@ -531,9 +531,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             "The catalog that has the locations of tables: {type: unity, url: …} or {type: hive, uri: …}.",
         ),
     ] = None
-    defaults: Annotated[
-        StreamOptions | None, _about("Options of all entries of streams, which an entry overrides.")
-    ] = None
+    defaults: Annotated[StreamOptions | None, _about("Options that each entry of streams can override.")] = None
     spark: Annotated[
         Any,
         _attribute(

@@ -104,9 +104,7 @@ class RedisServer(StreamConnection):
     username: str | None = Field(default=None, description="The user name of this client.")
     password: str | None = Field(default=None, description="The password; use an EnvVar.", repr=False)
     options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="More arguments of redis.Redis, and of this library, like min_idle_seconds.",
-        repr=False,
+        default_factory=dict, description="Options of redis.Redis or this library, like min_idle_seconds.", repr=False
     )
 
     @property

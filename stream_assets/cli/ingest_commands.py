@@ -63,15 +63,8 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
     help="Where a group without a position starts: earliest by default, latest in mode real_time.",
 )
 @data_loss_option
-@click.option(
-    "--member",
-    default="main",
-    show_default=True,
-    help="The name of this member among those that claim entries (Redis).",
-)
-@click.option(
-    "--spool", type=click.Path(path_type=Path), help="The stream file for stdio; <table>.spool.ss by default."
-)
+@click.option("--member", default="main", show_default=True, help="The name of this member of a Redis group.")
+@click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio; <table>.spool.ss by default.")
 @pipeline_options()
 @row_options
 @layout_options

@@ -174,10 +174,7 @@ def stop(force: bool) -> None:
             has_ended = not runs and end_server(server)
         living += not has_ended
         if runs:
-            inform(
-                f"{server.path.name} is used by {counted(runs, 'run')} and keeps running; --force stops it",
-                style="yellow",
-            )
+            inform(f"{server.path.name} is used by {counted(runs, 'run')}; --force stops it", style="yellow")
         elif has_ended:
             inform(f"{server.path.name} has stopped", style="green")
         else:

@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 @click.option("--shard", type=click.IntRange(min=0), help="Send all messages to this shard (a Kafka partition).")
 @click.option("--key", help="The key of each message (Kafka).")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of each message.")
-@click.option(
-    "--beacon-interval", type=int, help="The number of bytes between beacons of a stream file; 1048576 by default."
-)
+@click.option("--beacon-interval", type=int, help="Bytes between the beacons of a stream file; 1048576 by default.")
 @click.option("--end", is_flag=True, help="Write the end-of-stream message into a stream file.")
 @click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
 @client_option()
@@ -254,9 +252,7 @@ IDLE_SECONDS = 0.05
 @click.argument("target")
 @click.option("--live/--no-live", default=False, show_default=True, help="Wait for more messages at the end of SOURCE.")
 @click.option(
-    "--shards",
-    type=click.IntRange(min=1),
-    help="The number of shards of a stream that is created in TARGET (Kafka, Redis).",
+    "--shards", type=click.IntRange(min=1), help="The number of shards of a new stream in TARGET (Kafka, Redis)."
 )
 @click.option("--bare", is_flag=True, help="Write only payloads to stdout, for tools like jq.")
 @client_option("--source-client", of="source's")
@@ -446,9 +442,7 @@ def send_message(
 
 @click.command()
 @click.argument("url")
-@click.option(
-    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="The number of messages to read."
-)
+@click.option("--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Read this many messages.")
 @click.option("--start", default="earliest", show_default=True, help="earliest, a sequence, or an ISO time.")
 @click.option("--table-like", metavar="TABLE", help="Keep the types of this Delta table if the messages fit them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -45,7 +45,7 @@ def test_servers_that_run_are_shown_without_what_lets_in(servers: Path) -> None:
 def test_a_server_that_a_run_uses_is_ended_by_force_only(servers: Path) -> None:
     used, unused = made(servers, "used"), made(servers, "unused")
     with process(obedient, used), process(obedient, unused), process(client_of, used):
-        failing(run("spark", "stop"), "used is used by 1 run", "--force")
+        failing(run("spark", "stop"), "used is used by 1 run; --force stops it")
         assert (used.is_alive(), unused.is_alive()) == (True, False)
         assert run("spark", "stop", "--force").exit_code == 0
         assert not used.is_alive()
