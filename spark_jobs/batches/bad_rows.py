@@ -38,6 +38,7 @@ from spark_jobs.reading.spark_types import ddl, text
 from spark_jobs.table_location import LOCAL, LONGEST_NAME, scheme
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import FailedRowError, explain
+from spark_jobs.writing.schema_evolution import takes_any_name
 from stream_consumers.batches import Range
 from stream_consumers.errors import ConstraintViolatedError, TransformError
 from stream_consumers.messages import Shard
@@ -52,6 +53,7 @@ _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
 _STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 # The file systems whose folders have names of at most LONGEST_NAME bytes; an object store has keys only.
 _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
+_RANDOM_FOLDERS = "delta.randomizeFilePrefixes"
 # What Spark writes as three bytes in the name of a folder: %2F.
 ESCAPED = "".join(map(chr, range(1, 0x20))) + "\x7f\"#%'*/:=?\\{[]^"
 
@@ -340,8 +342,12 @@ class Constraints:
         snapshot = log.snapshot()
         if snapshot is None:
             return cls({}, ())
-        folders = snapshot.partition_columns if scheme(log.path) in _WITH_FOLDERS else ()
-        return cls(snapshot.configuration, snapshot.columns, read_table(spark, log).schema, folders)
+        properties = snapshot.configuration
+        # Then Delta gives folders random names.
+        is_random = takes_any_name(properties) or properties.get(_RANDOM_FOLDERS, "").lower() == "true"
+        has_folders = scheme(log.path) in _WITH_FOLDERS and not is_random
+        folders = snapshot.partition_columns if has_folders else ()
+        return cls(properties, snapshot.columns, read_table(spark, log).schema, folders)
 
     def on(self, names: Collection[str]) -> list[Constraint]:
         """The constraints on rows that have these columns.

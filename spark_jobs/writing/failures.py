@@ -6,6 +6,7 @@ conditions, and what a storage says of its files. The rest is its ``detail``.
 What kind of error it is, the text decides as Spark wrote it. Only what is repeated of it is redacted: a secret may be a
 word that stands in the name of a class, too. Failures of rows are known first, because only their texts hold values,
 and by what comes before any value: the condition, the class of a Java error, the first traceback of a Python worker.
+What follows the first text that may hold a value decides nothing, and is not shown.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ _CONDITION = re.compile(r"^(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[([A-Z][A-Z0-9_]
 _JAVA_ERROR = re.compile(r"\(?((?:\w+\.)+[A-Z][\w$]*)(?:\) |: |$)(.*)")
 _LOST_TASK = re.compile(r".*?Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
 _PYTHON = "org.apache.spark.api.python.PythonException: "
+# The conditions of errors that hold no value of a row, but have a cause that says what failed.
+_WRAPPERS = frozenset({"", "TASK_WRITE_FAILED", "INTERNAL_ERROR"})
 # The frames of a traceback, and what was raised. That a worker cannot unpickle something is in another error.
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n((?:[ \t].*\n)+)"
@@ -79,7 +82,16 @@ _TRACEBACK = re.compile(
 _OF_STORAGE = re.compile(
     r"java\.io\.|java\.nio\.file\.|java\.net\.\w*(Connect|Socket|Host|Route)|org\.apache\.hadoop\.(?!hive)|software\.amazon\."
 )
-_VALUE_OF_FOLDER = re.compile(r"(?<=\w)=[^/]*(?=/)")
+# The name of a folder of a partition, in which Spark escapes "/", ":" and "=".
+_VALUE_OF_FOLDER = re.compile(r"(?<=\w)=(?:(?! \(exists=)[^/:\n])*")
+# An error that was raised because of the one before, by anything but the deserializer of PySpark.
+_CHAINED = re.compile(
+    r"\n(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):\n\n"
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?!pyspark\.serializers\.SerializationError: )\S"
+)
+# The frame of the function that reads a split, in the process of an executor.
+_READING = ", in stream_assets_splits\n"
 # The parameters of the messages of Spark and Delta that are names of columns and functions, and types.
 _NAMES = frozenset({
     "columnList", "columnName", "columnPath", "currentDataType", "currentField", "currentName", "dataType",
@@ -227,7 +239,10 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     text, said = text_of(error), public_text(error, table=table)
     if ours := _raised_by_us(text, table=table):
         return ours
-    raised, _ = _raised_in_python(error)
+    raised, frames = _raised_in_python(error)
+    if _CHAINED.search(text) and _READING not in frames:
+        # A function of the transform handled an error, and raised another one, perhaps for one row only.
+        raised = ""
     kind = raised_on_executor(raised)
     if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
         # To read it once more at once would wait for the same broker as long again, without a word.
@@ -241,12 +256,17 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     if failed is not None:
         return failed
     # File systems count bytes: here each is a character.
-    octets = text.encode(errors="replace").decode("latin-1")
+    octets = _VALUE_OF_FOLDER.sub(_masked, text.encode(errors="replace").decode("latin-1"))
     is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
     known = next((kind for kind in _KINDS if kind.pattern.search(octets)), _SCHEMA if is_schema else _OTHER)
     if known.error is not ConstraintViolatedError and (away := catalog_unavailable(error)):
         return away
     return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
+
+
+def _masked(value: re.Match[str]) -> str:
+    """Replace the words of a value, which must not decide what failed; its length and NUL may."""
+    return re.sub(r"[^\0]", "=", value[0])
 
 
 def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
@@ -402,10 +422,16 @@ def public_text(error: BaseException, *, table: str = "") -> str:
 
 
 def _heads(text: str) -> list[str]:
-    """The first line of a Java error, that of what failed in its task, and that of each of its causes."""
+    """The first line of a Java error, that of what failed in its task, and that of each of its causes.
+
+    The last one is the first that may hold a value, which may have lines that look like causes.
+    """
     own = re.sub(r"^An error occurred while calling \S+\n: ", "", text.lstrip()).partition("\n")[0]
     task = _LOST_TASK.match(own)
-    return [own, *([own[task.end() :]] if task else []), *re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)]
+    causes = re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)
+    heads = [own, *([own[task.end() :]] if task else []), *causes]
+    valued = (at for at, head in enumerate(heads) if _condition(head) not in _WRAPPERS or head.startswith(_PYTHON))
+    return heads[: next(valued, len(heads)) + 1]
 
 
 def _condition(head: str) -> str:

@@ -50,8 +50,8 @@ MOST_KEPT = 10
 """While messages are looked at, this many times :data:`MOST_FIELDS` are kept: names of a map are known as such late."""
 # Fields are counted whenever this number of characters of JSON has been read.
 _CHECKED_CHARACTERS = 1 << 20
-# A table with them has no change data feed, or hides what Spark says of its files.
-_OF_READERS = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
+# A table with them has no change data feed, or hides what Spark says of its files. A table may have them already.
+_OF_READERS = frozenset({"_change_type", "_commit_version", "_commit_timestamp", "_metadata"})
 # A DOUBLE holds each whole number of at most this many digits.
 _SURELY_DOUBLE = 15
 _NUMBERS, _TIMES = {"whole number", "number"}, {"date", "time"}
@@ -236,7 +236,8 @@ def with_new_fields(
     Raises:
         SchemaMismatchError: there are too many, so that their names are probably ids.
     """
-    taken = _taken(finder.decoder).union(map(folded, computed))
+    of_table = map(folded, table.names if table is not None else ())
+    taken = _taken(finder.decoder).union(map(folded, computed), _OF_READERS.difference(of_table))
     growth = _SchemaGrowth(taken=taken, any_name=any_name, is_strict=finder.decoder.mode is JsonMode.STRICT)
     declared = _declared(finder.decoder)
     grown = growth.struct(declared, seen, table, ())
@@ -249,7 +250,7 @@ def with_new_fields(
 
 def columns_of(seen: FieldStats) -> tuple[StructType, frozenset[Path]]:
     """The columns for a sample of documents, in lenient mode and with times, and the fields that can be no columns."""
-    growth = _SchemaGrowth(taken=_taken(Json()), any_name=True, keeps_times=True)
+    growth = _SchemaGrowth(taken=_taken(Json()) | _OF_READERS, any_name=True, keeps_times=True)
     return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
 
 
@@ -310,7 +311,7 @@ def _with_fields(decoder: Json, fields: list[StructField]) -> Json:
 
 def _taken(decoder: Json) -> frozenset[str]:
     """Names, in lower case, that columns of messages cannot have."""
-    own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED, *_OF_READERS)
+    own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED)
     names = (*own, *key_columns(decoder), *header_columns(decoder))
     return frozenset(folded(name) for name in names)
 

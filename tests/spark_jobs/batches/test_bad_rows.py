@@ -326,6 +326,19 @@ def test_messages_that_break_a_constraint_become_dead_letters_and_the_others_row
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", ["'delta.randomizeFilePrefixes' = 'true'", "'delta.columnMapping.mode' = 'name'"])
+def test_a_value_of_any_length_is_a_row_where_folders_have_random_names(lake: Lake, setting: str) -> None:
+    lake.spark.sql(f"{CONSTRAINTS.format(lake.table)} TBLPROPERTIES ({setting})")
+    lake.send_payloads(json.dumps({"id": 1, "place": {"zip": 1}, "kind": "x" * 300, "twice": 2}).encode())
+    what = lake.what(decoder=CONSTRAINED, errors=DEAD)
+    (report,) = lake.ingest(what)
+    assert (report.dead, report.rows) == (0, 1)
+    # delta-rs does not read columns of another physical name.
+    (row,) = lake.spark.read.format("delta").load(lake.table).collect()
+    assert (row["_sequence"], row["kind"]) == (1, "x" * 300)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", BROKEN)
 def test_delta_refuses_what_becomes_a_dead_letter(constrained: Lake, payload: bytes) -> None:
     """And it is told where it is, and what can be done."""
