@@ -1,12 +1,12 @@
-"""Proves what a table holds: compares the sequences in the stream with those in the table and its dead letters.
+"""Verifies a table: compares the sequences in the stream with those in the table and its dead letters.
 
-The ledger says what should be there, batch by batch. Without a transform each message is a row or a dead letter. With
-one it is what the batch wrote, none or any number of rows a message: the commit names the files that it added, and
-those never change, whatever became of the rows. Where they are gone (rewritten, and removed by VACUUM) the number of
-rows that the commit counted is left. The ledger also has how many dead letters each batch wrote.
+The ledger shows what should be in the table, batch by batch. Without a transform each message is a row or a dead
+letter. With a transform a message becomes any number of rows, so that the files which the commit of the batch added are
+read: these never change, whatever happened to the rows later. If VACUUM removed them after they were rewritten, only
+the row count of the commit can be compared. The ledger also has the number of dead letters of each batch.
 
-Range by range, as the stream is read, so that neither of the two is ever in memory as a whole. No JVM: the stream is
-read as executors would read it, the table with delta-rs.
+The comparison goes range by range, so that neither the stream nor the table is ever in memory as a whole. It needs no
+JVM: the stream is read as executors would read it, and the table with delta-rs.
 """
 
 from __future__ import annotations
@@ -56,25 +56,17 @@ from stream_consumers.options import Limits
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
 MOST_LOOKS = 20
-# Stands for several batches, where only all of them together say what should be in a range.
+# The version for rows of several batches, which can only be compared together.
 _NO_BATCH = -1
 _COUNTS = (
-    "messages",
-    "rows",
-    "dead",
-    "filtered",
-    "skipped",
-    "missing",
-    "duplicated",
-    "unknown",
-    "unexplained",
-    "other",
+    *("messages", "rows", "dead", "filtered", "skipped"),
+    *("missing", "duplicated", "unknown", "unexplained", "other"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardVerdict:
-    """What was found for one shard, within the range that the ledger covers.
+    """The result for one shard, within the range that the ledger covers.
 
     Args:
         shard: the shard.
@@ -83,24 +75,25 @@ class ShardVerdict:
         messages: messages in the stream.
         rows: rows in the table.
         dead: dead letters that count.
-        filtered: messages that the transform dropped: the batch that read them wrote no row of them.
-        skipped: messages that the group went over because a user moved it forwards.
-        missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered; where the
-            ledger only records how many rows or dead letters a batch wrote, how many of them are not there.
-        duplicated: sequences with more rows than their batch wrote, or in both of the two.
-        unknown: sequences that are there but not in the stream, from the stream's first one and the group's origin on;
-            or that the transform dropped.
-        unexplained: messages without a row in a table with a transform, where the log no longer shows whether the
+        filtered: messages that the transform dropped: the batch that read them wrote no rows for them.
+        skipped: messages that the group skipped because a user moved it forwards.
+        missing: sequences with fewer rows than their batch wrote, or with neither a row nor a dead letter although they
+            were not filtered. If only the number of rows or dead letters of a batch is known, how many are missing.
+        duplicated: sequences with more rows than their batch wrote, or with both a row and a dead letter.
+        unknown: sequences with rows or dead letters of messages that the stream does not have, from its first message
+            and the group's origin on; and sequences with rows of messages that the transform dropped, even if such a
+            row is there twice.
+        unexplained: messages without a row in a table with a transform, if the log no longer shows whether the
             transform dropped them or their dead letters are gone.
-        lag: messages behind the covered range.
-        lost: what the stream does not hold any more of what the group has not read, or a RESTORE removed; ``None`` if
-            nothing is gone.
-        uncompared: where the stream holds messages from before the group's origin that no readable batch wrote: the
-            group began after them, or its log was cleaned and its positions were made anew. ``None`` if nothing is.
-        examples: some sequences of what is wrong.
-        other: sequences whose rows or dead letters have another timestamp than the message that the stream holds there.
-        missing_dead: how many dead letters of each batch are not there, by its id; they are among the missing. Of a
-            batch of several shards it is not known whose they are: those count that have messages in neither table.
+        lag: messages after the covered range.
+        lost: messages that the stream no longer holds and the group has not read, or that a RESTORE removed; ``None``
+            if nothing is lost.
+        uncompared: the range before the group's origin in which the stream holds messages that no readable batch wrote:
+            the group began after them, or its log was cleaned and its positions were derived. ``None`` without one.
+        examples: some sequences of each kind of fault.
+        other: sequences whose row or dead letter has another timestamp than the message in the stream.
+        missing_dead: how many dead letters of each batch are missing, by its id; ``missing`` includes them. For a batch
+            of several shards, they are counted for the shards with messages that have neither a row nor a dead letter.
     """
 
     shard: Shard
@@ -124,7 +117,7 @@ class ShardVerdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether everything is there exactly as it was written, and nothing is gone that is still to be read."""
+        """Whether everything is in the table exactly as it was written, and no unread message is lost."""
         return not (self.missing or self.duplicated or self.unknown or self.other or self.lost)
 
 
@@ -141,8 +134,8 @@ def verify(
     Args:
         source: the stream.
         ingestion: group and table.
-        claims: where members claim entries one by one, what the group is done with; what another client in the group
-            has acknowledged counts as missing.
+        claims: the state of the claims, if members claim entries one by one. Entries that another client in the group
+            has acknowledged count as missing.
         progress: called with the number of messages that were read.
         limits: how much is compared at a time.
 
@@ -156,41 +149,41 @@ def verify(
     streams = source.identities().keys()
     if not any(shard.stream in streams for shard in state.shards):
         raise StreamNotFoundError(
-            f"group {ingestion.group!r} has written nothing of {source.url} into {ingestion.table}",
+            f"group {ingestion.group!r} has written no messages of {source.url} into {ingestion.table}",
             remedy="Check --source, --table and --group, or ingest first.",
         )
     lost = losses_of_stream(source, ingestion, state) if claims is None else claims.lost
-    # A look with what the ledger knows may leave out what was read.
+    # Without the positions of the ledger: with them a source may report only what comes after.
     extents = source.extents()
     batches = _Batches(table.ledger, state)
     covered = {s: batches.read(s, known) for s, known in state.shards.items() if s in extents}
-    # Where members claim entries, what they have not been given yet, or are writing at the moment, is left out.
+    # If members claim entries, those that were not delivered yet, or are being written, are left out.
     delivered: Mapping[Shard, Intervals] = {}
-    unsettled: Mapping[Shard, Sequences] = {}
+    pending: Mapping[Shard, Sequences] = {}
     if claims is not None:
         covered = delivered = {s: parts for s, parts in claims.delivered.items() if s in extents}
-        unsettled = claims.unsettled
+        pending = claims.pending
     tallies = {shard: _Tally() for shard in extents}
     for ranges, messages in _parts(source, table, covered, limits or Limits(), progress):
-        rows, kept = table.rows(ranges)
-        letters = table.letters(ranges)
+        rows, row_times = table.rows(ranges)
+        dead_letters = table.dead_letters(ranges)
         for shard, part in ranges.items():
-            held, dead, busy = messages.get(shard, NO_TIMES), letters.get(shard, NO_TIMES), unsettled.get(shard)
+            own, dead, busy = messages.get(shard, NO_TIMES), dead_letters.get(shard, NO_TIMES), pending.get(shard)
             found = _Found(
-                _meant(held.sequences, covered.get(shard, Intervals()), busy),
-                _meant(rows.get(shard, _NONE), delivered.get(shard), busy),
-                _meant(dead.sequences, delivered.get(shard), busy),
+                _to_compare(own.sequences, covered.get(shard, Intervals()), busy),
+                _to_compare(rows.get(shard, _NONE), delivered.get(shard), busy),
+                _to_compare(dead.sequences, delivered.get(shard), busy),
             )
             start = extents[shard].start if shard in extents else 0
             origin = state.shards[shard].origin if shard in state.shards else None
             tally = tallies.setdefault(shard, _Tally())
             tally.add(shard, part, found, batches, start=start, origin=origin)
-            others = [compared(held, own)[1] for own in (kept.get(shard, NO_TIMES), dead)]
-            tally.count("other", np.unique(np.concatenate(others)))
+            wrong = [compared(own, times)[1] for times in (row_times.get(shard, NO_TIMES), dead)]
+            tally.count("other", np.unique(np.concatenate(wrong)))
     batches.compare_claimed(tallies)
     batches.count_rows(tallies)
     batches.count_dead(tallies, table)
-    behind = lag(source, state, extents) if claims is None else claims.lag
+    lags = lag(source, state, extents) if claims is None else claims.lag
     for shard, count in table.unplaced_dead_letters().items():
         tallies.setdefault(shard, _Tally()).counts["dead"] += count
     for shard in lost:
@@ -198,7 +191,7 @@ def verify(
     return [
         tallies[shard].verdict(
             shard,
-            behind.get(shard, 0),
+            lags.get(shard, 0),
             lost.get(shard),
             batches.uncompared(shard, state.shards.get(shard, ShardState()), extents.get(shard)),
         )
@@ -214,22 +207,22 @@ def _parts(
     limits: Limits,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Timestamps]]]:
-    """Ranges that are disjoint and leave no row of the source out, and the messages of the stream in them."""
+    """Yield disjoint ranges that together hold every row of the source, with the messages of the stream in them."""
     gaps = {s: part.hull for s, part in covered.items() if part}
     streams, most = source.identities(), limits.max_records
     for shard, parts in sorted(table.extents().items()):
         if shard.stream in streams:
             for part in parts - Intervals.of(*([gaps[shard]] if shard in gaps else [])):
                 yield from (({shard: piece}, {}) for piece in table.pieces(shard, part, most))
-    # Only places are kept of what is read, so that bytes do not matter.
-    of_places = replace(limits, max_bytes=sys.maxsize)
-    while (plan := source.plan(gaps, limits=of_places, parallelism=1)) is not None:
+    # Payloads are not kept in memory, so that their bytes need no limit.
+    by_records = replace(limits, max_bytes=sys.maxsize)
+    while (plan := source.plan(gaps, limits=by_records, parallelism=1)) is not None:
         read = timestamps_of(_counted(plan.splits, progress), MESSAGE_TIME)
         ranges = {shard: Range(gaps[shard].start, part.end) for shard, part in plan.ranges.items()}
         yield ranges, read
         gaps |= {shard: Range(part.end, gaps[shard].end) for shard, part in ranges.items()}
     for shard, gap in gaps.items():
-        # The stream holds nothing there, but the table may.
+        # The stream holds no messages in these ranges, but the table may have rows.
         yield from (({shard: piece}, {}) for piece in table.pieces(shard, gap, most))
 
 
@@ -240,45 +233,45 @@ def _counted(splits: Iterable[Split], progress: Callable[[int], None]) -> Iterat
             progress(len(batch))
 
 
-def _meant(found: Sequences, parts: Intervals | None, unsettled: Sequences | None) -> Sequences:
-    """Those in these parts, without what members are writing at the moment."""
+def _to_compare(found: Sequences, parts: Intervals | None, pending: Sequences | None) -> Sequences:
+    """Return the sequences in these parts, without those that members are writing at the moment."""
     found = found if parts is None else within(found, parts)
-    return found if unsettled is None else found[~np.isin(found, unsettled)]
+    return found if pending is None else found[~np.isin(found, pending)]
 
 
 class _Table:
-    """The rows of a table, and the dead letters that count, as they were at one moment: runs go on meanwhile."""
+    """The rows of a table and the dead letters that count, as of one moment, because runs may go on meanwhile."""
 
     def __init__(self, ingestion: Ingestion) -> None:
         self.ledger = ingestion.ledger()
         self._table = ingestion.dead_letters()
-        self._letters = self._table.log()
+        self._dead_letter_log = self._table.log()
         self.state = self.ledger.read()
         for _ in range(MOST_LOOKS):
-            snapshot = self._letters.snapshot()
+            snapshot = self._dead_letter_log.snapshot()
             self._version = snapshot.version if snapshot is not None else None
             self._left_out = self._table.not_counting(self.ledger, version=self._version)
             before, self.state = self.state, self.ledger.read()
             if self.state.version == before.version:
                 break
-        # Rows that others wrote, and that were adopted, may have no timestamp.
+        # Adopted rows may have no timestamp.
         names = column_names(self.ledger.log, version=self.state.version) if self.state.version >= 0 else ()
         self._columns = ROW_TIME if ROW_TIME[-1] in names else PLACE
 
     def rows(self, ranges: Mapping[Shard, Range]) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, Timestamps]]:
-        """The sequences of the rows, and their timestamps where they have some."""
+        """Return the sequences of the rows, and their timestamps if the table has them."""
         scanned = scan(self.ledger.log, self._columns, where=in_ranges(ranges), version=self.state.version)
         if self._columns != ROW_TIME:
             return sequences_of(scanned), {}
         moments = timestamps_of(scanned, self._columns)
         return {shard: found.sequences for shard, found in moments.items()}, moments
 
-    def letters(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Timestamps]:
-        """The dead letters that count."""
+    def dead_letters(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Timestamps]:
+        """Return the dead letters that count."""
         return timestamps_of(self._scan_dead_letters(in_ranges(ranges), ROW_TIME), ROW_TIME)
 
     def extents(self) -> Mapping[Shard, Intervals]:
-        """Where there are rows or dead letters."""
+        """Return the ranges with rows or dead letters."""
         rows = extents_of(scan(self.ledger.log, PLACE, version=self.state.version))
         found: dict[Shard, Intervals] = {}
         for extents in (rows, extents_of(self._scan_dead_letters("_sequence IS NOT NULL"))):
@@ -287,7 +280,7 @@ class _Table:
         return found
 
     def pieces(self, shard: Shard, part: Range, most: int) -> Iterator[Range]:
-        """The range, halved until no part has more rows than may be compared at a time."""
+        """Yield the range in parts: it is halved until no part has more than ``most`` rows."""
         if part.start >= part.end:
             return
         if part.end - part.start <= most or count_rows(self.ledger.log, {shard: part})[shard] <= most:
@@ -298,7 +291,7 @@ class _Table:
         yield from self.pieces(shard, Range(middle, part.end), most)
 
     def unplaced_dead_letters(self) -> Counter[Shard]:
-        """How many have no sequence: their framing was lost, or they stand for what was gone."""
+        """Count the dead letters without a sequence: of a lost framing, or of a lost range."""
         found: Counter[Shard] = Counter()
         for batch in self._scan_dead_letters("_sequence IS NULL"):
             for stream, number in batch.to_pandas()[["_stream", "_shard"]].itertuples(index=False):
@@ -311,30 +304,30 @@ class _Table:
             yield from self._table.scan(group, self._left_out, columns, where=where, version=self._version)
 
     def dead_letters_by_batch(self) -> Counter[str]:
-        """How many there are of each batch, also of those that do not count."""
+        """Count the dead letters of each batch, including those that do not count."""
         return self._table.by_batch(version=self._version) if self._version is not None else Counter()
 
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
-        """How many dead letters of a batch may be gone from ranges that were replaced, where they do not count."""
+        """Return how many dead letters of a batch may have been deleted, because their range was replaced."""
         if not replaced or self._version is None:
             return sum(parts.size for parts in replaced.values())
         commit: Commit | None = None
         with suppress(LedgerUnreadableError):
-            commit = self._letters.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
-        names, most = names_in_files(self._letters), 0
+            commit = self._dead_letter_log.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
+        names, most = names_in_files(self._dead_letter_log), 0
         for shard, parts in replaced.items():
             hull = {shard: parts.hull}
-            written = written_sequences(self._letters, commit, hull, names=names) if commit else None
+            written = written_sequences(self._dead_letter_log, commit, hull, names=names) if commit else None
             most += parts.size if written is None else len(within(written.get(shard, _NONE), parts))
             where = f"_batch = '{bid}' AND {in_ranges(hull)}"
-            left = sequences_of(scan(self._letters, PLACE, where=where, version=self._version))
+            left = sequences_of(scan(self._dead_letter_log, PLACE, where=where, version=self._version))
             most -= len(within(left.get(shard, _NONE), parts))
         return most
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is in one range of a shard."""
+    """The sequences in one range of a shard: of messages, of rows, and of dead letters."""
 
     messages: Sequences
     rows: Sequences
@@ -345,20 +338,20 @@ class _Found:
 
 
 class _Batches:
-    """Which batch decides what should be in a range: the newest one that wrote it and survived."""
+    """Finds the batch that decides what should be in a range: the newest surviving one that wrote it."""
 
     def __init__(self, ledger: Ledger, state: LedgerState) -> None:
         self._log = ledger.log
         self._names = names_in_files(ledger.log)
         self._has_transform = bool(state.newest and state.newest.transform)
-        # Where the log reaches back to the first version, what lies in none of its batches was never written.
+        # If the log reaches back to the first version, a range that is in none of its batches was never written.
         self._is_whole_log = ledger.log.commit(0) is not None
         self._claimed: list[Commit] = []
         self._counted: dict[int, tuple[Commit, Counter[Shard]]] = {}
         self._whole: dict[int, bool] = {}
         self._ranges: dict[Shard, list[tuple[Range, Commit]]] = {}
         self._with_dead: list[tuple[LedgerEntry, int, Mapping[Shard, Intervals]]] = []
-        judged: dict[Shard, Intervals] = {}
+        newer: dict[Shard, Intervals] = {}
         replaced: dict[Shard, Intervals] = {}
         for commit in ledger.surviving(state.version):
             entry = commit.entry
@@ -370,14 +363,14 @@ class _Batches:
                 version = _NO_BATCH if entry.claims else commit.version
                 self._with_dead.append((entry, version, _within_places(entry, replaced)))
             self._whole[commit.version] = True
-            # What a group that claims entries was moved over is in no range of its own.
+            # If a group that claims entries skipped some, they are in no range of the entry.
             skipped = {shard: Intervals.of(part) for shard, part in entry.skipped.items()}
             for shard, parts in {**skipped, **entry.affected}.items():
-                own = parts - judged.get(shard, Intervals())
+                own = parts - newer.get(shard, Intervals())
                 self._whole[commit.version] &= own == parts
-                judged[shard] = judged.get(shard, Intervals()) | own
+                newer[shard] = newer.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
-                if entry.does.uncounts_dead_letters:
+                if entry.write_mode.uncounts_dead_letters:
                     replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
@@ -388,12 +381,12 @@ class _Batches:
         self._claims = {shard: _Claims(claimed) for shard, claimed in of_shards.items()}
 
     def read(self, shard: Shard, known: ShardState) -> Intervals:
-        """The covered sequences that the group has read: from its origin on, and what batches wrote before it."""
+        """Return the covered sequences that the group has read: from its origin on, and what batches wrote before."""
         written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
         return known.covered & (Intervals.of((known.origin or 0, 2**63 - 1)) | written)
 
     def uncompared(self, shard: Shard, known: ShardState, extent: Extent | None) -> Range | None:
-        """Where the stream may hold messages that are not compared, because the group began after them."""
+        """Return the range in which the stream may hold messages that are not compared, before the group's origin."""
         if extent is None:
             return None
         written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
@@ -401,7 +394,7 @@ class _Batches:
         return before.hull if before else None
 
     def of(self, shard: Shard, part: Range) -> Iterator[tuple[Intervals, Commit | None]]:
-        """The parts of a range, each with the batch that decides what should be there; ``None`` if there is none."""
+        """Yield the parts of a range, each with the batch that decides what it should hold; ``None`` without one."""
         found: dict[int, tuple[Commit, list[Range]]] = {}
         pieces = self._ranges.get(shard, [])
         first = bisect_right(pieces, part.start, key=lambda piece: piece[0].end)
@@ -417,15 +410,15 @@ class _Batches:
     def expected(
         self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, *, start: int
     ) -> tuple[Sequences, str]:
-        """The sequence of each row that should be there, and what a message without rows and dead letters counts as."""
+        """Return the sequence of each expected row, and what a message without rows and dead letters counts as."""
         hull = parts.hull
         commits = [commit] if commit is not None else []
-        # An append to where entries were claimed left out what is in the table.
+        # An append to a range of claimed entries left out those that were in the table.
         adds_to_claims = commit is None or (commit.entry is not None and _is_append(commit.entry))
         if adds_to_claims and shard in self._claims and self._claims[shard].parts & parts:
             commits += [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
         if not (all(map(_has_transform, commits)) if commits else self._has_transform and not self._is_whole_log):
-            # Each message was one row, or is in no batch at all; of what the stream has dropped no more is known.
+            # Each message became one row, or is in no batch. Rows of trimmed messages are accepted as they are.
             messages = np.union1d(found.messages, found.rows[found.rows < start])
             return np.setdiff1d(messages, found.dead), "missing"
         written = [written_sequences(self._log, each, {shard: hull}, names=self._names) for each in commits]
@@ -438,35 +431,35 @@ class _Batches:
         return found.rows, "unexplained"
 
     def count_claimed(self, shard: Shard, commit: Commit | None, messages: Sequences, absent: Sequences) -> None:
-        """Remember how many messages there are where entries were claimed, and which of them may be filtered."""
+        """Count the messages in ranges of claimed entries, and those of them that may be filtered."""
         is_claimed = commit is None or (commit.entry is not None and bool(commit.entry.places))
         if is_claimed and shard in self._claims:
             self._claims[shard].add(messages, absent)
 
     def compare_claimed(self, tallies: Mapping[Shard, _Tally]) -> None:
-        """Count as missing by how many the messages exceed what batches have claimed: no transform saw those."""
+        """Count messages that no batch can have claimed as missing, because no transform can have dropped them."""
         for shard, claims in self._claims.items():
             if count := claims.unclaimed():
                 tallies[shard].move(_NO_BATCH, count, to="missing" if self._is_whole_log else "unexplained")
 
     def count_rows(self, tallies: Mapping[Shard, _Tally]) -> None:
-        """Where the files of a batch are gone, compare how many rows there are with how many it wrote."""
+        """For batches whose files are gone, compare the number of rows with the number that the batch wrote."""
         for commit, rows in self._counted.values():
             surplus = rows.total() - (commit.output_rows or 0)
             tallies[min(rows)].counts["duplicated"] += max(0, surplus)
             _miss(tallies, sorted(rows), commit.version, max(0, -surplus))
 
     def count_dead(self, tallies: dict[Shard, _Tally], table: _Table) -> None:
-        """Compare how many dead letters of each batch there are with how many it wrote."""
-        there = table.dead_letters_by_batch() if self._with_dead else Counter[str]()
+        """Compare the number of dead letters of each batch with the number that it wrote."""
+        found_dead = table.dead_letters_by_batch() if self._with_dead else Counter[str]()
         for entry, version, replaced in self._with_dead:
-            # Each range that was lost is one, too, which no message stands for.
-            missing = entry.dead + sum(len(parts.ranges) for parts in entry.lost.values()) - there[entry.bid]
+            # Each lost range is a dead letter without a message.
+            missing = entry.dead + sum(len(parts.ranges) for parts in entry.lost.values()) - found_dead[entry.bid]
             if missing > 0 and replaced:
                 missing -= table.most_deleted(entry.bid, replaced)
             if missing > 0:
                 places = entry.affected.keys() | entry.claims.keys() | entry.lost.keys()
-                # What is missing is counted for a shard that is asked for, if there is one.
+                # Prefer the shards of the source to others.
                 shards = sorted(places, key=lambda shard: (shard not in tallies, shard))
                 for shard in shards:
                     tallies.setdefault(shard, _Tally())
@@ -479,12 +472,12 @@ class _Batches:
 
 
 class _Claims:
-    """How many entries of a shard batches have claimed, and how many messages there are in the same places.
+    """Compares the number of entries of a shard that batches have claimed with the number of messages in their ranges.
 
-    Between the entries of a batch lie those of others, so that of claims that overlap only the sums can be compared.
+    The entries of several batches may alternate, so that only the sums of overlapping claims can be compared.
 
     Args:
-        claimed: by the batches that are in the table.
+        claimed: the claims of the batches that are in the table.
     """
 
     def __init__(self, claimed: Iterable[ClaimedRange]) -> None:
@@ -496,12 +489,12 @@ class _Claims:
             self._unclaimed[self._at(np.array([start]))] -= entries
 
     def add(self, messages: Sequences, absent: Sequences) -> None:
-        """Count messages, and those among them that may be filtered, or in no batch."""
+        """Count messages, and those of them that may be filtered or in no batch."""
         for counts, found in ((self._unclaimed, messages), (self._absent, absent)):
             np.add.at(counts, self._at(within(found, self.parts)), 1)
 
     def unclaimed(self) -> int:
-        """How many of the absent messages no batch can have claimed."""
+        """Return how many of the absent messages no batch can have claimed."""
         return int(np.clip(self._unclaimed, 0, self._absent).sum())
 
     def _at(self, places: Sequences) -> Sequences:
@@ -509,7 +502,7 @@ class _Claims:
 
 
 def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int, count: int) -> Counter[Shard]:
-    """Count so much of a batch as missing, with the shards whose messages it may be as long as there are some."""
+    """Count messages of a batch as missing, in the shards that have absent messages; the rest in the first shard."""
     found: Counter[Shard] = Counter()
     for shard in shards:
         found[shard] = tallies[shard].miss(version, count - found.total())
@@ -520,20 +513,20 @@ def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int
 
 
 def _within_places(entry: LedgerEntry, parts: Mapping[Shard, Intervals]) -> Mapping[Shard, Intervals]:
-    """These parts of the ranges that a batch wrote, or claimed entries of."""
+    """Return the given parts of the ranges that a batch wrote, or claimed entries of."""
     places = {**{shard: Intervals.of(part) for shard, part in entry.extents.items()}, **entry.affected}
     found = {shard: parts[shard] & own for shard, own in places.items() if shard in parts}
     return {shard: own for shard, own in found.items() if own}
 
 
 def _has_transform(commit: Commit) -> bool:
-    """Whether the rows of a batch may be other than one a message."""
+    """Return whether a message of a batch may have become no row, or several."""
     entry = commit.entry
     return entry is not None and (bool(entry.transform) or commit.output_rows != entry.messages)
 
 
 def _is_append(entry: LedgerEntry) -> bool:
-    return entry.kind == "batch" and not entry.does.replaces
+    return entry.kind == "batch" and not entry.write_mode.replaces
 
 
 def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:
@@ -541,7 +534,7 @@ def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:
 
 
 class _Tally:
-    """What was found for a shard so far."""
+    """The counts for a shard so far."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -560,10 +553,10 @@ class _Tally:
         Args:
             shard: the shard.
             part: the range.
-            found: what is in it.
-            batches: decide what should be there.
-            start: what the stream has dropped lies before it, and cannot be compared with it.
-            origin: where the group began; rows before it that no batch wrote were adopted, and are what they are.
+            found: the sequences in it.
+            batches: decide what it should hold.
+            start: the first sequence of the stream; rows before it cannot be compared.
+            origin: where the group began; rows before it that no batch wrote were adopted, and are not compared.
         """
         if len(found.messages):
             self.first = int(found.messages.min()) if self.first is None else min(self.first, int(found.messages.min()))
@@ -571,8 +564,8 @@ class _Tally:
         for what, those in (("messages", found.messages), ("rows", found.rows), ("dead", found.dead)):
             self.counts[what] += len(those)
         for piece, commit in batches.of(shard, part):
-            is_told = commit is not None or origin is None
-            own = piece if is_told else piece - Intervals.of((MIN_SEQUENCE, origin or 0))
+            is_compared = commit is not None or origin is None
+            own = piece if is_compared else piece - Intervals.of((MIN_SEQUENCE, origin or 0))
             if own:
                 self._compare(shard, own, commit, found.within(own), batches, start=start)
 
@@ -580,9 +573,9 @@ class _Tally:
         self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, batches: _Batches, *, start: int
     ) -> None:
         if commit is not None and commit.entry is not None and shard in commit.entry.skipped:
-            is_there = np.isin(found.messages, np.concatenate([found.rows, found.dead]))
-            self.counts["skipped"] += int((~is_there).sum())
-            found = replace(found, messages=found.messages[is_there])
+            is_present = np.isin(found.messages, np.concatenate([found.rows, found.dead]))
+            self.counts["skipped"] += int((~is_present).sum())
+            found = replace(found, messages=found.messages[is_present])
         expected, absent_are = batches.expected(shard, parts, commit, found, start=start)
         places = np.unique(np.concatenate([found.rows, found.dead, expected]))
         rows, dead, wanted = (_count(places, own) for own in (found.rows, found.dead, expected))
@@ -595,20 +588,20 @@ class _Tally:
         else:
             batches.count_claimed(shard, commit, np.setdiff1d(found.messages, absent), _NONE)
         self._absent[_NO_BATCH if commit is None else commit.version, absent_are] += len(absent)
-        there = rows + dead > 0
+        is_present = rows + dead > 0
         self.count("missing", places[rows < wanted])
         self.count("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
         is_unwanted = is_message & (rows > 0) & (wanted + dead == 0)
-        self.count("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
+        self.count("unknown", places[(is_present & ~is_message & (places >= start)) | is_unwanted])
 
     def miss(self, version: int, most: int) -> int:
-        """Count messages of a batch as missing that counted as something else; return how many, at most ``most``."""
+        """Count up to ``most`` messages of a batch as missing instead of as something else; return how many."""
         known = min(most, self._absent[version, "missing"])
         self._absent[version, "missing"] -= known
         return known + self.move(version, most - known, to="missing")
 
     def move(self, version: int, most: int, *, to: str) -> int:
-        """Count messages of a batch that may be filtered as something else; return how many, at most ``most``."""
+        """Count up to ``most`` messages of a batch as ``to`` that may be filtered; return how many."""
         found = 0
         for what in ("filtered", "unexplained"):
             moved = min(most - found, self._absent[version, what])
@@ -626,7 +619,7 @@ class _Tally:
             known += [int(place) for place in places[: EXAMPLES - len(known)]]
 
     def verdict(self, shard: Shard, lag: int, lost: Range | None, uncompared: Range | None) -> ShardVerdict:
-        """What was found in all."""
+        """Return the result for the shard."""
         return ShardVerdict(
             shard,
             first=self.first,
@@ -641,5 +634,5 @@ class _Tally:
 
 
 def _count(places: Sequences, found: Sequences) -> Sequences:
-    """How often each of these sorted places was found."""
+    """Return how often each of these sorted places was found."""
     return np.searchsorted(np.sort(found), places, side="right") - np.searchsorted(np.sort(found), places, side="left")

@@ -111,8 +111,8 @@ class IngestJob(SourceJob):
             settled = self._reconcile(state)
             # Of all shards, also where each has a sequence of its own: this commit says where each of them begins.
             if begun := _begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
-                counted = {shard: known for shard, (_, known) in position_facts_in(self._source.hint(begun)).items()}
-                register_streams(self.target, begun, identities=self._identities, counted=counted)
+                facts = {shard: known for shard, (_, known) in position_facts_in(self._source.hint(begun)).items()}
+                register_streams(self.target, begun, identities=self._identities, facts=facts)
                 continue
             batch = self._plan(settled, self._own(extents))
             self._is_drained = batch is None
@@ -193,7 +193,7 @@ class IngestJob(SourceJob):
         initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
-        if state.gone:
+        if state.removed_from_ended:
             return self._record_gone(state)
         ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
         redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
@@ -251,14 +251,14 @@ class IngestJob(SourceJob):
 
     def _record_gone(self, state: LedgerState) -> Batch:
         """What a RESTORE removed of a stream that was recreated since: skipped, if that is to be recorded."""
-        listed = ", ".join(f"{shard} {parts}" for shard, parts in state.gone.items())
+        listed = ", ".join(f"{shard} {parts}" for shard, parts in state.removed_from_ended.items())
         error = DataLossError(
             f"a RESTORE of {self.ingestion.table} removed rows of a stream that was recreated since: {listed}",
             remedy="Their messages cannot be read again. RESTORE the table to a version that has them; or, to continue "
             "without them, with the loss recorded in the table's log and its dead letters, set on_data_loss='record'.",
         )
         self.ingestion.refuse_or_record(error)
-        ranges = {shard: parts.ranges[0] for shard, parts in state.gone.items()}
+        ranges = {shard: parts.ranges[0] for shard, parts in state.removed_from_ended.items()}
         lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
         return self._planned("batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost)
 

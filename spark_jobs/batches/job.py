@@ -203,7 +203,8 @@ class BatchJob(ABC):
         if again or found is None or self.ledger.was_restored(after=self._settled_at, state=state):
             found = self._settlement = self.target.dead_letters.settle(self.target.spark, self.ledger, state)
         self._settled_at = state.version
-        return replace(state, settled=found.version, uncounted=found.uncounted, judged=found.judged)
+        state = replace(state, dead_letters_version=found.version, uncounted=found.uncounted)
+        return replace(state, replaces_considered=found.replaces_considered)
 
     def _planned(
         self,
@@ -699,9 +700,9 @@ def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> Writt
     """
     entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
     rows, kept = filtered.rows, None
-    if entry.does.replaces:
+    if entry.write_mode.replaces:
         rows = _with_last_copies(target, rows, filtered.frame, entry)
-    if entry.does.uncounts_dead_letters and not entry.places:
+    if entry.write_mode.uncounts_dead_letters and not entry.places:
         # A redrive reads the dead letters themselves.
         kept, count = _last_dead_letters(target, filtered.frame, entry)
         entry = replace(entry, dead=entry.dead + count)

@@ -342,7 +342,7 @@ class _Adoption(NamedTuple):
 
     positions: Mapping[Shard, int]
     adopted: Mapping[Shard, int]
-    counted: Mapping[Shard, PositionFacts]
+    facts_at_start: Mapping[Shard, PositionFacts]
 
 
 def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> _Adoption:
@@ -384,13 +384,15 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
     begins = {**starts, **taken_back}
     firsts = {shard: min(begins[shard], rows[shard].start if shard in rows else begins[shard]) for shard in last}
     adopted = {shard: start for shard, start in firsts.items() if start < positions[shard]}
-    counted = {
+    facts = {
         # The message of a first row that is gone by now counts as not read, so that the loss is known.
         shard: known._replace(added=known.added - 1) if place < extents[shard].start else known
         for shard, (place, known) in position_facts_in(source.hint(adopted)).items()
     }
-    kept = {s: one for s, start in taken_back.items() if adopted.get(s) == start and (one := state.shards[s].counted)}
-    return _Adoption(positions, adopted, {**counted, **kept})
+    kept = {
+        s: one for s, start in taken_back.items() if adopted.get(s) == start and (one := state.shards[s].facts_at_start)
+    }
+    return _Adoption(positions, adopted, {**facts, **kept})
 
 
 def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
@@ -442,7 +444,7 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
         return EntryFields(
             origin=found.positions,
             adopted=found.adopted,
-            counted=found.counted,
+            facts_at_start=found.facts_at_start,
             identities={**state.identities, **source.identities()},
             switch=None if state.newest else ingestion.sharing_mode,
             hint=source.hint(positions, state.hint),

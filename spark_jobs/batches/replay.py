@@ -116,7 +116,7 @@ def replay_progress(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> 
     state = ledger.read()
     totals, key = state.totals, replay_key(kind, replay_id)
     known = totals.replays.get(key)
-    if known.is_whole if known else not totals.is_forgetful:
+    if known.is_complete if known else not totals.has_dropped_replays:
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
     return reduce(tally, reversed(entries), Totals()).replays.get(key)

@@ -118,13 +118,13 @@ def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
         DataLossError: with the numbers.
         InvalidOptionError, TableUnreadableError: see :func:`check_adopted`.
     """
-    if state.removed:
+    if state.removed_claim_batches:
         raise DataLossError(
             f"a RESTORE of {ingestion.table} removed batches whose entries group {ingestion.group!r} has acknowledged; "
             "they cannot be claimed again",
             remedy="RESTORE the table to a version that has them, or ingest the stream with a new group name into "
             "another table.",
-            batches=state.removed.size,
+            batches=state.removed_claim_batches.size,
             version=state.version,
         )
     check_adopted(ingestion, state)
@@ -188,7 +188,7 @@ def losses(
     known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
     gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
     lost = source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
-    return {**lost, **{shard: parts.hull for shard, parts in state.gone.items()}}
+    return {**lost, **{shard: parts.hull for shard, parts in state.removed_from_ended.items()}}
 
 
 def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:

@@ -26,7 +26,7 @@ from spark_jobs.batches.row_columns import RowColumns
 from spark_jobs.batches.source_checks import check_other_group, without_positions
 from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.decoding.isolation import prepare
-from spark_jobs.ledger.entries import EntryFields, LedgerEntry, PlannedFields
+from spark_jobs.ledger.entries import PAUSE, EntryFields, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
@@ -166,7 +166,7 @@ def register_streams(
     origin: Mapping[Shard, int],
     *,
     identities: Mapping[str, str],
-    counted: Mapping[Shard, PositionFacts] | None = None,
+    facts: Mapping[Shard, PositionFacts] | None = None,
 ) -> None:
     """The first commit of a group with more streams: empty, with their origins, so that other groups see it.
 
@@ -174,7 +174,7 @@ def register_streams(
         target: the table.
         origin: of the shards of these streams.
         identities: of the streams that are read.
-        counted: what the source knows at these origins.
+        facts: what the source knows at these origins.
 
     Raises:
         InvalidOptionError, LedgerTruncatedError: see :func:`check_unwritten`.
@@ -185,9 +185,9 @@ def register_streams(
         begun = without_positions(state, (shard.stream for shard in origin))
         check_unwritten(target, state, begun)
         starts = {shard: start for shard, start in origin.items() if shard.stream in begun}
-        known = {shard: one for shard, one in (counted or {}).items() if shard in starts}
+        known = {shard: one for shard, one in (facts or {}).items() if shard in starts}
         more = {**state.identities, **identities}
-        return {"origin": starts, "counted": known, "identities": more} if begun else None
+        return {"origin": starts, "facts_at_start": known, "identities": more} if begun else None
 
     commit_empty(target.spark, target.ingestion, "init", fields)
 
@@ -348,7 +348,7 @@ class YieldRequests:
             time.sleep(pause)
             return
         _log.warning("%s; the others are asked to wait, and it is tried again", what)
-        commit_empty(self._spark, self._ingestion, "turn", lambda state: {})
+        commit_empty(self._spark, self._ingestion, PAUSE, lambda state: {})
 
     def _newest(self, newest_first: range) -> YieldTo | None:
         """The newest request that is neither answered nor old."""
@@ -360,7 +360,7 @@ class YieldRequests:
                 return None
             entry = commit.entry
             if entry is not None and entry.app not in answered:
-                if entry.kind == "turn":
+                if entry.kind == PAUSE:
                     return YieldTo(version)
                 answered.add(entry.app)
         return None

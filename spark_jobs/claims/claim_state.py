@@ -78,13 +78,13 @@ class ClaimState:
     Args:
         delivered: per shard, from where the group began to after the last entry that was delivered, without what is
             recorded as skipped.
-        unsettled: the sequences in it that are pending, and not in the table.
+        pending: the sequences in it that are pending, and not in the table.
         lag: entries that are unread or pending.
         lost: what is gone before it was written, or was skipped, and is not recorded.
     """
 
     delivered: Mapping[Shard, Intervals]
-    unsettled: Mapping[Shard, npt.NDArray[np.int64]]
+    pending: Mapping[Shard, npt.NDArray[np.int64]]
     lag: Mapping[Shard, int]
     lost: Mapping[Shard, Range] = field(default_factory=dict)
 
@@ -180,7 +180,7 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
     lost = dict(losses_of_claims(claims, ingestion, ledger))
     status = ClaimStatuses(ledger)
     skipped = recorded_skips(ledger)
-    delivered, unsettled = {}, {}
+    delivered, pending = {}, {}
     for shard, names in claims.holders().items():
         places: list[int] = []
         for raw in names:
@@ -188,13 +188,13 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
             if name is None or status.of([name])[name] is not ClaimStatus.WRITTEN:
                 pages = claims.pending(shard, raw, idle=False)
                 places += [to_sequence(entry.id) for page in pages for entry in page]
-        unsettled[shard] = np.array(sorted(places), np.int64)
+        pending[shard] = np.array(sorted(places), np.int64)
         origin = known[shard].origin if shard in known else None
         delivered[shard] = Intervals.of((origin or 0, claims.position(shard))) - skipped.get(shard, Intervals())
-        gone = claims.missing({shard: [to_id(place).encode() for place in unsettled[shard].tolist()]}).get(shard)
+        gone = claims.missing({shard: [to_id(place).encode() for place in pending[shard].tolist()]}).get(shard)
         if gone:
             lost[shard] = Range(to_sequence(gone[0]), to_sequence(gone[-1]) + 1)
-    return ClaimState(delivered, unsettled, {shard: b.total for shard, b in claims.backlog().items()}, lost)
+    return ClaimState(delivered, pending, {shard: b.total for shard, b in claims.backlog().items()}, lost)
 
 
 @dataclass(frozen=True, slots=True)

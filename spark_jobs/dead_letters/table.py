@@ -134,7 +134,7 @@ class Settlement:
 
     version: int
     uncounted: Uncounted = field(default_factory=dict)
-    judged: int = 0
+    replaces_considered: int = 0
 
 
 def dead_letter_path(table: str) -> str:
@@ -331,7 +331,7 @@ class DeadLetterTable:
         """
         snapshot = self.log().snapshot()
         if snapshot is None:
-            return Settlement(-1, judged=state.totals.replaced)
+            return Settlement(-1, replaces_considered=state.totals.replaced)
         judged = state.totals.replaced
         orphaned = self.orphaned(ledger, state)
         in_flight = {batch.bid: batch.version for batch in orphaned if not batch.is_passed and not batch.is_removed}
@@ -344,7 +344,7 @@ class DeadLetterTable:
         # Those that are left count for nothing meanwhile.
         never = dict(islice(never.items(), MOST_DELETED))
         if never and not self._delete(spark, never):
-            return Settlement(state.settled, uncounted, judged)
+            return Settlement(state.dead_letters_version, uncounted, judged)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in never}
         return Settlement(min(in_flight.values(), default=snapshot.version + 1) - 1, left, judged)
 
@@ -358,7 +358,7 @@ class DeadLetterTable:
             return {}
         if any(commit.restored is not None for commit in ledger.log.readable()):
             return {}
-        replaced = self._replaced(ledger, replace(state, judged=0))
+        replaced = self._replaced(ledger, replace(state, replaces_considered=0))
         return {bid: state.uncounted[bid] for bid in unknown - replaced.keys()}
 
     def _delete(self, spark: SparkSession, never: Uncounted) -> bool:
@@ -404,7 +404,7 @@ class DeadLetterTable:
             state: what it says; everything behind its ``settled`` is judged.
         """
         state = state or ledger.read()
-        written, deleted = self._written(ledger, state.settled)
+        written, deleted = self._written(ledger, state.dead_letters_version)
         if not written:
             return []
         last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in {s.app for s in written}}
@@ -522,11 +522,11 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     """What batches have replaced, as far as no RESTORE removed them, and ``state.uncounted`` does not know of it."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     newer: dict[str, int] = {}
-    left = state.totals.replaced - state.judged
+    left = state.totals.replaced - state.replaces_considered
     for commit in ledger.surviving(state.version) if left > 0 else ():
         if commit.entry is None:
             continue
-        if commit.entry.does.uncounts_dead_letters:
+        if commit.entry.write_mode.uncounts_dead_letters:
             for shard, parts in commit.entry.affected.items():
                 # A batch may have nothing of a shard.
                 if parts:

@@ -1,4 +1,4 @@
-"""Reads a Delta log without a JVM: versions, transactions, commits one by one."""
+"""Reads a Delta log without a JVM: its versions, transactions and commits."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from stream_consumers.errors import (
 )
 
 KEPT_COMMITS = 10_000
+"""The most parsed commits that are cached."""
 TORN_REMEDY = (
     "A power cut, or a full or broken disk, leaves such files. If it is the newest version, move this file and the "
-    ".crc file of the version out of the folder: the log before it is whole, and what the batch read is read again. "
+    ".crc file of the version out of the folder: the log before it is intact, and the batch's messages are read again. "
     "Otherwise restore the file from a backup."
 )
 _STORAGE_REMEDY = "Check the path, its permissions and the storage options."
@@ -49,22 +50,22 @@ _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT_FILE = re.compile(r"[0-9]{20}\.checkpoint\..*parquet")
 _METADATA = frozenset({"metaData", "protocol"})
-# Stands in each line that has one of these actions, whose name may have escapes.
+# A line with one of these actions has one of these texts, because its name may be written with escapes.
 _METADATA_MARKS = ('metaData"', 'protocol"', "\\u")
-# How far an identity column has counted: each commit changes this part of the metadata of a column.
+# The counter of an identity column, in the metadata of the column. Each commit changes it.
 _IDENTITY_COUNTER = "delta.identity.highWaterMark"
 _Parsed = TypeVar("_Parsed")
-# What the reader says of the table feature catalogManaged, and of its preview.
+# The error text of delta-rs for the table feature catalogManaged, and for its preview.
 _CATALOG_MANAGED = "catalog-managed table"
 MOST_CHARACTERS = 500
-# What others may say of their commits: the digits of a number, the characters of a moment, and the last millisecond of
-# the year 9999.
+# The limits of what other programs may write into their commits: the digits of a number, the characters of a number and
+# of a time, and the last millisecond of the year 9999.
 _DIGITS = re.compile(r"[0-9]{1,19}")
 _LONGEST_NUMBER, _LONGEST_MOMENT, _LAST_MS = 100, 100, 253_402_300_799_999
 _FILE_URI = re.compile(r"^file:(//)?/")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified (bucket|container) does not exist")
-_AWAY = re.compile(
+_UNAVAILABLE = re.compile(
     r"error sending request|max_retries|retry_timeout|timed? ?out|connection (refused|reset|closed)"
     r"|status code\D{1,20}(50[0234]|429)|SlowDown|dns error",
     re.IGNORECASE,
@@ -72,14 +73,14 @@ _AWAY = re.compile(
 
 
 def one_line(text: str) -> str:
-    r"""The text of an error, without colours, in one line.
+    r"""Return the text of an error in one line, without colours.
 
     Example:
         >>> one_line("it failed\n   \x1b[31m↳\x1b[0m because the server did not answer")
         'it failed because the server did not answer'
     """
-    said = " ".join(_COLORS.sub("", text).split())
-    return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} …"
+    line = " ".join(_COLORS.sub("", text).split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
 
 
 def unreadable(
@@ -90,71 +91,74 @@ def unreadable(
     remedy: str,
     kind: type[StreamAssetsError] = TableUnreadableError,
 ) -> StreamAssetsError:
-    """Map an error of delta-rs to a :class:`StreamAssetsError`, to be raised ``from None``: see :meth:`DeltaLog.said`.
+    """Map an error of delta-rs to a :class:`StreamAssetsError`, which has to be raised ``from None``.
+
+    See :meth:`DeltaLog.redacted_text` for the reason.
 
     Args:
-        log: of the table.
+        log: the log of the table.
         error: what was raised.
-        what: cannot be read, for an error that stays.
-        remedy: of an error that stays.
-        kind: of an error that stays.
+        what: the message of an error that is not a temporary one of the storage.
+        remedy: the remedy of such an error.
+        kind: the class of such an error.
 
     Example:
         >>> type(unreadable(DeltaLog("s3://lake/t"), OSError("error sending request"), what="", remedy="")).__name__
         'LedgerUnreadableError'
     """
-    raw, said = one_line(str(error)), log.said(error)
+    raw, text = one_line(str(error)), log.redacted_text(error)
     if _NO_BUCKET.search(raw):
         return TableUnreadableError(
-            f"there is no bucket or container of {log.path}", remedy="Make it, or correct the address or the endpoint."
+            f"the bucket or container of {log.path} does not exist", remedy="Create it, or correct the address."
         )
-    if _AWAY.search(raw):
+    if _UNAVAILABLE.search(raw):
         return LedgerUnreadableError(
-            f"the storage of {log.path} does not answer ({said})",
+            f"the storage of {log.path} does not answer ({text})",
             remedy="Check the address, the endpoint and the network.",
         )
-    # The texts of other errors, like that of a key that is missing, say too little.
+    # The texts of other errors, such as a KeyError, say too little without the class.
     name = "" if isinstance(error, (DeltaError, OSError, ValueError)) else f"{type(error).__name__}: "
-    return kind(f"{what} ({name}{said})", remedy=remedy)
+    return kind(f"{what} ({name}{text})", remedy=remedy)
 
 
 @contextmanager
 def reading(
     log: DeltaLog, *, what: str, remedy: str, kind: type[StreamAssetsError] = TableUnreadableError
 ) -> Iterator[None]:
-    """Map each error of a read of a table's storage to a :class:`StreamAssetsError`: see :meth:`DeltaLog.said`.
+    """Map every error of a read of a table's storage to a :class:`StreamAssetsError`.
 
-    Every use of delta-rs and of :meth:`DeltaLog.files` is inside of one, or handles the error without repeating it.
+    Every use of delta-rs and of :meth:`DeltaLog.files` runs inside this context, or handles the error without
+    repeating its text. See :meth:`DeltaLog.redacted_text` for the reason.
 
     Args:
-        log: of the table.
-        what: cannot be read, for an error that stays.
-        remedy: of an error that stays.
-        kind: of an error that stays.
+        log: the log of the table.
+        what: see :func:`unreadable`.
+        remedy: see :func:`unreadable`.
+        kind: see :func:`unreadable`.
 
     Raises:
         LedgerUnreadableError: the storage does not answer.
-        TableUnreadableError: or the kind that is given; something else was raised that is none of ours.
+        TableUnreadableError: or ``kind``; for any other error that is not a :class:`StreamAssetsError`.
     """
     try:
         yield
     except StreamAssetsError:
         raise
-    except Exception as error:  # noqa: BLE001 - anybody may have written what is read
+    except Exception as error:  # noqa: BLE001 - any program may have written what is read
         raise unreadable(log, error, what=what, remedy=remedy, kind=kind) from None
 
 
 def catalog_managed_error(path: str, why: str) -> UnsupportedError:
-    """The error of a table whose files are not its whole state.
+    """Return the error for a table whose files are not its whole state.
 
     Args:
-        path: of the table.
-        why: this is known.
+        path: the path of the table.
+        why: the reason to think so.
     """
     return UnsupportedError(
-        f"a catalog decides on the commits of {path} ({why}), and the newest ones may not be files yet, so that "
+        f"a catalog decides on the commits of {path} ({why}). The newest commits may not be files yet, so that "
         "the log does not show the position of a group",
-        remedy="Use a table whose commits are files at once: an external one, without that property or feature.",
+        remedy="Use a table whose commits become files at once: an external one, without that property or feature.",
     )
 
 
@@ -167,16 +171,16 @@ class Commit:
         operation: WRITE, RESTORE, DELETE, …
         transactions: app ids and versions recorded in it.
         entry: our batch metadata; ``None`` if another writer made the commit.
-        restored: for a RESTORE, the version or the time it went back to.
+        restored: for a RESTORE, the version or the time that it went back to.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
-        deleted_rows: rows that a replace deleted; ``None`` if the writer does not say, see
+        deleted_rows: rows that a replace deleted; ``None`` if the writer did not record it, see
             :meth:`DeltaLog.deleted_rows`.
         user_metadata: the commit's ``userMetadata``, if it is a JSON object and not our entry.
         predicate: the condition of a DELETE.
-        timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
-        output_bytes: of the files written, as the writer counted them.
-        changes_rows: whether rows come or go, and are not only put into other files.
-        by: who made it: the user, or the engine, as the writer says.
+        timestamp_ms: the time of the commit that the writer recorded; ``None`` if it did not.
+        output_bytes: bytes of the files written, as the writer counted them.
+        changes_rows: whether it adds or removes rows, and does not only move them to other files.
+        by: the user or the engine that the writer recorded.
     """
 
     version: int
@@ -199,9 +203,9 @@ class DataFile:
     """A data file of a table.
 
     Args:
-        path: from the folder of the table, or a URI.
-        partition: what the columns hold that the table is partitioned by, as text, by their names in the files; they
-            are not in the file itself.
+        path: relative to the folder of the table, or a URI.
+        partition: the values of the partition columns as text, by their names in the files. The file itself does not
+            have these columns.
     """
 
     path: str
@@ -218,12 +222,12 @@ class TableSnapshot:
         self.table_id = str(table.metadata().id)
 
     def last_number(self, app: str) -> int:
-        """The last transaction version of ``app``; 0 if there is none."""
+        """Return the last transaction version of ``app``; 0 if there is none."""
         with self._log.reading():
             return self._table.transaction_version(app) or 0
 
     def may_hold(self, streams: Iterable[str]) -> bool:
-        """Whether there may be rows of one of these streams, by the statistics of the files."""
+        """Return whether there may be rows of one of these streams, by the statistics of the files."""
         with self._log.reading():
             files = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         for file in files:
@@ -236,18 +240,18 @@ class TableSnapshot:
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
-        """The columns whose values have folders of their own."""
+        """The partition columns."""
         return tuple(self._table.metadata().partition_columns)
 
     @property
     def computed_columns(self) -> frozenset[str]:
-        """The columns whose values Delta makes: generated ones, and identities."""
+        """The columns whose values Delta computes: generated columns and identity columns."""
         marks = (GENERATED, "delta.identity.start")
         return frozenset(c.name for c in self._table.schema().fields if any(mark in c.metadata for mark in marks))
 
     @property
     def default_columns(self) -> frozenset[str]:
-        """The columns that have a value of their own where rows lack them."""
+        """The columns that have a default value."""
         return frozenset(c.name for c in self._table.schema().fields if DEFAULT in c.metadata)
 
     @property
@@ -262,22 +266,22 @@ class TableSnapshot:
 
     @cached_property
     def columns(self) -> Sequence[Mapping[str, Any]]:
-        """The columns as the log has them, with what Delta keeps about each in ``metadata``."""
+        """The columns as the log has them, each with its ``metadata``."""
         with self._log.reading():
             fields: Sequence[Mapping[str, Any]] = json.loads(self.schema_json)["fields"]
         return fields
 
     @cached_property
     def schema(self) -> str:
-        """A text that changes when the columns do, and not when identity columns count on."""
+        """A text that changes when the columns do, but not when an identity column is incremented."""
         columns = [{**one, "metadata": {**one.get("metadata", {}), _IDENTITY_COUNTER: None}} for one in self.columns]
-        # The reader gives metadata in any order.
+        # delta-rs returns the metadata in any order.
         return json.dumps(columns, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _CommitFile:
-    """A commit that was read, and what its file was then; see :meth:`DeltaLog._commit_file`."""
+    """A commit that was read, and the identity of its file at that time; see :meth:`DeltaLog._commit_file`."""
 
     commit: Commit
     file: tuple[int, int, int] | None
@@ -289,7 +293,7 @@ class DeltaLog:
     Args:
         path: a local path or a URI that delta-rs understands.
         storage_options: credentials and settings for object stores; never logged.
-        is_own_folder: no other program puts files there, so that files without a log are left over from a killed write.
+        is_own_folder: whether no other program puts files there, so that files without a log come from a killed write.
     """
 
     def __init__(
@@ -306,17 +310,17 @@ class DeltaLog:
         self._newest_read: _CommitFile | None = None
         self._table_id: str | None = None
         self._apps: tuple[tuple[str, int], frozenset[str] | None] | None = None
-        # The commit that was opened last: who has just looked for a batch asks for its files next.
+        # The text of the commit that was opened last: after a search for a batch, its files are often needed next.
         self._opened: tuple[int, str] | None = None
 
     def snapshot(self) -> TableSnapshot | None:
-        """The newest version; ``None`` if there is no table yet.
+        """Open the newest version; ``None`` if there is no table yet.
 
         Raises:
-            TableUnreadableError: something is there, but no Delta table that can be read; or there is no bucket.
+            TableUnreadableError: the path is not a readable Delta table, or the bucket does not exist.
             UnsupportedError: a catalog decides on its commits, or an expression in its metadata may run code.
             LedgerUnreadableError: the storage does not answer, or a file of the log is torn.
-            StorageMismatchError: a copy was put in the place of the table since its log was read here.
+            StorageMismatchError: the table was replaced by a copy since its log was read here.
         """
         self._check_path()
         try:
@@ -324,14 +328,14 @@ class DeltaLog:
         except TableNotFoundError:
             self._forget()
             return None
-        except Exception as error:  # noqa: BLE001 - whatever the log says
+        except Exception as error:  # noqa: BLE001 - any program may have written the log
             if _CATALOG_MANAGED in str(error):
                 raise catalog_managed_error(self.path, "it is a catalog-managed table") from None
             unread = self._unreadable(error)
             if isinstance(unread, TableUnreadableError):
                 self._check_log()
             raise unread from None
-        # Of a table with 1,000 columns it takes 5 ms; of a version that was written anew, the metadata are other ones.
+        # The check takes 5 ms for a table with 1,000 columns, so it is skipped while the metadata stay the same.
         metadata = snapshot.configuration, snapshot.schema_json
         if metadata != self._checked:
             check_expressions(self.path, snapshot.configuration, snapshot.columns)
@@ -341,13 +345,13 @@ class DeltaLog:
         return snapshot
 
     def _check_same(self, snapshot: TableSnapshot) -> None:
-        """Forget what was read of another table, and refuse a copy that was put in the place of the one that was read.
+        """Clear the caches if the table was created again, and refuse a copy that replaced the table.
 
-        A table that was dropped and created again has another id. A copy has the same one, and may have other commits
-        under the same versions; so the newest commit that was read has to be there still.
+        A table that was dropped and created again has another id. A copy has the same id, and may have other commits
+        under the same versions. So the newest commit that was read still has to exist.
 
         Raises:
-            StorageMismatchError: it is a copy with other commits; what was read is forgotten.
+            StorageMismatchError: it is a copy with other commits; the caches are cleared.
         """
         read, known_id, self._table_id = self._newest_read, self._table_id, snapshot.table_id
         if known_id != snapshot.table_id:
@@ -357,19 +361,20 @@ class DeltaLog:
             self._forget()
             found = self.commit(read.commit.version)
             if found == read.commit:
-                # A copy of the same commits, or a file system that numbers its files anew.
+                # A copy with the same commits, or a file system that has changed the numbers of its files.
                 self._commits, self._restored, self._apps = known
             elif found is not None or read.commit.version > snapshot.version:
                 raise StorageMismatchError(
-                    f"a copy was put in the place of {self.path} while it was in use: version {read.commit.version} "
-                    f"is {'another commit' if found else 'not there any more'}",
-                    remedy="Run again: what the copy lacks is read again. Stop all runs before you put a copy in the "
-                    "place of a table; if one wrote at that moment, look for missing rows with stream-assets verify.",
+                    f"{self.path} was replaced by a copy while it was in use: version {read.commit.version} "
+                    f"is {'another commit' if found else 'missing'}",
+                    remedy="Run again: messages that the copy lacks are read again. Stop all runs before you replace a "
+                    "table by a copy. If a run was writing at that moment, search for missing rows with "
+                    "stream-assets verify.",
                     version=read.commit.version,
                 )
 
     def _commit_file(self, version: int) -> tuple[int, int, int] | None:
-        """What distinguishes the file of a commit from another of its name; ``None`` if it was cleaned from the log.
+        """Return the identity of the file of a commit: size, time and number; ``None`` if it was cleaned from the log.
 
         Raises:
             TableUnreadableError, LedgerUnreadableError: see :func:`reading`.
@@ -389,7 +394,7 @@ class DeltaLog:
         self._status(name)
         try:
             text = self._read(name)
-            # Each time: it may be put there later than its version.
+            # Read it each time, because it may be written later than its version.
             if text != self._checksum:
                 check_checksum(self.path, text)
                 self._checksum = text
@@ -399,12 +404,12 @@ class DeltaLog:
             raise self._unreadable(error) from None
         except ValueError as error:
             raise LedgerUnreadableError(
-                f"the checksum file {name} of {self.path} cannot be read: {self.said(error)}",
-                remedy="Move it out of the folder; the table is whole without it.",
+                f"the checksum file {name} of {self.path} cannot be read: {self.redacted_text(error)}",
+                remedy="Move it out of the folder; the table does not need it.",
             ) from None
 
     def open(self, version: int | None = None) -> DeltaTable:
-        """A version for delta-rs, the newest by default.
+        """Open a version with delta-rs, the newest by default.
 
         Raises:
             TableUnreadableError: there is no table, or it cannot be read.
@@ -414,28 +419,23 @@ class DeltaLog:
             try:
                 return DeltaTable(self.path, version=version, storage_options=self.storage_options)
             except TableNotFoundError:
-                remedy = "Run the job that makes it, or correct the path."
+                remedy = "Run the job that creates it, or correct the path."
                 raise TableUnreadableError(f"there is no Delta table at {self.path}", remedy=remedy) from None
 
     def reading(self) -> AbstractContextManager[None]:
-        """Around a use of a version that was opened: delta-rs may read the storage again."""
+        """Return the context for uses of an opened version, in which delta-rs may read the storage again."""
         return reading(self, what=f"the Delta table at {self.path} cannot be read", remedy=_STORAGE_REMEDY)
 
-    def said(self, error: BaseException) -> str:
-        """The text of an error of delta-rs in one line, without the values of the storage options.
+    def redacted_text(self, error: BaseException) -> str:
+        """Return the text of an error of delta-rs in one line, without the values of the storage options.
 
-        The storage, and delta-rs, repeat them; for that no error of theirs is the cause of one of ours, since Dagster
-        keeps causes.
+        delta-rs and the storage may repeat these values in their errors. Dagster stores the causes of errors, so that
+        an error of theirs must never be the cause of one of ours.
         """
         return one_line(redacted(str(error), self.storage_options))
 
     def _unreadable(self, error: BaseException) -> StreamAssetsError:
-        return unreadable(
-            self,
-            error,
-            what=f"the Delta table at {self.path} cannot be read",
-            remedy=_STORAGE_REMEDY,
-        )
+        return unreadable(self, error, what=f"the Delta table at {self.path} cannot be read", remedy=_STORAGE_REMEDY)
 
     def _forget(self) -> None:
         self._commits = {}
@@ -443,17 +443,17 @@ class DeltaLog:
         self._newest_read = self._apps = self._opened = None
 
     def transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
-        """The app ids of all transactions up to a version, from the newest checkpoint and the commits after it.
+        """Return the app ids of all transactions up to a version, from the newest checkpoint and the commits after it.
 
         Args:
             snapshot: the version.
 
         Returns:
-            ``None`` if the checkpoint that the log names cannot be read: then only the whole log says.
+            ``None`` if the checkpoint that the log names cannot be read: then only the whole log has all of them.
         """
-        place = (snapshot.table_id, snapshot.version)
-        if self._apps is None or self._apps[0] != place:
-            self._apps = place, self._find_transactions(snapshot)
+        key = (snapshot.table_id, snapshot.version)
+        if self._apps is None or self._apps[0] != key:
+            self._apps = key, self._find_transactions(snapshot)
         return self._apps[1]
 
     def _find_transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
@@ -472,12 +472,12 @@ class DeltaLog:
                 found.update(commit.transactions)
         except StreamAssetsError:
             raise
-        except Exception:  # noqa: BLE001 - anybody may have written it
+        except Exception:  # noqa: BLE001 - any program may have written it
             return None
         return frozenset(found)
 
     def _checkpoint_transactions(self, hint: Mapping[str, Any]) -> Iterator[str]:
-        """The app ids in the checkpoint of ``_last_checkpoint``: of one file, of several parts, or of version 2."""
+        """Yield the app ids in the checkpoint in ``_last_checkpoint``: one file, several parts, or version 2."""
         version, parts = int(hint["version"]), int(hint.get("parts") or 1)
         if version < 0:
             return
@@ -499,12 +499,12 @@ class DeltaLog:
                 yield from map(str, apps.to_pylist())
 
     def newest_versions(self, *, after: int = -1) -> range:
-        """The versions behind ``after``, the newest first."""
+        """Return the versions after ``after``, newest first."""
         snapshot = self.snapshot()
         return range(snapshot.version if snapshot else -1, after, -1)
 
     def readable(self) -> Iterator[Commit]:
-        """The commits from the newest one back to where the log was cleaned."""
+        """Yield the commits from the newest one back to where the log was cleaned."""
         for version in self.newest_versions():
             commit = self.commit(version)
             if commit is None:
@@ -512,7 +512,7 @@ class DeltaLog:
             yield commit
 
     def find(self, is_match: Callable[[Commit], bool], *, after: int) -> Commit | None:
-        """The newest commit behind version ``after`` that matches; ``None`` if there is none.
+        """Find the newest commit after version ``after`` that matches; ``None`` if there is none.
 
         Raises:
             LedgerUnreadableError: it is unknown, so nothing may be acknowledged.
@@ -522,7 +522,7 @@ class DeltaLog:
             if commit is None:
                 raise LedgerUnreadableError(
                     f"version {version} of {self.path} is missing from its log",
-                    remedy="Run again; the positions are read anew.",
+                    remedy="Run again: the next run reads the positions from the log.",
                 )
             if is_match(commit):
                 return commit
@@ -544,7 +544,7 @@ class DeltaLog:
             )
 
     def row_count(self, *, version: int | None = None) -> int | None:
-        """Rows in a version, the newest by default, by the statistics in the log; ``None`` if these lack it."""
+        """Return the rows in a version, the newest by default, by the statistics in the log; ``None`` without them."""
         if self.snapshot() is None:
             return None
         with self.reading():
@@ -554,9 +554,9 @@ class DeltaLog:
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def deleted_rows(self, commit: Commit) -> int | None:
-        """Rows that a replace deleted, whether the writer says so or not; ``None`` if it is unknown.
+        """Return the rows that a replace deleted, also if the writer did not record it; ``None`` if it is unknown.
 
-        Delta says nothing where whole files went and none came.
+        Delta does not record it if the replace only removed whole files.
         """
         if commit.deleted_rows is not None or commit.output_rows != 0:
             return commit.deleted_rows
@@ -564,7 +564,7 @@ class DeltaLog:
         return None if before is None or after is None else before - after
 
     def _check_log(self) -> None:
-        """Look for what makes a log unreadable.
+        """Read the commits and the newest checkpoint, to name the file that makes the log unreadable.
 
         Raises:
             LedgerUnreadableError: a file of the log is torn.
@@ -578,7 +578,7 @@ class DeltaLog:
                 self.commit(int(commit[1]))
             elif _CHECKPOINT_FILE.fullmatch(file.base_name):
                 self._check_checkpoint(file)
-                # What is older is not read.
+                # delta-rs does not read older files.
                 return
 
     def _check_checkpoint(self, file: pyarrow.fs.FileInfo) -> None:
@@ -588,50 +588,50 @@ class DeltaLog:
         except (OSError, pa.ArrowInvalid) as error:
             raise LedgerUnreadableError(
                 f"the checkpoint {self.path}/_delta_log/{file.base_name} is torn: it has {file.size:,} bytes "
-                f"({self.said(error)})",
-                remedy="Delete it and the file _last_checkpoint beside it: the log before it is whole.",
+                f"({self.redacted_text(error)})",
+                remedy="Delete it and the file _last_checkpoint in the same folder: the log before it is intact.",
             ) from None
 
     def torn_files(self, version: int | None = None) -> list[str]:
-        """The data files of a version that are shorter than their commits say; none if the log cannot be read.
+        """List the data files of a version that are shorter than in the log; none if the log cannot be read.
 
-        Only local tables are looked at.
+        It only checks local tables.
 
         Args:
             version: of the table, the newest by default.
 
         Raises:
-            LedgerUnreadableError: what the log names is no data file, see :meth:`check_files`.
+            LedgerUnreadableError: a path in the log is not that of a data file, see :meth:`check_files`.
         """
         if "://" in self.path:
             return []
         try:
             actions = pa.table(DeltaTable(self.path, version=version).get_add_actions(flatten=True))
-        except Exception:  # noqa: BLE001 - whatever the log says
+        except Exception:  # noqa: BLE001 - any program may have written the log
             return []
         torn = []
         for added in actions.select(["path", "size_bytes"]).to_pylist():
             path, size = unquote(added["path"]), added["size_bytes"]
-            there = self._status(path)
-            if there is not None and there.st_size < size:
-                torn.append(f"{Path(self.path) / path} has {there.st_size:,} of {size:,} bytes")
+            status = self._status(path)
+            if status is not None and status.st_size < size:
+                torn.append(f"{Path(self.path) / path} has {status.st_size:,} of {size:,} bytes")
         return torn
 
     def check_files(self, paths: Iterable[str]) -> None:
-        """Refuse to open what is no data file: a FIFO has no end. Only local tables are looked at.
+        """Refuse to open paths that are not data files, such as a FIFO, which has no end. It only checks local tables.
 
         Args:
-            paths: as actions of the log have them, unescaped. Those of a shallow clone are whole paths, or URIs.
+            paths: as actions of the log have them, unescaped. Those of a shallow clone are absolute paths, or URIs.
 
         Raises:
-            LedgerUnreadableError: one leads out of the folder with ``..``, cannot be a name, or is no regular file.
+            LedgerUnreadableError: a path leads out of the folder with ``..``, is not valid, or is not a regular file.
         """
         if "://" not in self.path:
             for path in paths:
                 self._status(path)
 
     def _status(self, path: str) -> os.stat_result | None:
-        """What the disk says of a file that the log names; ``None`` where it is gone, or the table is not local."""
+        """Return the status of a file that the log names; ``None`` if it is missing, or the table is not local."""
         if "://" in self.path:
             return None
         why = "it leads out of the folder of the table"
@@ -639,42 +639,42 @@ class DeltaLog:
         if ".." not in path.split("/"):
             try:
                 found = os.stat(os.path.join(self.path, _FILE_URI.sub("/", path)))
-                why = "" if stat.S_ISREG(found.st_mode) else "it is no regular file"
+                why = "" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
             except (FileNotFoundError, NotADirectoryError):
                 why = ""
             except (OSError, ValueError) as error:
-                why = self.said(error)
+                why = self.redacted_text(error)
         if why:
             raise LedgerUnreadableError(
                 f"the log of {self.path} names {path[:MOST_CHARACTERS]!a}, which is not opened: {why}",
-                remedy="Go back with RESTORE TABLE … TO VERSION AS OF a version before the one that names it.",
+                remedy="Go back with RESTORE TABLE … TO VERSION AS OF a version before the one that added it.",
             )
         return found
 
     def missing_files(self, version: int) -> list[str]:
-        """The files that a commit adds and that are not in the folder of the table; only asked of local tables.
+        """List the files that a commit adds and that are not in the folder of the table. It only checks local tables.
 
         Raises:
-            LedgerUnreadableError: what it names is no data file, see :meth:`check_files`.
+            LedgerUnreadableError: a path in the commit is not that of a data file, see :meth:`check_files`.
         """
         if "://" in self.path:
             return []
-        # What only got a deletion vector was there before, and in a clone is a file of the other table.
+        # A file that only got a deletion vector existed before, and in a clone it belongs to the other table.
         paths = [unquote(path) for path, vector in self._file_changes(version).added if not vector]
         return sorted(path for path in paths if self._status(path) is None)
 
     def commit(self, version: int) -> Commit | None:
-        """One commit; ``None`` if its file was cleaned away.
+        """Return one commit; ``None`` if its file was cleaned from the log.
 
         Raises:
-            LedgerUnreadableError: it is there but cannot be read, or was planned from another table.
+            LedgerUnreadableError: its file cannot be read, or the commit was planned from another table.
             UnsupportedVersionError: a newer release has written it.
             UnsupportedError: it sets the metadata of the table more than once.
         """
         commit = self._commits.get(version)
         if commit is None:
             is_newest = self._newest_read is None or version > self._newest_read.commit.version
-            # Before it is read: a file that is replaced meanwhile is noticed.
+            # Look before the read, to notice a file that is replaced during the read.
             file = self._commit_file(version) if is_newest else None
             try:
                 commit = self._parsed(version, lambda text: parse_commit(version, text))
@@ -685,11 +685,11 @@ class DeltaLog:
                 raise type(error)(what, remedy=error.remedy) from error
             if commit.entry is not None and commit.entry.base >= version:
                 raise LedgerUnreadableError(
-                    f"version {version} of {self.path} was planned from version {commit.entry.base}: an older copy was "
-                    "put in the place of the table meanwhile, which lacks what the positions say",
+                    f"version {version} of {self.path} was planned from version {commit.entry.base}: meanwhile the "
+                    "table was replaced by an older copy, which lacks rows that the positions cover",
                     remedy="Put back the table that the copy replaced. Or, if it is the newest version, move "
-                    f"_delta_log/{version:020d}.json and the .crc file of the version out of the folder: what the copy "
-                    "lacks is read again. Otherwise read into a new table, as a new group.",
+                    f"_delta_log/{version:020d}.json and the .crc file of the version out of the folder: messages that "
+                    "the copy lacks are read again. Otherwise ingest into a new table, with a new group name.",
                     version=version,
                     base=commit.entry.base,
                 )
@@ -697,21 +697,22 @@ class DeltaLog:
                 self._newest_read = _CommitFile(commit, file)
             self._commits[version] = commit
             if len(self._commits) > KEPT_COMMITS:
-                # A job may stay for days.
+                # A job may run for days.
                 self._commits.pop(next(iter(self._commits)), None)
         return commit
 
     def restored_versions(self, commit: Commit) -> tuple[int, ...]:
-        """The versions that a RESTORE may have gone back to, the newest first.
+        """Return the versions that a RESTORE may have gone back to, newest first.
 
-        A RESTORE to a time names it in the time zone of its session, which is not in the log. So the files decide:
-        each version that has exactly the files that the RESTORE left. Several have where commits added no rows.
+        A RESTORE to a time names it in the time zone of its session, which is not in the log. So the files decide: a
+        version is possible if it has exactly the files that the RESTORE left. Several versions do if commits between
+        them added no rows.
 
         Args:
             commit: the RESTORE.
 
         Raises:
-            LedgerUnreadableError: no version has these files, or one that was cleaned from the log may have them.
+            LedgerUnreadableError: no version has these files, or a version that was cleaned from the log may.
         """
         if isinstance(commit.restored, int):
             return (commit.restored,)
@@ -721,31 +722,29 @@ class DeltaLog:
 
     def _find_restored(self, restore: Commit) -> tuple[int, ...]:
         change = self._file_changes(restore.version)
-        # What a version lacks of the files that the RESTORE left, and what it has besides.
+        # The files of the RESTORE that a version lacks, and the files that it has in addition.
         missing, surplus = change.added, change.removed
         found = []
         for version in range(restore.version - 1, -1, -1):
             commit = self.commit(version)
             if commit is None:
-                raise self._not_certain(restore, f"version {version} was cleaned from the log, and may be the one")
+                raise self._unknown_target(restore, f"version {version} was cleaned from the log, and may be the one")
             if not missing and not surplus:
                 found.append(version)
             change = self._file_changes(version)
             if commit.restored is None and change.added - surplus:
-                # It wrote one of the files: no earlier version has it. Only a RESTORE adds a file again.
+                # It wrote one of the files, so that no earlier version has it. Only a RESTORE adds a file again.
                 break
             missing, surplus = (
                 (missing - change.removed) | (change.added - surplus),
                 (surplus - change.added) | (change.removed - missing),
             )
         if not found:
-            raise self._not_certain(restore, "no version has the files that the RESTORE left")
+            raise self._unknown_target(restore, "no version has the files that the RESTORE left")
         return tuple(found)
 
     def added_files(self, version: int) -> list[DataFile]:
-        """The data files that a commit wrote.
-
-        Files that only got another deletion vector are not among them.
+        """Return the data files that a commit wrote, without those that only got another deletion vector.
 
         Raises:
             LedgerUnreadableError: the commit cannot be read.
@@ -754,7 +753,7 @@ class DeltaLog:
         return changes.files(path for path, vector in changes.added if not vector)
 
     def removed_files(self, version: int) -> list[DataFile]:
-        """The data files that a commit took out of the table, or some rows of them.
+        """Return the data files that a commit removed from the table, or of which it removed some rows.
 
         Raises:
             LedgerUnreadableError: the commit cannot be read.
@@ -763,7 +762,7 @@ class DeltaLog:
         return changes.files(path for path, _ in changes.removed)
 
     def files(self) -> pyarrow.fs.FileSystem:
-        """The file system whose root is the folder of the table."""
+        """Return the file system whose root is the folder of the table."""
         if "://" not in self.path:
             return pyarrow.fs.SubTreeFileSystem(str(Path(self.path).absolute()), pyarrow.fs.LocalFileSystem())
         if self._files is None:
@@ -774,41 +773,42 @@ class DeltaLog:
         try:
             return self._parsed(version, _file_changes)
         except FileNotFoundError as error:
-            raise self._away(version, error) from None
+            raise self._unreadable_version(version, error) from None
 
     def _parsed(self, version: int, parse: Callable[[str], _Parsed]) -> _Parsed:
-        """What a commit says.
+        """Parse the text of a commit.
 
         Raises:
             FileNotFoundError: it was cleaned from the log.
-            LedgerUnreadableError: the storage does not give it, or it is torn.
+            LedgerUnreadableError: the storage cannot be read, or the file is torn.
         """
         try:
             return parse(self._text(version))
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise self._away(version, error) from None
+            raise self._unreadable_version(version, error) from None
         except StreamAssetsError:
             raise
-        except Exception as error:  # noqa: BLE001 - anybody may have written it
+        except Exception as error:  # noqa: BLE001 - any program may have written it
             name = f"_delta_log/{version:020d}.json"
             with self.reading():
                 size = self.files().get_file_info(name).size
             raise LedgerUnreadableError(
-                f"version {version} of {self.path} is torn: {name} has {size or 0:,} bytes ({self.said(error)})",
+                f"version {version} of {self.path} is torn: {name} has {size or 0:,} bytes "
+                f"({self.redacted_text(error)})",
                 remedy=TORN_REMEDY,
             ) from None
 
-    def _away(self, version: int, error: OSError) -> LedgerUnreadableError:
+    def _unreadable_version(self, version: int, error: OSError) -> LedgerUnreadableError:
         return LedgerUnreadableError(
-            f"version {version} of {self.path} cannot be read ({self.said(error)})", remedy="Run again."
+            f"version {version} of {self.path} cannot be read ({self.redacted_text(error)})", remedy="Run again."
         )
 
-    def _not_certain(self, restore: Commit, why: str) -> LedgerUnreadableError:
+    def _unknown_target(self, restore: Commit, why: str) -> LedgerUnreadableError:
         return LedgerUnreadableError(
-            f"{self.path} was restored to {restore.restored!r} (version {restore.version}), and which version that was "
-            f"is unknown: {why}",
+            f"{self.path} was restored to {restore.restored!r} (version {restore.version}), but it is unknown which "
+            f"version that is: {why}",
             remedy=RESTORE_REMEDY,
         )
 
@@ -826,7 +826,7 @@ class DeltaLog:
 
 
 def _is_left_over(file: Path) -> bool:
-    """Whether a first, empty commit that was killed left this behind: then there is no table yet."""
+    """Return whether a killed first commit may have left this file, so that there is no table yet."""
     if file.name.endswith(".crc") or file.name in ("_temporary", "_delta_log"):
         return True
     try:
@@ -836,9 +836,9 @@ def _is_left_over(file: Path) -> bool:
 
 
 def parse_commit(version: int, text: str) -> Commit:
-    """Read the actions of one commit file that matter here.
+    """Parse the actions of one commit file that matter here.
 
-    Delta lets a writer say of a commit what it likes. What is of another type or size than expected is left out.
+    Delta lets a writer put anything into ``commitInfo``. Values of an unexpected type or size are ignored.
 
     Raises:
         ValueError: it is not the whole file of a commit.
@@ -848,14 +848,14 @@ def parse_commit(version: int, text: str) -> Commit:
     _check_metadata(text)
     info: Mapping[str, Any] = {}
     transactions: dict[str, int] = {}
-    # Not splitlines(): JSON may hold other line separators in its texts.
+    # Not splitlines(): JSON strings may hold other line separators.
     for line in text.split("\n"):
-        # Files of a batch can be many; only two kinds of action are of interest.
+        # A batch can have many files, but only two kinds of action are needed.
         kind = _ACTION.match(line)
         if kind:
             action = _json_of_line(line).get(kind[1], {})
             if not isinstance(action, dict):
-                raise ValueError(f"its {kind[1]} is no object")
+                raise ValueError(f"its {kind[1]} is not an object")
             if kind[1] == "commitInfo":
                 info = action
             elif isinstance(action.get("appId"), str) and isinstance(action.get("version"), int):
@@ -893,7 +893,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _whole_number(value: object, *, most: int = 2**63 - 1) -> int | None:
-    """A number from 0 to ``most``, also as text, which Delta writes of numbers; ``None`` for anything else.
+    """Return a number from 0 to ``most``, also if Delta wrote it as text; ``None`` for anything else.
 
     Example:
         >>> _whole_number("12"), _whole_number(12), _whole_number("1e400"), _whole_number(10**30), _whole_number(True)
@@ -906,10 +906,10 @@ def _whole_number(value: object, *, most: int = 2**63 - 1) -> int | None:
 
 
 def _json_of_line(line: str) -> Mapping[str, Any]:
-    """The object in a line of a commit; empty if it is nested too deeply to be read.
+    """Return the object in a line of a commit; an empty one if it is nested too deeply to be parsed.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     try:
         return _object(_DECODER.decode(line))
@@ -918,7 +918,7 @@ def _json_of_line(line: str) -> Mapping[str, Any]:
 
 
 def _number_of(digits: str) -> int | str:
-    """The number; where Python takes it for too long, its text."""
+    """Return the number, or its text if it has too many digits for Python."""
     return int(digits) if len(digits) < _LONGEST_NUMBER else digits
 
 
@@ -926,21 +926,21 @@ _DECODER = json.JSONDecoder(parse_int=_number_of)
 
 
 def _check_whole(text: str) -> None:
-    """Look for what is left of a file whose blocks did not reach the disk, without parsing each action.
+    """Detect a file of which blocks did not reach the disk, without parsing each action.
 
     Raises:
         ValueError: it is empty or cut, or has blocks of zeros.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
-        raise ValueError("there is no action in it")
+        raise ValueError("it has no action")
     if "\0" in text or not all(line.lstrip().startswith("{") for line in lines):
         raise ValueError("it has lines that are not JSON objects")
     _json_of_line(lines[-1])
 
 
 def _check_metadata(text: str) -> None:
-    """Refuse a commit with two metadata: delta-rs, which gives what is checked here, takes others of them than Spark.
+    """Refuse a commit with two metadata actions: the checks here see the one that delta-rs takes, Spark takes another.
 
     Raises:
         ValueError: a line is not JSON, or has a name twice.
@@ -956,8 +956,8 @@ def _check_metadata(text: str) -> None:
         raise UnsupportedError(
             "the commit has more than one metaData or protocol, or another action in the line of one, so that readers "
             "of the table may take different metadata from it",
-            remedy="Go back to the version before it: move the .json and .crc files of this version and of the later "
-            "ones out of _delta_log. If you do not know what wrote it, find out who can write there.",
+            remedy="Go back to the version before it: move the .json and .crc files of this version and of later "
+            "versions out of _delta_log. If you do not know which program wrote it, find out who can write there.",
         )
 
 
@@ -986,7 +986,7 @@ def _file_changes(text: str) -> _FileChanges:
             partitions[action["path"]] = action.get("partitionValues") or partitions.get(action["path"], {})
             is_data_changed |= bool(action.get("dataChange", True))
     if not is_data_changed and not found["remove"]:
-        # Files that are there already, added once more with other statistics.
+        # Files of the table that were added once more with other statistics.
         return _FileChanges()
     return _FileChanges(frozenset(found["add"]), frozenset(found["remove"]), partitions)
 

@@ -1,9 +1,9 @@
-"""The batch metadata: what each of our commits says of itself in the ``userMetadata`` of the Delta log.
+"""The batch metadata, which each of our commits has as its ``userMetadata`` in the Delta log.
 
-Texts of usual size stay JSON that people can read in ``DESCRIBE HISTORY``. A large one is packed (:func:`pack`): each
-object whose keys are shards and whose values are whole numbers, or equally many of them, is a table. Its numbers are
-laid out by significance, the high bytes of all first: those hardly differ between shards, and what stands in several
-tables, like the position and the start of the range after it, is there once after compression.
+Texts of usual size stay JSON that people can read in ``DESCRIBE HISTORY``. A large one is packed (:func:`pack`). Each
+object whose keys are shards, and whose values are whole numbers or lists of the same length, is stored as a table. Its
+numbers are laid out by significance, the high bytes of all numbers first. These bytes hardly differ between shards, and
+columns that occur in several tables, like a position and the start of the next range, compress to one copy.
 """
 
 from __future__ import annotations
@@ -27,55 +27,58 @@ from stream_consumers.options import ConsumerMode
 from stream_consumers.versions import check_choice, check_keys, check_version, newer
 
 FORMAT = 3
-"""The format that is written; :data:`FORMATS` are read. It grows when the meaning of a field changes. A reader of
-format 2 refuses a larger number, but ignores keys, modes and ways to share that it does not know.
+"""The format number that is written; the numbers in :data:`FORMATS` can be read. It grows when the meaning of a field
+changes. A release that reads format 2 refuses a larger number, but ignores keys, modes and ways to share that it does
+not know.
 """
 FORMATS = range(2, FORMAT + 1)
 KEEPER = "keep"
-"""The member in whose transaction sequence a group says what its ledger knows: it races with no batch."""
-KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn", "dismiss")
+"""The member whose transaction sequence a group uses to write full entries only, so that they race with no batch."""
+PAUSE = "turn"
+"""The kind of an empty commit that asks ingestion to pause."""
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept", PAUSE, "dismiss")
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
 BATCH_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What the id of a batch looks like: it stands in SQL conditions."""
+"""The form of a batch id, which is safe in SQL conditions."""
 SHARINGS = ("", *(mode.value for mode in ConsumerMode), SWITCHING, CLAIMS, LEAVING_CLAIMS)
 """How a group may share its shards."""
 LARGEST_PLAIN = 4096
-"""Bytes of a text that is left as it is."""
+"""The most bytes of a text that is not packed."""
 LARGEST_UNPACKED = 64 * 1024 * 1024
-"""Bytes of a text after it is unpacked: a million shards take half of it."""
+"""The most bytes of an unpacked text. A million shards take half of them."""
 LARGEST_SKELETON = 4 * 1024 * 1024
-"""Bytes of its JSON, each of which may become 25 in memory."""
+"""The most bytes of JSON in an unpacked text. Each of them may take 25 bytes in memory."""
 MOST_ROWS = 2_000_000
-"""Rows of all tables of a text, each of which takes some hundred bytes in memory."""
+"""The most rows in the tables of a packed text. Each row takes some hundred bytes in memory."""
 _FEWEST_ROWS = 8
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _COLUMNS = "\0columns"
 _REST = "\0rest"
 MOST_REPLAYS = 16
-"""How many replays and rewinds are remembered; of older ones the log has to be searched."""
+"""How many replays and rewinds are remembered. To find an older one, the log is searched."""
 MOST_LOSSES = 16
-"""Of how many losses of a shard the place is remembered; older ones are joined."""
+"""How many losses of a shard are remembered with their own range. Older ones are merged into one range."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How far a replay is; of a rewind, what it has moved.
+    """The progress of a replay, or what a rewind has moved.
 
     Args:
-        goal: all that it replaces; a shard may be missing, where it has nothing to replace.
-        done: what of that is in the table.
-        is_whole: whether ``done`` is complete. It may lack progress that was dropped from the totals.
+        goal: everything that the replay replaces; shards in which it replaces nothing may be missing.
+        done: the part of ``goal`` that is in the table.
+        is_complete: whether ``done`` is complete. It may lack progress that was dropped from the totals.
     """
 
     goal: Mapping[Shard, Range] = field(default_factory=dict)
     done: Mapping[Shard, Intervals] = field(default_factory=dict)
-    is_whole: bool = True
+    is_complete: bool = True
 
 
 def replay_key(kind: str, replay: str) -> str:
-    """What a replay is remembered by: a run that moved its group may be run again with a replay, under the same id.
+    """Return the key of a replay in the totals. A rewind and a replay may have the same id, so the kind is part of it.
 
     Example:
         >>> replay_key("replay", "nightly")
@@ -86,14 +89,14 @@ def replay_key(kind: str, replay: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the commits of a group add up to, as far as no RESTORE removed them.
+    """Sums over the commits of a group that no RESTORE removed.
 
     Args:
-        dead: dead letters, with those in ranges that were replaced since.
+        dead: dead letters, including those in ranges that were replaced since.
         lost: what was gone from the stream before it was read.
         replaced: how many commits have replaced rows.
         replays: the replays and rewinds by :func:`replay_key`, the newest one last.
-        is_forgetful: whether the oldest ones were dropped, because there were too many.
+        has_dropped_replays: whether the oldest replays were dropped, because there were too many.
 
     Example:
         >>> totals = Totals(dead=3, replaced=1)
@@ -105,33 +108,33 @@ class Totals:
     lost: Mapping[Shard, Intervals] = field(default_factory=dict)
     replaced: int = 0
     replays: Mapping[str, ReplayProgress] = field(default_factory=dict)
-    is_forgetful: bool = False
+    has_dropped_replays: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; what is nothing is left out."""
+        """Return JSON values, without those that are empty or zero."""
         found = {
             "dead": self.dead,
             "lost": self.lost,
             "replaced": self.replaced,
             # A list: an object that is packed has no order.
-            "replays": [[key, one.goal, one.done, one.is_whole] for key, one in self.replays.items()],
-            "forgetful": self.is_forgetful,
+            "replays": [[key, one.goal, one.done, one.is_complete] for key, one in self.replays.items()],
+            "forgetful": self.has_dropped_replays,
         }
         return {name: json_values(value) for name, value in found.items() if value}
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> Totals:
-        """Read :meth:`to_json` back.
+        """Read the result of :meth:`to_json`.
 
         Raises:
-            UnsupportedVersionError: there is something that this release does not know.
+            UnsupportedVersionError: it has a key that this release does not know.
         """
         check_keys(known, what="the totals", keys=("dead", "lost", "replaced", "replays", "forgetful"))
         replays = {
             key: ReplayProgress(
-                per_shard(goal, lambda part: Range(*part)), per_shard(done, Intervals.from_json), is_whole
+                per_shard(goal, lambda part: Range(*part)), per_shard(done, Intervals.from_json), is_complete
             )
-            for key, goal, done, is_whole in known.get("replays", ())
+            for key, goal, done, is_complete in known.get("replays", ())
         }
         return cls(
             known.get("dead", 0),
@@ -150,14 +153,15 @@ class ShardState:
         covered: the sequences whose rows are in the table, from before the origin on.
         redo: covered sequences whose rows have to be replaced.
         origin: where reading began; ``None`` if the group has not begun with the shard.
-        claimed: behind the last Redis entry that a batch of claimed entries wrote; ``None`` if there is none.
-        ended: where the shard ends for good, since its stream was recreated and the new one accepted; ``None`` while it
-            goes on.
+        claimed: the sequence after the last Redis entry that a batch of claimed entries wrote; ``None`` if there is
+            none.
+        ended: where the shard ended for good, because its stream was recreated and the new one was accepted; ``None``
+            while it goes on.
         last: the last message that was read; ``None`` if it is not known.
-        adopted: where rows begin that were adopted, up to the origin; at the origin if a RESTORE took that back.
-            ``None`` if none were adopted.
-        counted: what the source knows at the first place: at ``adopted``, or where that is ``None``, at the origin. It
-            stays with them over a RESTORE. ``None`` if it is not known.
+        adopted: the start of the adopted rows, which end at the origin. It is equal to the origin if a RESTORE undid
+            the adopt; ``None`` if no rows were adopted.
+        facts_at_start: what the source knows at ``adopted``, or if that is ``None``, at the origin. A RESTORE does not
+            change it. ``None`` if nothing is known.
     """
 
     covered: Intervals = field(default_factory=Intervals)
@@ -167,17 +171,17 @@ class ShardState:
     ended: int | None = None
     last: LastMessage | None = None
     adopted: int | None = None
-    counted: PositionFacts | None = None
+    facts_at_start: PositionFacts | None = None
 
     @property
-    def first_place(self) -> tuple[int, PositionFacts] | None:
-        """Where the shard begins, and what is known there; ``None`` if that is not known."""
+    def start_facts(self) -> tuple[int, PositionFacts] | None:
+        """The start of the shard and the facts that are known there; ``None`` if there are none."""
         first = self.origin if self.adopted is None else self.adopted
-        return None if first is None or self.counted is None else (first, self.counted)
+        return None if first is None or self.facts_at_start is None else (first, self.facts_at_start)
 
     @property
     def lacks_adopted(self) -> bool:
-        """Whether rows were adopted and a RESTORE took that back: the table may hold some that no commit covers."""
+        """Whether a RESTORE undid an adopt, so that the table may hold adopted rows that no commit covers."""
         return self.ended is None and self.adopted is not None and self.adopted == self.origin
 
     @property
@@ -193,60 +197,61 @@ class ShardState:
 
     @property
     def written_end(self) -> int | None:
-        """Behind the last Redis entry that is in the table, claimed or read by position; ``None`` if there is none."""
+        """The sequence after the last Redis entry in the table, claimed or read by position; ``None`` if none is."""
         reached = self.covered.position or 0
         return max(self.claimed or 0, reached if reached > (self.origin or 0) else 0) or None
 
     def to_json(self) -> list[int] | dict[str, Any]:
-        """The state as JSON values.
+        """Return the state as JSON values.
 
-        Where these are all there is to know: position, origin, the last message and, behind that, what is known at the
-        origin. Other forms of what is known would be taken for a last message by an older release.
+        If nothing else is known, they are a list of the position, the origin, the last message, and after that the
+        facts at the origin. An older release would take facts of another length for a last message.
         """
-        counted = self.counted if self.last is not None and None not in (self.counted or ()) else None
-        plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last, counted=counted)
+        facts = self.facts_at_start if self.last is not None and None not in (self.facts_at_start or ()) else None
+        plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last, facts_at_start=facts)
         if self.origin is not None and self == plain:
             covered = self.covered.ranges
             if covered and covered[0].start == MIN_SEQUENCE:
-                return [covered[0].end, self.origin, *(self.last or ()), *(counted or ())]
+                return [covered[0].end, self.origin, *(self.last or ()), *(facts or ())]
         parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
         known = {"origin": self.origin, "claimed": self.claimed}
-        optional = {"ended": self.ended, "last": self.last, "adopted": self.adopted, "counted": self.counted}
+        optional = {"ended": self.ended, "last": self.last, "adopted": self.adopted, "counted": self.facts_at_start}
         return {**parts, **known, **{name: value for name, value in optional.items() if value is not None}}
 
     @classmethod
     def from_json(cls, known: list[int] | Mapping[str, Any]) -> ShardState:
-        """Read :meth:`to_json` back."""
+        """Read the result of :meth:`to_json`."""
         if isinstance(known, list):
             (position, origin), last, first = known[:2], known[2:6], known[6:]
             return cls(
                 Intervals.of((MIN_SEQUENCE, position)),
                 origin=origin,
                 last=LastMessage(*last) if last else None,
-                counted=PositionFacts(*first) if first else None,
+                facts_at_start=PositionFacts(*first) if first else None,
             )
         keys = ("cov", "redo", "origin", "claimed", "ended", "last", "adopted", "counted")
         check_keys(known, what="the state of a shard", keys=keys)
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         remembered = LastMessage(*known["last"]) if known.get("last") else None
-        counted = PositionFacts(*known["counted"]) if known.get("counted") else None
+        facts = PositionFacts(*known["counted"]) if known.get("counted") else None
         ended, adopted = known.get("ended"), known.get("adopted")
-        return cls(covered, redo, known["origin"], known["claimed"], ended, remembered, adopted, counted)
+        return cls(covered, redo, known["origin"], known["claimed"], ended, remembered, adopted, facts)
 
 
 State = Mapping[Shard, ShardState]
-# Dead letters of these batches that do not count: those in these ranges, or where there are none, all of them.
+# The dead letters that do not count: for each batch id their ranges, or no range if it is the whole batch.
 Uncounted = Mapping[str, Mapping[Shard, Intervals]]
 
 
 class WriteMode(NamedTuple):
-    """What a way of writing does. This is the one place where each of them says so.
+    """The effects of a write mode.
 
     Args:
         replaces: the commit removes the rows at its places; otherwise it only adds rows.
-        moves_position: the group continues after it. A replay moves no position: in such a mode it adds copies of rows.
-        uncounts_dead_letters: dead letters of older batches at its places count no more.
-        reduces_redo: rows that had to be replaced need not be any more; otherwise rows that are written again have to.
+        moves_position: the group continues after it. A replay never moves a position, so that in such a mode it adds
+            copies of rows.
+        uncounts_dead_letters: dead letters of older batches at its places no longer count.
+        reduces_redo: takes its places out of ``redo``; otherwise what it writes again is added to ``redo``.
     """
 
     replaces: bool
@@ -262,7 +267,7 @@ MODES: Mapping[str, WriteMode] = {
 
 
 class ClaimedRange(NamedTuple):
-    """Redis entries of a shard that were claimed for one batch: from ``start`` up to ``end``, but not all of them."""
+    """The Redis entries of a shard that one batch claimed: ``entries`` of those from ``start`` up to ``end``."""
 
     start: int
     end: int
@@ -270,7 +275,7 @@ class ClaimedRange(NamedTuple):
 
 
 class PlannedFields(TypedDict, total=False):
-    """The fields of a :class:`LedgerEntry` that the planner of a batch knows, by their names there."""
+    """The fields of a :class:`LedgerEntry` that are known when a batch is planned."""
 
     ranges: Mapping[Shard, Range]
     places: Mapping[Shard, Intervals]
@@ -291,7 +296,7 @@ class PlannedFields(TypedDict, total=False):
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage]
     adopted: Mapping[Shard, int]
-    counted: Mapping[Shard, PositionFacts]
+    facts_at_start: Mapping[Shard, PositionFacts]
 
 
 class EntryFields(PlannedFields, total=False):
@@ -305,56 +310,56 @@ class EntryFields(PlannedFields, total=False):
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One commit of ours.
+    """The metadata of one of our commits.
 
-    Some are full: they say all that the ledger knew at their base. The others say what they change only, which is
-    little however many shards there are; :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides.
+    A full entry has the whole state of the ledger at its base. The others have only what they change, which is little
+    however many shards there are. :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides which entries are full.
 
     Args:
         kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch,
-            ``turn`` asks the others to wait for a run that replaces rows, and ``dismiss`` has dead letters in place of
-            those that were at its places, and no rows.
+            :data:`PAUSE` asks other runs to wait for a run that replaces rows, and ``dismiss`` replaces the dead
+            letters at its places with dismissed ones, and has no rows.
         group: the consumer group.
-        app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
-            transaction sequence of its own; for a fence that of the fenced sequence.
+        app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` if every shard has its own
+            transaction sequence; for a fence that of the fenced sequence.
         number: the transaction version.
         by: the member that wrote it.
         bid: the id of the attempt, never reused.
         base: the table version it was planned from; -1 before the table exists.
         ranges: what it covers.
-        places: for a redrive or a dismissal, instead: the sequences that it replaces, between which lie rows that stay.
+        places: for a redrive or a dismissal, in place of ``ranges``: the single sequences that it replaces. Rows
+            between them stay.
         mode: one of :data:`MODES`.
-        until: for a replace, up to where later batches must replace, too.
+        until: for a replace, the end of the range that later batches have to replace, too.
         origin: first positions, resolved to numbers.
         state: the fold at ``base``; ``None`` if the entry is not full.
         messages: how many were decoded.
-        dead: dead letters.
+        dead: how many dead letters the batch has.
         identities: for each epoch of each stream, the fingerprint that detects a recreated stream; if the entry is not
             full, those that the ledger did not have at ``base``.
-        hint: for the next plan; see :mod:`stream_consumers.batches` and :func:`spark_jobs.ledger.fold.moved_places`.
-        settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted``
-            says; only in full entries.
-        uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch
-            replaced their range. Said here because the commits that show it are cleaned from the log one day; only in
-            full entries.
-        judged: how many replaces ``uncounted`` knows of; only in full entries.
-        totals: what the commits up to ``base`` add up to; only in full entries.
+        hint: for the next plan; see :mod:`stream_consumers.batches` and :func:`spark_jobs.ledger.fold.moved_facts`.
+        dead_letters_version: in versions of the dead-letter table up to this one, every dead letter counts except
+            those in ``uncounted``; only in full entries.
+        uncounted: the dead letters that do not count: a RESTORE removed their batch, or another batch replaced their
+            range. It is stored because the commits that show it are cleaned from the log one day; only in full entries.
+        replaces_considered: how many replaces are already reflected in ``uncounted``; only in full entries.
+        totals: the sums over the commits up to ``base``; only in full entries.
         sharing: how the group shared its shards at ``base``, see
             :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it decides which transaction sequences there
             are. Empty before the first commit.
         switch: for the first commit or a fence, how the group shares from here on.
         lost: what was gone from the stream before it was read; the group skips it and continues, as the user chose.
-        claims: what the batch holds where members claim single Redis entries; positions do not follow from it.
-        replay: the replay or the rewind that the commit is a part of, so that it is taken up again where it was killed.
-        goal: for a replay, all that it is to replace, in this and in other batches.
-        begins: for a replay or a rewind, whether it was not in the table when the commit was planned.
+        claims: the entries of the batch, if members claim single Redis entries; no position follows from them.
+        replay: the id of the replay or rewind that the commit belongs to. A run with the same id continues it.
+        goal: for a replay, everything that it replaces, in this batch and in others.
+        begins: for a replay or a rewind, whether it had no commit in the table when this one was planned.
         skipped: what the group never reads, because a user moved it forwards.
-        transform: the name of the function that made the rows, so that rows of another are not put in their place.
+        transform: the name of the function that made the rows; empty without one.
         ended: for an accept, where the shards of the epoch before it end.
         last_messages: the last message of each range, as the stream held it when the batch was planned.
-        removed: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
-        adopted: for an adopt, where the rows begin that it adopts, up to the origins.
-        counted: what is known at the origins, or where adopted rows begin, if ``hint`` does not say it.
+        removed_claim_batches: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
+        adopted: for an adopt, the start of the adopted rows, which end at the origins.
+        facts_at_start: what is known at the origins, or at the start of adopted rows, if ``hint`` does not say it.
     """
 
     kind: str
@@ -373,7 +378,7 @@ class LedgerEntry:
     dead: int = 0
     identities: Mapping[str, str] = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
-    settled: int = -1
+    dead_letters_version: int = -1
     sharing: str = ""
     switch: str | None = None
     lost: Mapping[Shard, Intervals] = field(default_factory=dict)
@@ -384,14 +389,14 @@ class LedgerEntry:
     transform: str = ""
     uncounted: Uncounted = field(default_factory=dict)
     ended: Mapping[Shard, int] = field(default_factory=dict)
-    judged: int = 0
+    replaces_considered: int = 0
     totals: Totals = field(default_factory=Totals)
     begins: bool = False
     places: Mapping[Shard, Intervals] = field(default_factory=dict)
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
-    removed: Intervals = field(default_factory=Intervals)
+    removed_claim_batches: Intervals = field(default_factory=Intervals)
     adopted: Mapping[Shard, int] = field(default_factory=dict)
-    counted: Mapping[Shard, PositionFacts] = field(default_factory=dict)
+    facts_at_start: Mapping[Shard, PositionFacts] = field(default_factory=dict)
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -406,7 +411,7 @@ class LedgerEntry:
 
     @property
     def extents(self) -> Mapping[Shard, Range]:
-        """From where to where it has messages of each shard; between those that are claimed lie such of others.
+        """The range from its first to its last message of each shard; others may own claimed entries in between.
 
         Example:
             >>> claims = {Shard("a"): ClaimedRange(3, 9, 2)}
@@ -418,32 +423,32 @@ class LedgerEntry:
         return {**claimed, **{shard: parts.hull for shard, parts in self.affected.items() if parts}}
 
     @property
-    def does(self) -> WriteMode:
-        """What its mode does."""
+    def write_mode(self) -> WriteMode:
+        """The effects of its mode."""
         return MODES[self.mode]
 
     @property
     def adds_copies(self) -> bool:
-        """Whether it is a replay that adds copies of rows: it covers nothing, and counts nowhere."""
-        return self.kind == "replay" and self.does.moves_position
+        """Whether it is a replay that adds copies of rows, which covers no range and is in no count."""
+        return self.kind == "replay" and self.write_mode.moves_position
 
     @property
     def is_full(self) -> bool:
-        """Whether it says all that the ledger knew at its base."""
+        """Whether it has the whole state of the ledger at its base."""
         return self.state is not None
 
     def to_json(self) -> str:
-        """The ``userMetadata`` text: plain JSON, or where that is long, packed but for a head of it.
+        """Return the ``userMetadata`` text. It is plain JSON; a long one is packed except for its first keys.
 
         Raises:
-            FormatError: :meth:`from_json` could not read it, and so the table could not be read any more.
+            FormatError: :meth:`from_json` could not read it, so that the commit would make the ledger unreadable.
         """
         text = self._text()
         try:
             self._read(json.loads(text))
         except _UNREADABLE as error:
             raise FormatError(
-                f"the metadata of batch {self.bid!r:.100} could not be read back ({error!r:.200}): it is not written",
+                f"the metadata of batch {self.bid!r:.100} would not be readable ({error!r:.200}), so it is not written",
                 remedy="Name sequences below 2^63-1 only. If you named none, report this as a bug.",
             ) from error
         return text
@@ -464,10 +469,10 @@ class LedgerEntry:
 
     @classmethod
     def from_json(cls, document: object) -> LedgerEntry | None:
-        """Read the JSON of :meth:`to_json` back; ``None`` if it is not ours.
+        """Read the JSON of :meth:`to_json`; ``None`` if another program wrote it.
 
         Raises:
-            UnsupportedVersionError: it is ours, and this release cannot read all of it.
+            UnsupportedVersionError: it is ours, but this release cannot read all of it.
         """
         if not isinstance(document, dict) or not document.keys() >= _MARKS:
             return None
@@ -482,7 +487,7 @@ class LedgerEntry:
         if "packed" in document:
             document = {**document, **unpack(document["packed"])}
         check_keys(document, what="batch metadata", keys=("v", "packed", *_KEYS.values()))
-        # An entry that is not full has a state, which is null.
+        # The state of an entry that is not full is written as null, and never left out.
         optional = _DEFAULTS.keys() - {"state"}
         values = {name: document[key] for name, key in _KEYS.items() if key in document or name not in optional}
         entry = cls(**{name: _from_json(name, value) for name, value in values.items()})
@@ -507,7 +512,7 @@ def _from_json(name: str, value: Any) -> Any:
         json.dumps(value, allow_nan=False)
     if name == "totals":
         return Totals.from_json(value)
-    if name == "removed":
+    if name == "removed_claim_batches":
         _check_numbers(value)
         return Intervals.from_json(value)
     if name == "uncounted":
@@ -519,17 +524,17 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _check_numbers(value: object) -> None:
-    """Refuse what is no position: fractions, infinity, and whole numbers of more than 64 bits."""
+    """Refuse values that cannot be positions: fractions, infinity, and whole numbers of more than 64 bits."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         for part in value:
             _check_numbers(part)
     elif value is not None and not (type(value) is int and -(2**63) <= value < 2**63):
-        raise ValueError(f"{value!r:.100} is no position")
+        raise ValueError(f"{value!r:.100} is not a position")
 
 
-# What reading an entry that no release has written may raise.
+# What may be raised when an entry is read that no release has written.
 _UNREADABLE = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError),
     InvalidUrlError,
@@ -542,11 +547,12 @@ _PER_SHARD: Mapping[str, Callable[[Any], object]] = {
     "state": ShardState.from_json,
     "claims": lambda triple: ClaimedRange(*triple),
     "last_messages": lambda values: LastMessage(*values),
-    "counted": lambda values: PositionFacts(*values),
+    "facts_at_start": lambda values: PositionFacts(*values),
 }
 _PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
-# Field names and their JSON keys.
-_RENAMED = {"number": "n", "settled": "letters", "messages": "rows"}
+# Fields whose JSON key is not their name.
+_RENAMED = {"number": "n", "messages": "rows", "dead_letters_version": "letters"}
+_RENAMED |= {"replaces_considered": "judged", "removed_claim_batches": "removed", "facts_at_start": "counted"}
 _KEYS: Mapping[str, str] = {f.name: _RENAMED.get(f.name, f.name) for f in fields(LedgerEntry)}
 _DEFAULTS: Mapping[str, object] = {
     f.name: f.default if f.default_factory is MISSING else f.default_factory()
@@ -554,14 +560,14 @@ _DEFAULTS: Mapping[str, object] = {
     if f.default is not MISSING or f.default_factory is not MISSING
 }
 _PLAIN: Mapping[str, type] = {f.name: _PLAIN_TYPES[str(f.type)] for f in fields(LedgerEntry) if f.type in _PLAIN_TYPES}
-# By these keys a document is known to be batch metadata; every format has them.
+# A JSON object with these keys is batch metadata; every format has them.
 _MARKS = frozenset(("v", "kind", "group", "app", "bid"))
-# What a text says of itself before it is unpacked.
+# The keys that are not packed.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
 
 
 def pack(document: Mapping[str, object]) -> str:
-    """JSON of the document, compressed, in characters that need no escape in JSON.
+    """Return the JSON of the document, compressed, in characters that need no escape in JSON.
 
     Example:
         >>> document = {"ranges": {f"orders/{number}": [number, number + 5] for number in range(1000)}}
@@ -575,10 +581,10 @@ def pack(document: Mapping[str, object]) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Read :func:`pack` back.
+    """Read the result of :func:`pack`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no such result.
     """
     try:
         unpacker = zlib.decompressobj()
@@ -614,7 +620,7 @@ def _without_tables(value: object, planes: list[bytes]) -> object:
 
 
 def _row(key: object, cell: object) -> tuple[str, bool, int, list[Any]] | None:
-    """Stream, whether the numbers are a list, shard id and numbers; ``None`` if this is nothing for a table."""
+    """Return stream, whether the numbers are a list, shard id and numbers; ``None`` if it cannot be a table row."""
     numbers = list(cell) if isinstance(cell, (list, tuple)) else [cell]
     if not numbers or not all(type(n) is int and _LOWEST <= n <= _HIGHEST for n in numbers):
         return None
@@ -645,7 +651,7 @@ def _packed(numbers: Any) -> bytes:
 
 
 class _ColumnReader:
-    """The columns, one after the other."""
+    """Reads the columns of the tables in order."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -653,20 +659,20 @@ class _ColumnReader:
         self._rows = 0
 
     def count_rows(self, count: int, width: int) -> None:
-        """Count a table.
+        """Add a table to the number of rows.
 
         Raises:
-            ValueError: it has no columns, or there are too many rows.
+            ValueError: it has no columns, or the tables have too many rows.
         """
         self._rows += count
         if width < 1 or self._rows > MOST_ROWS:
             raise ValueError(f"it has a table of {count} rows and {width} columns, {self._rows} rows in all")
 
     def next(self, count: int) -> Any:
-        """The numbers of the next column.
+        """Return the numbers of the next column.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: the content ends before that.
         """
         start, self._at = self._at, self._at + 8 * count
         if not start < self._at <= len(self._content):
@@ -677,10 +683,10 @@ class _ColumnReader:
         return own.reshape(8, count).T.copy().view("<i8").reshape(count)
 
     def check_end(self) -> None:
-        """Check that there is no other column.
+        """Check that every column was read.
 
         Raises:
-            ValueError: there is.
+            ValueError: bytes are left.
         """
         if self._at != len(self._content):
-            raise ValueError(f"{len(self._content) - self._at} bytes are of no column")
+            raise ValueError(f"{len(self._content) - self._at} bytes belong to no column")

@@ -1,25 +1,25 @@
-"""The fold: what the ledger knows after each of its commits.
+"""The fold: computes what the ledger knows after each of its commits.
 
-It goes over the commits in log order:
+It applies the commits in log order:
 
     append         redo |= R ∩ covered, and if late R ∩ [−∞, claimed) ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo, last := those of the fold at v ; origins and what was claimed stay, but an origin goes
-                   back to before what was adopted since v
+    RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; where rows were
+                   adopted after v, the origin moves back to the first of them
     dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
-    init, fence    origins (of an adopt: behind the rows) and what is known there, how the group shares ; the
-                   transaction number only otherwise
+    init, adopt    set origins (adopt: after the last row) and the facts that are known there
+    init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
-What is known at the position of a shard (:mod:`stream_consumers.batches`) is said by the entry that moved it there. The
-others repeat it as it was at their base, which may be outdated. A RESTORE takes it back like the position. What is
-known at an origin stays with the origin, so that a RESTORE to before the group began with the shard does not hide what
-was lost since (``tests/model/counts.py``).
+The facts that are known at the position of a shard (:class:`stream_consumers.batches.PositionFacts`) come from the
+entry that moved the shard to it. Other entries only copy the facts of their base, which may be out of date. A RESTORE
+takes the facts back together with the position. The facts at an origin stay with the origin, so that a RESTORE to
+before the group began with the shard does not hide what was lost since (``tests/model/counts.py``).
 
-Appends say the last message of each shard that they read; ``last`` is the one with the highest sequence. R is the range
-of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the version it was
-planned from and itself. ``claimed`` is the end of the entries that members have claimed: a position lies before it in
-claim mode, and after a RESTORE to before the group left that mode.
+An append records the last message that it read of each shard; ``last`` is the one with the highest sequence. R is the
+range of the commit, or the places of a redrive or a dismissal. A commit is late if a RESTORE lies between the version
+that it was planned from and the commit itself. ``claimed`` is the end of the entries that members have claimed. A
+position can be below it in two cases: in claim mode, and when a RESTORE went back to before the group left claim mode.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ NONE = Intervals()
 
 
 def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
-    """The state after one commit of the group."""
+    """Return the state after one commit of the group."""
     after = dict(state)
-    counted = {**_at_origins(entry), **entry.counted}
+    facts = {**_facts_at_origins(entry), **entry.facts_at_start}
     for shard, origin in entry.origin.items():
         known = after.get(shard, ShardState())
         adopted = entry.adopted.get(shard)
         if known.origin is None or adopted is not None:
-            # The RESTORE may have removed rows that a late adopt counted on.
+            # A late adopt may have been planned with rows that the RESTORE then removed.
             start = origin if adopted is None or not late else adopted
             covered = known.covered | Intervals.of((MIN_SEQUENCE, start))
-            after[shard] = replace(known, covered=covered, origin=start, adopted=adopted, counted=counted.get(shard))
+            known = replace(known, covered=covered, origin=start, adopted=adopted)
+            after[shard] = replace(known, facts_at_start=facts.get(shard))
     for shard, end in entry.ended.items():
-        # Its messages cannot be read again, so rows that were to be replaced are the last copy.
+        # Its messages cannot be read again, so rows that were due to be replaced are the last copy.
         after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
     for shard, claim in entry.claims.items():
         known = after.get(shard, ShardState())
@@ -71,19 +72,19 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     for shard, written in entry.affected.items():
         known = after.get(shard, ShardState())
         redo = known.redo
-        if late or not entry.does.reduces_redo:
-            # What a batch left out of claimed entries the RESTORE may have removed, and brought back what it has.
+        if late or not entry.write_mode.reduces_redo:
+            # The RESTORE may have removed rows of claimed entries that this batch skipped, and brought back its rows.
             claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
             redo |= written & (known.covered | claimed)
             if late and known.lacks_adopted:
-                # The rows that the RESTORE brought back from before the adopt may be of the same messages.
+                # The RESTORE may have brought back rows of the same messages, from before the adopt.
                 redo |= written
         elif entry.kind != "dismiss":
             redo -= written
         covered = known.covered | written
         if shard in entry.until:
             redo |= Intervals.of((entry.ranges[shard].end, entry.until[shard])) & covered
-        # A message that is not the last one before the position would be taken for one that others came after.
+        # Keep `last` only if it is directly before the position: a check would expect messages between the two.
         is_read = shard in entry.last_messages and covered.position == entry.ranges[shard].end
         is_last = is_read or (known.last is not None and known.last.sequence + 1 == covered.position)
         last = known.last if is_last or covered.position == known.covered.position else None
@@ -92,57 +93,57 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
 
 
 def restore(state: State, past: State) -> State:
-    """The state after a RESTORE to a version with the state ``past``: origins and ends stay as they are now.
+    """Return the state after a RESTORE to a version with the state ``past``. Origins and ends stay as they are now.
 
-    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost. Without its
-    end, what the RESTORE removed of a stream that is gone would be missing in silence. An origin behind rows that were
-    adopted goes back to before them: the RESTORE removed some.
+    Without its origin, a shard would begin at whatever is written next, and everything before that would be lost.
+    Without its end, nobody would notice what the RESTORE removed of a stream that is gone. If the RESTORE undid an
+    adopt, the origin goes back to before the adopted rows, because some of them are gone.
     """
     after: dict[Shard, ShardState] = {}
     for shard in state.keys() | past.keys():
         now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
-        begun = then if then.adopted is not None else now
-        adopted, origin, counted = begun.adopted, begun.origin, begun.counted
+        start_of = then if then.adopted is not None else now
+        adopted, origin, facts = start_of.adopted, start_of.origin, start_of.facts_at_start
         if then.adopted is None and adopted is not None:
             origin = adopted
         start = Intervals() if origin is None else Intervals.of((MIN_SEQUENCE, origin))
         redo = then.redo if now.ended is None else Intervals()
         covered = then.covered | start
         after[shard] = replace(
-            now, covered=covered, redo=redo, last=then.last, origin=origin, adopted=adopted, counted=counted
+            now, covered=covered, redo=redo, last=then.last, origin=origin, adopted=adopted, facts_at_start=facts
         )
     return after
 
 
-def _at_origins(entry: LedgerEntry) -> Mapping[Shard, PositionFacts]:
-    """What the hint of an entry says at the origins; of adopted rows it is asked before them."""
+def _facts_at_origins(entry: LedgerEntry) -> Mapping[Shard, PositionFacts]:
+    """Return what the hint of an entry says at its origins, without shards with adopted rows: these begin earlier."""
     if not entry.origin:
         return {}
-    places = position_facts_in(entry.hint, of=entry.origin.keys() - entry.adopted.keys())
-    return {shard: known for shard, (position, known) in places.items() if position == entry.origin[shard]}
+    facts = position_facts_in(entry.hint, of=entry.origin.keys() - entry.adopted.keys())
+    return {shard: known for shard, (position, known) in facts.items() if position == entry.origin[shard]}
 
 
-def moved_places(entry: LedgerEntry) -> FactsByShard:
-    """What the hint of an entry says of the shards whose positions it moves."""
+def moved_facts(entry: LedgerEntry) -> FactsByShard:
+    """Return the facts in the hint of an entry, for the shards whose positions the entry moves."""
     return position_facts_in(entry.hint, of=entry.ranges.keys() | entry.origin.keys())
 
 
-def places_at(state: State, *places: FactsByShard) -> FactsByShard:
-    """Of what is known of each shard, the first that is of its position, at last what is known where it begins.
+def facts_at(state: State, *candidates: FactsByShard) -> FactsByShard:
+    """Return, for each shard that goes on, the first of ``candidates`` whose sequence is the position of the shard.
 
-    Of shards that have ended, nothing.
+    If there is none, the facts at the start of the shard are used, if that is its position.
     """
-    first = {shard: place for shard, one in state.items() if (place := one.first_place) is not None}
+    first = {shard: known for shard, one in state.items() if (known := one.start_facts) is not None}
     return {
-        shard: place
-        for each in (first, *reversed(places))
-        for shard, place in each.items()
-        if shard in state and state[shard].ended is None and state[shard].covered.position == place[0]
+        shard: known
+        for each in (first, *reversed(candidates))
+        for shard, known in each.items()
+        if shard in state and state[shard].ended is None and state[shard].covered.position == known[0]
     }
 
 
 def tally(totals: Totals, entry: LedgerEntry) -> Totals:
-    """The totals after one commit of the group.
+    """Return the totals after one commit of the group.
 
     Example:
         >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, messages=9, dead=1)
@@ -153,31 +154,31 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
     for shard, parts in entry.lost.items():
         lost[shard] = _joined(lost.get(shard, NONE) | parts)
     replays = dict(totals.replays)
-    is_forgetful = totals.is_forgetful
+    has_dropped_replays = totals.has_dropped_replays
     if entry.replay:
         key = replay_key(entry.kind, entry.replay)
-        known = replays.pop(key, ReplayProgress(entry.goal, is_whole=entry.begins or not is_forgetful))
+        known = replays.pop(key, ReplayProgress(entry.goal, is_complete=entry.begins or not has_dropped_replays))
         done = {**known.done}
         for shard, part in entry.ranges.items():
             done[shard] = done.get(shard, NONE) | Intervals.of(part)
         is_finished = bool(known.goal) and not any(Intervals.of(p) - done.get(s, NONE) for s, p in known.goal.items())
-        # The newest one is the last; of one that is finished it is known that nothing is left.
+        # The newest is last in the mapping. A finished replay is kept as an empty progress: nothing is left to do.
         replays[key] = ReplayProgress() if is_finished else replace(known, done=done)
         if len(replays) > MOST_REPLAYS:
-            is_forgetful = True
+            has_dropped_replays = True
             finished = (key for key, one in replays.items() if one == ReplayProgress())
             del replays[next(finished, next(iter(replays)))]
     return Totals(
-        # Those that are dismissed were counted when they were written.
+        # Dismissed dead letters were counted when they were first written.
         dead=totals.dead + (0 if entry.kind == "dismiss" else entry.dead),
         lost=lost,
-        replaced=totals.replaced + entry.does.uncounts_dead_letters,
+        replaced=totals.replaced + entry.write_mode.uncounts_dead_letters,
         replays=replays,
-        is_forgetful=is_forgetful,
+        has_dropped_replays=has_dropped_replays,
     )
 
 
 def _joined(lost: Intervals) -> Intervals:
-    """No more intervals than are remembered: the first ones become one, with what lies between."""
+    """Merge the first intervals into one, with the gaps between them, so that at most ``MOST_LOSSES`` are left."""
     older, newer = lost.ranges[:-MOST_LOSSES], lost.ranges[-MOST_LOSSES:]
     return Intervals.of((older[0].start, newer[0].end), *newer[1:]) if older else lost

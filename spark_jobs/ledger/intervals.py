@@ -29,7 +29,7 @@ class Intervals:
 
     @classmethod
     def of(cls, *pairs: tuple[int, int]) -> Intervals:
-        """The union of ``[start, end)`` pairs; empty ones count for nothing."""
+        """Return the union of ``[start, end)`` pairs; empty pairs are ignored."""
         merged: list[Range] = []
         for start, end in sorted(pairs):
             if start >= end:
@@ -42,11 +42,11 @@ class Intervals:
 
     @classmethod
     def from_json(cls, pairs: Iterable[Sequence[int | None]]) -> Intervals:
-        """Read :meth:`to_json` back."""
+        """Read the result of :meth:`to_json`."""
         return cls.of(*((MIN_SEQUENCE if start is None else start, end or 0) for start, end in pairs))
 
     def to_json(self) -> list[list[int | None]]:
-        """Pairs of start and end, ``None`` for :data:`MIN_SEQUENCE`."""
+        """Return pairs of start and end, with ``None`` for :data:`MIN_SEQUENCE`."""
         return [[None if start == MIN_SEQUENCE else start, end] for start, end in self.ranges]
 
     def __or__(self, other: Intervals) -> Intervals:
@@ -55,7 +55,7 @@ class Intervals:
     def __and__(self, other: Intervals) -> Intervals:
         found: list[Range] = []
         for mine in self.ranges:
-            for theirs in other.ranges[bisect_right(other.ranges, mine.start, key=_end) :]:
+            for theirs in other.ranges[bisect_right(other.ranges, mine.start, key=lambda part: part.end) :]:
                 if theirs.start >= mine.end:
                     break
                 found.append(mine.clamp(theirs))
@@ -65,7 +65,7 @@ class Intervals:
         left: list[Range] = []
         for mine in self.ranges:
             at = mine.start
-            for hole in other.ranges[bisect_right(other.ranges, at, key=_end) :]:
+            for hole in other.ranges[bisect_right(other.ranges, at, key=lambda part: part.end) :]:
                 if hole.start >= mine.end:
                     break
                 if at < hole.start:
@@ -89,10 +89,10 @@ class Intervals:
 
     @property
     def hull(self) -> Range:
-        """From the first number to behind the last one; the empty set has none.
+        """The range from the first number to after the last one.
 
         Raises:
-            IndexError: it is empty.
+            IndexError: the set is empty.
         """
         return Range(self.ranges[0].start, self.ranges[-1].end)
 
@@ -107,7 +107,7 @@ class Intervals:
         return self.ranges[0].end if self.ranges else None
 
     def first_gap(self, end: int) -> Range | None:
-        """The lowest range below ``end`` that is missing behind the first interval."""
+        """Return the gap after the first interval, clamped to ``end``; ``None`` if there is none."""
         if not self.ranges:
             return None
         start = self.ranges[0].end
@@ -115,12 +115,8 @@ class Intervals:
         return Range(start, stop) if start < stop else None
 
 
-def _end(part: Range) -> int:
-    return part.end
-
-
 def json_values(value: Any) -> Any:
-    """Return JSON values: the ``to_json`` of what has one, and text for the shards that are keys.
+    """Convert a value to JSON values: by its ``to_json`` if it has one. Keys that are shards become text.
 
     Example:
         >>> json_values({Shard("orders", 3): Intervals.of((1, 2))})
@@ -134,5 +130,5 @@ def json_values(value: Any) -> Any:
 
 
 def per_shard(values: Mapping[str, Any], read: Callable[[Any], _Read]) -> dict[Shard, _Read]:
-    """Read an object whose keys are shards back."""
+    """Read a JSON object whose keys are shards."""
     return {Shard.parse(shard): read(value) for shard, value in values.items()}

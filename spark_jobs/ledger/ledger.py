@@ -1,4 +1,4 @@
-"""The ledger: what the Delta log says about positions. Nothing else decides where to read."""
+"""The ledger: reads the positions of a group from the Delta log. Nothing else decides where to read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from spark_jobs.ledger.entries import (
     CLAIMS,
     KEEPER,
     LEAVING_CLAIMS,
+    PAUSE,
     EntryFields,
     LedgerEntry,
     State,
     Totals,
     Uncounted,
 )
-from spark_jobs.ledger.fold import fold, moved_places, places_at, restore, tally
+from spark_jobs.ledger.fold import facts_at, fold, moved_facts, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import FactsByShard, LastMessage, Resume, hint_with_facts, position_facts_in
 from stream_consumers.display import counted
@@ -41,16 +42,17 @@ if TYPE_CHECKING:
 
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
-"""Every tenth entry of a transaction sequence is full: it has all that the ledger knows."""
+"""Every tenth entry of a transaction sequence is full: it has the whole state of the ledger."""
 MOST_VERSIONS = 2 * FULL_EVERY
-"""The newest full entry lies at most this many versions back, besides those that are being written."""
+"""The newest full entry is at most this many versions old, not counting commits that are being written."""
 FEW = 32
 """An entry is always full while the ledger knows of at most this many shards, batches and identities."""
 NEAR = MOST_VERSIONS
-"""This many of the newest commits are opened before the checkpoint is asked which groups have written."""
+"""This many of the newest commits are opened before the checkpoint is read for the groups that have written."""
 LONGEST_MS = 3_600_000
+"""The greatest age of the newest full entry before the next entry has to be full."""
 MOST_LEVELS = 100
-"""A RESTORE to before the newest full entry, within what it goes back to another one, and so on: at most so often."""
+"""How deep RESTOREs may be nested: one goes back to before the newest full entry, the fold there has another one, …"""
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 COMMIT_COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
@@ -58,19 +60,19 @@ TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
 
 def app_id(group: str, member: str | Shard) -> str:
-    """The ``txnAppId`` of a transaction sequence: ``<group>/<member>`` or ``<group>/<stream>/<shard>``."""
+    """Return the ``txnAppId`` of a transaction sequence: ``<group>/<member>`` or ``<group>/<stream>/<shard>``."""
     return f"{group}/{member}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What the commits up to a version add up to; ``error`` where a RESTORE cannot be followed."""
+    """The fold of the commits up to a version; ``error`` is set if the target of a RESTORE is unknown."""
 
     state: State = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     identities: Mapping[str, str] = field(default_factory=dict)
     sharing: str = ""
-    places: FactsByShard = field(default_factory=dict)
+    facts: FactsByShard = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
     removed: Intervals = field(default_factory=Intervals)
     error: StreamAssetsError | None = None
@@ -78,12 +80,12 @@ class _Fold:
 
 @dataclass(frozen=True, slots=True)
 class FullEntry:
-    """The newest entry that says all that the ledger knew at its base.
+    """The newest full entry of a group.
 
     Args:
-        version: of its commit.
-        timestamp_ms: when it was made; ``None`` if the log does not have it.
-        longest_ms: how old it may become before another one is due.
+        version: the version of its commit.
+        timestamp_ms: the time of its commit; ``None`` if the log does not have it.
+        longest_ms: the age in milliseconds at which another one is due.
         is_restored: whether there was a RESTORE since it was planned.
     """
 
@@ -93,7 +95,7 @@ class FullEntry:
     is_restored: bool
 
     def is_due(self, version: int) -> bool:
-        """Whether the next entry, planned from ``version`` now, has to be full."""
+        """Return whether the next entry, planned from ``version`` now, has to be full."""
         age = -1 if self.timestamp_ms is None else time.time() * 1000 - self.timestamp_ms
         return self.is_restored or version - self.version >= MOST_VERSIONS or not 0 <= age < self.longest_ms
 
@@ -104,19 +106,21 @@ class LedgerState:
 
     Args:
         version: the table version; -1 if there is no table.
-        shards: what is known of each shard.
+        shards: the state of each shard.
         newest: the newest entry of the group.
         last_number: the last transaction number of the member.
-        settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted`` says.
+        dead_letters_version: in versions of the dead-letter table up to this one, every dead letter counts except
+            those in ``uncounted``.
         uncounted: dead letters that do not count; see :class:`spark_jobs.ledger.entries.LedgerEntry`.
         sharing: how the group shares its shards; empty before its first commit.
-        identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
+        identities: the fingerprint of each epoch of each stream; no RESTORE removes one.
         full: the newest full entry; ``None`` if there is none.
-        judged: how many replaces ``uncounted`` knows of.
-        totals: what the commits of the group add up to.
-        hint: of the newest entry that no RESTORE removed, with what is known at the position of each shard.
-        removed: the versions of batches that a RESTORE removed and whose messages the group cannot read again, because
-            it had claimed and acknowledged them. Only a RESTORE to a version that has these batches takes them out.
+        replaces_considered: how many replaces are already reflected in ``uncounted``.
+        totals: the sums over the commits of the group.
+        hint: the hint of the newest entry that no RESTORE removed, with the facts at the position of each shard.
+        removed_claim_batches: the versions of batches that a RESTORE removed and whose messages the group cannot read
+            again, because it had claimed and acknowledged them. Only a RESTORE to a version that has these batches
+            takes them out of this set.
         schema: the columns of the table, as its log has them.
     """
 
@@ -124,15 +128,15 @@ class LedgerState:
     shards: State = field(default_factory=dict)
     newest: LedgerEntry | None = None
     last_number: int = 0
-    settled: int = -1
+    dead_letters_version: int = -1
     sharing: str = ""
     uncounted: Uncounted = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
     full: FullEntry | None = None
-    judged: int = 0
+    replaces_considered: int = 0
     totals: Totals = field(default_factory=Totals)
     hint: Mapping[str, object] | None = None
-    removed: Intervals = field(default_factory=Intervals)
+    removed_claim_batches: Intervals = field(default_factory=Intervals)
     schema: str = field(default="", compare=False)
 
     @property
@@ -142,17 +146,17 @@ class LedgerState:
 
     @property
     def resume(self) -> Resume | None:
-        """What a look at the stream is given; ``None`` before the first commit of the group."""
+        """What the source needs to find the ends of the stream; ``None`` before the first commit of the group."""
         return Resume(self.positions, self.hint) if self.newest else None
 
     @property
     def last_messages(self) -> Mapping[Shard, LastMessage]:
-        """The last message that was read of each shard that goes on, where it is known."""
+        """The last message that was read of each shard that has not ended, if it is known."""
         return {shard: s.last for shard, s in sorted(self.shards.items()) if s.last is not None and s.ended is None}
 
     @property
-    def gone(self) -> Mapping[Shard, Intervals]:
-        """What a RESTORE removed from shards that have ended, which cannot be read again."""
+    def removed_from_ended(self) -> Mapping[Shard, Intervals]:
+        """The sequences that a RESTORE removed from shards that have ended, so that they cannot be read again."""
         ended = {shard: s for shard, s in sorted(self.shards.items()) if s.ended is not None}
         missing = {s: Intervals.of((MIN_SEQUENCE, known.ended or 0)) - known.covered for s, known in ended.items()}
         return {shard: part for shard, part in missing.items() if part}
@@ -164,7 +168,7 @@ class Ledger:
     Args:
         log: the Delta log of the table.
         group: the consumer group; the commits of others are skipped.
-        member: whose transaction sequence it is: the name of a member, or a shard where every shard has one of its own.
+        member: the owner of the transaction sequence: the name of a member, or a shard if every shard has its own.
     """
 
     def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
@@ -178,14 +182,14 @@ class Ledger:
         self._last: tuple[Commit, LedgerState] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Unpack[EntryFields]) -> LedgerEntry:
-        """Batch metadata with the next number of the transaction sequence and a new batch id.
+        """Return batch metadata with the next number of the transaction sequence and a new batch id.
 
-        It is full where that costs little, in every tenth entry of the sequence, where something begins, moves or
-        switches, after a RESTORE, and where the newest full one lies so far back that it may be cleaned from the log
-        before this one is. In each case it has all that is known at positions, and by default the hint of the ledger.
+        An entry is full if the state is small, if it is the tenth of its sequence, if it begins, moves or switches
+        something, after a RESTORE, and if the newest full entry is so old that the log may be cleaned of it before the
+        next one. Every entry has the facts at the positions, and by default the hint of the ledger.
 
         Args:
-            kind: of the entry.
+            kind: the kind of the entry.
             state: the snapshot that the commit is planned from.
             fields: more fields of :class:`LedgerEntry`.
         """
@@ -198,44 +202,45 @@ class Ledger:
             bid=uuid.uuid4().hex,
             base=state.version,
             state=state.shards,
-            settled=state.settled,
+            dead_letters_version=state.dead_letters_version,
             uncounted=state.uncounted,
-            judged=state.judged,
+            replaces_considered=state.replaces_considered,
             sharing=state.sharing,
             identities=state.identities,
             transform=state.newest.transform if state.newest else "",
             hint=state.hint,
-            removed=state.removed,
+            removed_claim_batches=state.removed_claim_batches,
         )
         entry = replace(entry, **fields)
-        places = places_at(fold(state.shards, entry, late=False), moved_places(entry), position_facts_in(state.hint))
-        entry = replace(entry, hint=hint_with_facts(entry.hint, places))
+        facts = facts_at(fold(state.shards, entry, late=False), moved_facts(entry), position_facts_in(state.hint))
+        entry = replace(entry, hint=hint_with_facts(entry.hint, facts))
         if self._is_full(entry, state):
             return replace(entry, totals=state.totals)
         new = {name: identity for name, identity in entry.identities.items() if state.identities.get(name) != identity}
-        return replace(entry, state=None, settled=-1, uncounted={}, judged=0, identities=new, removed=Intervals())
+        entry = replace(entry, state=None, identities=new, removed_claim_batches=Intervals())
+        return replace(entry, dead_letters_version=-1, uncounted={}, replaces_considered=0)
 
     def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
-        is_ordinary = entry.kind in ("batch", "replay", "turn") and not (entry.until or entry.skipped or entry.switch)
+        is_ordinary = entry.kind in ("batch", "replay", PAUSE) and not (entry.until or entry.skipped or entry.switch)
         if not is_ordinary or state.full is None or state.full.is_due(state.version):
             return True
         if len(state.shards) + len(entry.uncounted) + len(entry.identities) <= FEW:
             return True
-        # Sequences of many shards take turns.
+        # The checksum of the app id spreads the full entries of many sequences over the commits.
         return (entry.number + zlib.crc32(self.app.encode())) % FULL_EVERY == 0
 
     def read(self) -> LedgerState:
-        """The ledger now.
+        """Read the ledger as of the newest version.
 
         Raises:
-            LedgerTruncatedError: the log was cleaned beyond what is needed.
+            LedgerTruncatedError: commits that are needed were cleaned from the log.
             LedgerUnreadableError: it cannot be read at the moment.
             ForeignCommitError: another program used our transaction app ids.
             UnsupportedVersionError: a newer release has written into the table.
-            InvalidOptionError: the table forgets transaction numbers.
+            InvalidOptionError: the table is set to drop transaction numbers.
             UnsupportedError: a catalog decides on its commits.
         """
-        remedy = "Another program wrote what it says, or its files are damaged: restore them from a backup."
+        remedy = "Another program wrote the log, or its files are damaged: restore them from a backup."
         what = f"the log of {self.log.path} cannot be read"
         with reading(self.log, what=what, remedy=remedy, kind=LedgerUnreadableError):
             return self._read()
@@ -246,8 +251,8 @@ class Ledger:
             return LedgerState(-1)
         if TRANSACTION_RETENTION in snapshot.configuration:
             raise InvalidOptionError(
-                f"{self.log.path} forgets transactions: {TRANSACTION_RETENTION} is set",
-                remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
+                f"{self.log.path} drops old transaction numbers, because {TRANSACTION_RETENTION} is set",
+                remedy=f"Exactly-once needs them: run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}').",
             )
         if coordinator := next((n for n in snapshot.configuration if n.startswith(COMMIT_COORDINATOR)), None):
             raise catalog_managed_error(self.log.path, f"{coordinator} is set")
@@ -266,7 +271,7 @@ class Ledger:
         commit, entry = full
         is_restored = self._is_restored(entry, snapshot.version)
         longest_ms = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
-        judge = self._newest_surviving_full() if is_restored else entry
+        valid = self._newest_surviving_full() if is_restored else entry
         found = LedgerState(
             snapshot.version,
             folded.state,
@@ -276,25 +281,27 @@ class Ledger:
             identities=folded.identities,
             full=FullEntry(commit.version, commit.timestamp_ms, longest_ms, is_restored),
             totals=folded.totals,
-            hint=hint_with_facts(folded.hint, folded.places),
-            removed=folded.removed,
+            hint=hint_with_facts(folded.hint, folded.facts),
+            removed_claim_batches=folded.removed,
             schema=snapshot.schema,
         )
-        if judge is not None:
-            found = replace(found, settled=judge.settled, uncounted=judge.uncounted, judged=judge.judged)
+        if valid is not None:
+            considered = valid.replaces_considered
+            found = replace(found, uncounted=valid.uncounted, replaces_considered=considered)
+            found = replace(found, dead_letters_version=valid.dead_letters_version)
         assert newest_commit is not None  # the newest entry was read
         self._last = newest_commit, found
         return found
 
     def was_restored(self, *, after: int, state: LedgerState) -> bool:
-        """Whether there was a RESTORE after version ``after``; also if the log does not reach back that far."""
+        """Return whether there was a RESTORE after version ``after``, or the log does not reach back that far."""
         try:
             return self._any(after + 1, state.version + 1, lambda commit: commit.restored is not None)
         except LedgerTruncatedError:
             return True
 
     def commit_of(self, number: int, *, after: int) -> Commit | None:
-        """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
+        """Find the commit after version ``after`` with this number of the transaction sequence; ``None`` if absent.
 
         Raises:
             LedgerUnreadableError: it is unknown, so nothing may be acknowledged.
@@ -302,10 +309,10 @@ class Ledger:
         return self.log.find(lambda commit: commit.transactions.get(self.app) == number, after=after)
 
     def find(self, wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], LedgerEntry]:
-        """The commits with these app ids and numbers, as far as there are any.
+        """Return the entries with these app ids and numbers; those that were never committed are missing.
 
         Raises:
-            LedgerTruncatedError: the log was cleaned, so that it is unknown whether the others were there.
+            LedgerTruncatedError: the log was cleaned, so that it is unknown whether the missing ones were committed.
         """
         missing, found = set(wanted), {}
         for version in self.log.newest_versions():
@@ -318,15 +325,15 @@ class Ledger:
         return found
 
     def last_number(self, member: str) -> int:
-        """The last transaction number of another member or shard of the group."""
+        """Return the last transaction number of another member or shard of the group."""
         snapshot = self.log.snapshot()
         return snapshot.last_number(app_id(self.group, member)) if snapshot else 0
 
     def check_first(self, shards: Iterable[Shard]) -> None:
-        """Refuse a first commit of a group that has written before, in whatever transaction sequence.
+        """Refuse a first commit if the group has written before in any transaction sequence.
 
         Raises:
-            LedgerTruncatedError: the log was cleaned, so that what it wrote is not known.
+            LedgerTruncatedError: the log was cleaned, so that it is unknown what the group wrote.
         """
         snapshot = self.log.snapshot()
         if snapshot is None or self._newest_readable(snapshot) is not None:
@@ -335,17 +342,17 @@ class Ledger:
             self._check_readable(snapshot, app_id(self.group, member))
 
     def other_group(self, streams: frozenset[str], *, base: int | None = None) -> str | None:
-        """A group other than this one that has written one of these streams into the table, or is about to.
+        """Find another group that has written one of these streams into the table, or has registered it.
 
-        A full entry names all streams that its group had at its base, so that older commits of the group say nothing
-        more. Beyond the newest commits, only a group whose rows the table may hold is searched for.
+        A full entry names all streams that its group had at its base, so that older commits of the group need not be
+        read. Beyond the newest commits, the search goes on only if the table may hold rows of the streams.
 
         Args:
             streams: their keys.
             base: the version that the first commit with the streams is planned from; the newest by default.
 
         Raises:
-            LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
+            LedgerTruncatedError: the log was cleaned, so that it is unknown which group wrote the rows of the streams.
         """
         snapshot = self.log.snapshot()
         if snapshot is None:
@@ -367,8 +374,8 @@ class Ledger:
                     return None
                 raise LedgerTruncatedError(
                     f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
-                    remedy="Use the group that wrote them, or another table: a row is known by stream, shard and "
-                    "sequence.",
+                    remedy="Use the group that wrote them, or another table: rows of two groups have the same stream, "
+                    "shard and sequence.",
                     group=self.group,
                 )
             entry = commit.entry
@@ -381,17 +388,17 @@ class Ledger:
         return None
 
     def earlier_group(self, streams: frozenset[str]) -> str | None:
-        """A group that registered one of these streams before this group did (``tests/model/groups.py``).
+        """Find a group that registered one of these streams before this group did (``tests/model/groups.py``).
 
-        The first entry of a group with a stream registers it. :meth:`other_group` looked for others before it, as of
-        its base. What is left are entries that landed between the base and it, and those of groups that could not see
-        it, because it lies too far back and has no rows.
+        The first entry of a group with a stream registers it. Before that commit, :meth:`other_group` has searched the
+        versions up to its base. This method searches for two more kinds of entries: those that landed between the base
+        and that commit, and later ones of groups that did not see it because it was old and had no rows.
 
         Args:
-            streams: which the group has registered, and not written yet.
+            streams: the streams that the group has registered, and not written yet.
 
         Raises:
-            LedgerTruncatedError: see :meth:`other_group`, where the log was cleaned since.
+            LedgerTruncatedError: see :meth:`other_group`, if the log was cleaned meanwhile.
         """
         registered: dict[str, tuple[int, int]] = {}
         others: list[tuple[int, LedgerEntry, str]] = []
@@ -413,7 +420,7 @@ class Ledger:
                 others += ((version, entry, stream) for stream in streams & _streams(entry.origin, entry.extents))
                 continue
             if entry.kind == "keep" and entry.app != app_id(self.group, KEEPER):
-                # The log was cleaned, and the state was made anew from the rows: what was before is not asked again.
+                # The log was cleaned and the state was derived from the rows: older entries are not considered.
                 streams -= _streams(entry.state or ())
             known_before |= _streams(entry.state or ())
             for stream in (streams & _streams(entry.origin)) - _streams(entry.state or ()):
@@ -426,7 +433,7 @@ class Ledger:
         return None
 
     def newest_first(self) -> Iterator[Commit]:
-        """The commits of the group, newest first, as far as the log reaches back."""
+        """Yield the commits of the group, newest first, as far as the log reaches back."""
         for version in self.log.newest_versions():
             commit = self._own(version)
             if commit is None:
@@ -435,7 +442,7 @@ class Ledger:
                 yield commit
 
     def surviving(self, up_to: int | None = None) -> Iterator[Commit]:
-        """The commits of the group whose rows no RESTORE removed, newest first, as far as the log reaches back.
+        """Yield the commits of the group whose rows no RESTORE removed, newest first, as far as the log reaches back.
 
         Args:
             up_to: the version to begin with; the newest by default.
@@ -443,7 +450,7 @@ class Ledger:
         yield from (commit for commit in self._not_removed(up_to) if commit.entry is not None)
 
     def foreign(self) -> Iterator[Commit]:
-        """What others than this package have changed in the rows, and no RESTORE took back; newest first, likewise."""
+        """Yield the commits in which other programs changed rows, and that no RESTORE removed, newest first."""
         for own in self._not_removed():
             commit = self.log.commit(own.version)
             if commit is not None and commit.entry is None and commit.changes_rows:
@@ -474,7 +481,7 @@ class Ledger:
             )
 
     def _own(self, version: int) -> Commit | None:
-        """The commit with its entry, the entry ``None`` where it is not of this group; ``None`` if cleaned away."""
+        """Return a commit, without its entry if that belongs to another group; ``None`` if the commit was cleaned."""
         commit = self.log.commit(version)
         if commit is None:
             return None
@@ -484,12 +491,12 @@ class Ledger:
         if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
             raise ForeignCommitError(
                 f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
-                remedy=f"Somebody else writes as group {self.group!r}: give one of the two another group name.",
+                remedy=f"Another program writes as group {self.group!r}: give one of the two another group name.",
             )
         return commit if ours else replace(commit, entry=None)
 
     def _newest_surviving_full(self) -> LedgerEntry | None:
-        """The newest full entry whose rows survived, as did all that it knew of: it says which dead letters count."""
+        """Return the newest full entry that no RESTORE removed or made late: it knows which dead letters count."""
         for commit in self.surviving():
             if commit.entry is None or not commit.entry.is_full:
                 continue
@@ -517,46 +524,47 @@ class Ledger:
         return None
 
     def _newest_full(self, version: int) -> tuple[Commit, LedgerEntry] | None:
-        """The newest full entry of the group up to ``version``, and its commit; ``None`` if it has none."""
+        """Return the newest full entry of the group up to ``version``, with its commit; ``None`` if there is none."""
         commits = map(self._need, range(version, -1, -1))
         return next(((commit, commit.entry) for commit in commits if commit.entry and commit.entry.is_full), None)
 
     def _groups(self, snapshot: TableSnapshot) -> frozenset[str] | None:
-        """The groups that have written up to a version, as its transactions name them; ``None``: they are not known."""
+        """Return the groups that have written up to a version, by its transactions; ``None`` if they are unknown."""
         apps = self.log.transactions(snapshot)
         return None if apps is None else frozenset(app.partition("/")[0] for app in apps if "/" in app)
 
     def _fold_to(self, version: int, known: dict[int, _Fold], level: int = 0) -> _Fold:
-        """The fold up to ``version``, looked up in those that are known by now, or added to them.
+        """Return the fold up to ``version``, from the cache ``known`` if it is there, and add it to the cache.
 
-        A RESTORE asks for that of an older version, which may hold others: without the look-up, levels of them double.
+        A RESTORE needs the fold of an older version, which may contain RESTOREs. Without the cache, the work would
+        double with each level of them.
 
         Raises:
-            LedgerUnreadableError: there are more levels of them than ingestion makes.
+            LedgerUnreadableError: RESTOREs are nested deeper than ``MOST_LEVELS``.
         """
         if version not in known:
             if level > MOST_LEVELS:
                 raise LedgerUnreadableError(
-                    f"{self.log.path} has more than {MOST_LEVELS} RESTOREs that depend on each other",
+                    f"{self.log.path} has more than {MOST_LEVELS} RESTOREs that depend on one another",
                     remedy=RESTORE_REMEDY,
                 )
             known[version] = self._fold_on(version, known, level + 1)
         return known[version]
 
     def _fold_on(self, version: int, known: dict[int, _Fold], level: int) -> _Fold:
-        """The fold up to ``version``, from the newest full entry on, which carries the fold at its base.
+        """Compute the fold up to ``version``, from the newest full entry on, which has the fold at its base.
 
-        The first commit of the group decides how it shares, then every switch. No RESTORE takes back a switch or an
-        identity, because transaction sequences just continue. After a RESTORE to an unknown version there is an error
-        until a RESTORE to a known one follows.
+        The first commit of the group decides how it shares, then every switch. No RESTORE undoes a switch or an
+        identity, because transaction sequences just continue. After a RESTORE to an unknown version the fold has an
+        error until a RESTORE to a known one follows.
         """
         found = self._newest_full(version)
         if found is None:
             return _Fold()
         newest, full = found
         state = full.state or {}
-        places = places_at(state, position_facts_in(full.hint))
-        now = _Fold(state, full.totals, full.identities, full.sharing, places, removed=full.removed)
+        facts = facts_at(state, position_facts_in(full.hint))
+        now = _Fold(state, full.totals, full.identities, full.sharing, facts, removed=full.removed_claim_batches)
         folds: dict[int, _Fold] = {full.base: now}
         for number in range(full.base + 1, version + 1):
             commit = self._need(number)
@@ -571,14 +579,14 @@ class Ledger:
                 except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
                     past = replace(now, error=unknown)
                 state = restore(now.state, past.state)
-                places = places_at(state, past.places, now.places)
+                facts = facts_at(state, past.facts, now.facts)
                 now = _Fold(
-                    state, past.totals, now.identities, now.sharing, places, past.hint, removed, error=past.error
+                    state, past.totals, now.identities, now.sharing, facts, past.hint, removed, error=past.error
                 )
             elif entry := commit.entry:
                 late = self._is_restored(entry, number - 1)
                 is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
-                # The server was set to positions that the RESTORE took back; a first commit sets none.
+                # A late switch to claims set the server to positions that the RESTORE undid. A first commit sets none.
                 is_switch = is_switch and not (late and entry.switch == CLAIMS and now.sharing)
                 state = fold(now.state, entry, late=late)
                 now = _Fold(
@@ -586,7 +594,7 @@ class Ledger:
                     tally(now.totals, entry),
                     {**now.identities, **entry.identities},
                     entry.switch or "" if is_switch else now.sharing,
-                    places_at(state, moved_places(entry), now.places),
+                    facts_at(state, moved_facts(entry), now.facts),
                     entry.hint,
                     now.removed,
                     now.error,
@@ -595,19 +603,19 @@ class Ledger:
         return now
 
     def _removed(self, now: _Fold, version: int, target: int, known: dict[int, _Fold], level: int) -> Intervals:
-        """``LedgerState.removed`` after the RESTORE that is ``version``.
+        """Return ``LedgerState.removed_claim_batches`` after the RESTORE in ``version``.
 
-        A version holds the commits on the way back from it, which goes on at the target of each RESTORE. The RESTORE
-        removed those on the way from the version before it that are not on the way from its target, and brought those
-        back for which it is the other way round. A group that reads by position reads again what is removed, except
-        for claimed entries of a stream that was recreated since.
+        To list the commits of a version, walk back from it, and jump to the target at each RESTORE. This RESTORE
+        removed the commits that are in the list of the version before it, but not in the list of its target. It brought
+        back those that are only in the list of its target. A group that reads by position reads removed messages
+        again, except claimed entries of a stream that was recreated since.
 
         Args:
-            now: the fold before it.
-            version: of the RESTORE.
+            now: the fold before the RESTORE.
+            version: the version of the RESTORE.
             target: the version that it went back to.
             known: see :meth:`_fold_to`.
-            level: likewise.
+            level: see :meth:`_fold_to`.
         """
         ended = {shard for shard, one in now.state.items() if one.ended is not None and one.claimed is not None}
         is_claimed = now.sharing in (CLAIMS, LEAVING_CLAIMS)
@@ -622,7 +630,7 @@ class Ledger:
                 try:
                     older = self._restored_version(commit, known, level)
                 except LedgerUnreadableError:
-                    # Where an earlier RESTORE went back to cannot be known, but that is no more than was there before.
+                    # The target of an earlier RESTORE is unknown: walk on through all versions before it.
                     if newer == target:
                         raise
             entry = commit.entry
@@ -636,28 +644,28 @@ class Ledger:
         return (now.removed | removed) - back
 
     def _with_older_hint(self, past: _Fold, version: int, known: dict[int, _Fold], level: int) -> _Fold:
-        """The fold up to a version, with the hint that entries up to it have, as far as the log reaches back.
+        """Return the fold up to a version, with the hint of older entries, as far as the log reaches back.
 
-        A full entry has in place of what was known where a shard was at its base what is known where it moves it to.
+        A full entry has the facts at the positions *after* it. It no longer has the facts at the positions of its base.
         """
         with suppress(LedgerTruncatedError):
             older = self._fold_to(version, known, level)
-            return replace(past, places={**past.places, **older.places}, hint=older.hint)
+            return replace(past, facts={**past.facts, **older.facts}, hint=older.hint)
         return past
 
     def _restored_version(self, commit: Commit, known: dict[int, _Fold], level: int = 0) -> int:
-        """The version that a RESTORE went back to, or any that is like it for the group.
+        """Return the version that a RESTORE went back to, or one in which the group has the same state.
 
         Raises:
-            LedgerUnreadableError: it is ambiguous.
+            LedgerUnreadableError: several versions with other states are possible.
         """
         newest, *others = self.log.restored_versions(commit)
         if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):
             folds = [self._fold_to(version, known, level) for version in (newest, *others)]
             if any(one.error is not None or one.state != folds[0].state for one in folds):
                 raise LedgerUnreadableError(
-                    f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}); that may be "
-                    f"version {others[-1]} or {newest}, which have the same files, but other positions",
+                    f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}), which may be "
+                    f"version {others[-1]} or {newest}: they have the same files but different positions",
                     remedy=RESTORE_REMEDY,
                 )
         return newest
@@ -680,7 +688,7 @@ def _streams(*shards: Iterable[Shard]) -> frozenset[str]:
 
 
 def interval_ms(text: str) -> int | None:
-    """How long an interval of a table property is, in milliseconds; ``None`` where it has another form, like months.
+    """Return the milliseconds in an interval of a table property; ``None`` if it has another form, such as months.
 
     Example:
         >>> interval_ms("interval 30 days"), interval_ms("2 hours"), interval_ms("interval 1 month")
@@ -691,7 +699,7 @@ def interval_ms(text: str) -> int | None:
 
 
 def _longest_ms(retention: str | None) -> int:
-    """How old the newest full entry may become: an hour, or less where the log is kept less than a day.
+    """Return the greatest age of the newest full entry: an hour, or less if the log is kept for less than a day.
 
     Example:
         >>> _longest_ms(None), _longest_ms("interval 30 days"), _longest_ms("interval 1 hour"), _longest_ms("soon")

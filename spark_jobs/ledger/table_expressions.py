@@ -1,7 +1,7 @@
-"""The SQL expressions in the metadata of a Delta table: Spark evaluates them whenever rows are written.
+"""Checks the SQL expressions in the metadata of a Delta table, which Spark evaluates whenever rows are written.
 
-Who can write the table's log chooses their text. Delta lets a user define no subquery and no call of Java in them, but
-does not look again at what a log has, and Spark would run both with the rights of the run.
+Anyone who can write the table's log can choose their text. Delta refuses a subquery or a call of Java when a user
+defines an expression, but does not check the expressions in a log, and Spark would run both with the rights of the run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ GENERATED = "delta.generationExpression"
 DEFAULT = "CURRENT_DEFAULT"
 _INVARIANT = "delta.invariants"
 _KEYS = (GENERATED, DEFAULT, "EXISTS_DEFAULT", _INVARIANT)
-# What may stand before a parenthesis: functions that Delta lets a user define columns and constraints with, others of
-# a like kind, and the words of Spark's SQL that are no functions. None of them reads a file, runs Java or Python, or
-# takes a path.
+# The words that are allowed before a parenthesis: functions that Delta allows in columns and constraints, similar ones,
+# and words of Spark's SQL that are not functions. None of them reads a file, runs Java or Python, or takes a path.
 _CALLABLE = """
 abs acos acosh add_months aggregate array array_append array_compact array_contains array_distinct array_except
 array_insert array_intersect array_join array_max array_min array_position array_prepend array_remove
@@ -55,10 +54,10 @@ xxhash64 year zeroifnull zip_with
 all and any between case distinct div else escape from in interval is not or some then
 """
 _KNOWN = frozenset(_CALLABLE.split())
-# Each query begins with one of these; FROM is in extract(YEAR FROM at), too.
+# Each query begins with one of these words, or with FROM, which is also allowed in extract(YEAR FROM at).
 _QUERY = frozenset({"select", "values", "table", "with", "using"})
-# Like Spark's lexer, for ASCII without comments: what this does not know is refused, and so is a text right behind a
-# word that ends with r, of which Spark may make a raw text.
+# The tokens of Spark's lexer, for ASCII without comments. Anything else is refused, and so is a quoted text directly
+# after a word that ends with r, which Spark may read as a raw string.
 _TOKEN = re.compile(
     r"""(?P<space>[ \r\n\t]+)
     |(?P<text>(?<![\w.])[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`(?:[^`]|``)*`)
@@ -66,7 +65,7 @@ _TOKEN = re.compile(
     |(?P<sign>-(?!-)|/(?![*/])|\|(?!>)|[][(),.:+*%=<>!&^~])""",
     re.DOTALL | re.VERBOSE,
 )
-# Before it parses a text, also what is in quotes there, Spark puts a setting or a variable of the environment there.
+# Before Spark parses a text, it replaces ${…} by a setting or an environment variable, also inside quotes.
 _VARIABLE = "${"
 _SHOWN, _SHOWN_PART = 200, 40
 
@@ -74,12 +73,12 @@ _SHOWN, _SHOWN_PART = 200, 40
 def check_expression(text: str, *, where: str) -> None:
     """Refuse an expression that may read other tables or files, or run code.
 
-    It may have only what is known to do neither: no query, no comment, no variable, and calls of a list of functions.
-    Spark's own parser is not at hand where a table is only read, nor with Spark Connect.
+    It must not have a query, a comment or a variable, and may only call functions that are known to be harmless.
+    Spark's own parser is not available when a table is only read, nor with Spark Connect.
 
     Args:
-        text: SQL.
-        where: it stands, for the error.
+        text: the expression, in SQL.
+        where: the name of the place where it was found, for the error.
 
     Raises:
         UnsupportedError: it has something else.
@@ -95,14 +94,13 @@ def check_expression(text: str, *, where: str) -> None:
         raise UnsupportedError(
             f"{where} may run code or read other tables, by {shortened(printable(found), _SHOWN_PART)}: "
             f"{shortened(printable(text), _SHOWN)}",
-            remedy="If it is not of an attacker, write it without queries, comments and ${, with built-in functions "
-            "that work on one row only, and put names of columns that are no plain words, or words of SQL, in back "
-            "quotes.",
+            remedy="If you wrote it, write it without queries, comments and ${, with built-in functions that work on "
+            "one row only, and with back quotes around column names that are not plain words, or are words of SQL.",
         )
 
 
 def _unsafe(text: str) -> str | None:
-    """The part of an expression that is not known to be harmless; ``None`` if all of it is."""
+    """Return the part of an expression that is not known to be harmless; ``None`` if all of it is."""
     if _VARIABLE in text:
         return _VARIABLE
     at, kind, part, is_qualified = 0, "sign", "", False
@@ -115,7 +113,7 @@ def _unsafe(text: str) -> str | None:
             continue
         kind_before, before, was_qualified = kind, part, is_qualified
         kind, part, is_qualified = found.lastgroup or "", found[0].lower(), before == "."
-        # A query begins with FROM where no operand is before it.
+        # A query begins with FROM if there is no operand before the word.
         begins = kind_before == "sign" and before not in (")", "]")
         if kind == "word" and (part in _QUERY or (part == "from" and begins)):
             return part
@@ -125,7 +123,7 @@ def _unsafe(text: str) -> str | None:
 
 
 def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a table with such an expression.
+    """Refuse a table with an expression that :func:`check_expression` refuses.
 
     Args:
         path: of the table.
@@ -143,17 +141,17 @@ def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequ
 
 
 def check_checksum(path: str, text: str) -> None:
-    """Check the metadata in a checksum file, which Spark takes for those of the table, in the same way.
+    """Check the expressions in the metadata of a checksum file, which Spark uses as the metadata of the table.
 
-    What delta-rs cannot parse it leaves out, and looks into the commits, while Java reads more than the format has.
+    delta-rs ignores a checksum file that it cannot parse, and reads the commits. Java may still be able to parse it.
 
     Args:
         path: of the table.
-        text: of the file; an empty one is left over from a power cut, and is never read.
+        text: of the file; an empty file comes from a power cut, and is never read.
 
     Raises:
         UnsupportedError: an expression may run code or read other tables.
-        ValueError: it is no JSON, or has a name twice.
+        ValueError: it is not JSON, or has a name twice.
     """
     if not text.strip():
         return
@@ -163,11 +161,11 @@ def check_checksum(path: str, text: str) -> None:
         schema = read_strictly(metadata.get("schemaString") or '{"fields": []}')
         check_expressions(path, configuration, schema["fields"])
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it has another form: {error}") from None
+        raise ValueError(f"it has an unknown form: {error}") from None
 
 
 def read_strictly(text: str) -> dict[str, Any]:
-    """A JSON object that all parsers read alike; numbers are texts, since Python refuses long ones.
+    """Parse a JSON object that every parser reads in the same way. Numbers become text, as Python refuses long ones.
 
     Raises:
         ValueError: it is not JSON, or has a name twice.
@@ -191,7 +189,7 @@ def _of_columns(fields: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
             metadata = part.get("metadata") or {}
             yield from ((name, str(metadata[key])) for key in _KEYS if key in metadata and key != _INVARIANT)
             if _INVARIANT in metadata:
-                # A JSON object; of a key that it has twice both values are looked at.
+                # A JSON object. If it has a key twice, both values are checked.
                 yield from ((name, text) for text in _texts(_json(str(metadata[_INVARIANT]))))
             left += [(name, inner) for key, inner in part.items() if key != "metadata"]
         elif isinstance(part, list):

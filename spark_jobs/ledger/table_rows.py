@@ -1,4 +1,4 @@
-"""The rows of a Delta table, read without Spark: with deletion vectors, column mapping, and the files of a clone."""
+"""Reads rows of a Delta table without Spark, with deletion vectors, column mapping, and the files of a clone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from stream_consumers.errors import LedgerUnreadableError, StreamAssetsError, Ta
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
+"""The columns that identify the message of a row: its place in the stream."""
 UNPLACED = " OR ".join(f"{name} IS NULL" for name in PLACE)
-"""The rows of which it is not known whose they are: others wrote them, or took their places away."""
+"""A SQL condition: the rows without a place. Other programs wrote them, or changed them."""
 TIME = "_timestamp"
 ROW_TIME = (*PLACE, TIME)
 """The place and the timestamp of a row."""
@@ -38,7 +39,7 @@ _PLACE_TYPES: Sequence[pa.DataType] = (pa.string(), pa.int64(), pa.int64())
 
 
 NO_TIMESTAMP = int(np.iinfo(np.int64).min)
-"""Stands for the timestamp of a row that has none."""
+"""The value for a row without a timestamp."""
 
 
 class Timestamps(NamedTuple):
@@ -49,24 +50,24 @@ class Timestamps(NamedTuple):
 
 
 NO_TIMES = Timestamps(np.empty(0, np.int64), np.empty(0, np.int64))
-# What Spark writes as INT96 would be nanoseconds, which end in the year 2262.
+# Arrow would read Spark's INT96 timestamps as nanoseconds, which end in the year 2262.
 _PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 
 
 def scan(
     log: DeltaLog, columns: Sequence[str] | None = None, *, where: str = "", version: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one version of a table, some at a time.
+    """Yield the rows of one version of a table in chunks.
 
     Args:
         log: of the table.
-        columns: those that are wanted; all by default.
-        where: a SQL condition; files that it leaves out are not opened.
+        columns: the columns to read; all by default.
+        where: a SQL condition; files that it excludes are not opened.
         version: of the table, the newest by default.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
-        LedgerUnreadableError: its log names what is no data file.
+        LedgerUnreadableError: its log names a path that is not a data file.
     """
     with _readable(log, version):
         table = DeltaTable(log.path, version=version, storage_options=log.storage_options)
@@ -77,7 +78,7 @@ def scan(
 
 
 def count_where(log: DeltaLog, where: str) -> int:
-    """How many rows fulfil a SQL condition.
+    """Count the rows that fulfil a SQL condition.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -86,7 +87,7 @@ def count_where(log: DeltaLog, where: str) -> int:
 
 
 def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]:
-    """The sequences of these rows per shard, each as often as it is there; rows without a place are left out."""
+    """Return the sequences of these rows per shard, with repetitions; rows without a place are left out."""
     parts: dict[Shard, list[Sequences]] = {}
     for batch in batches:
         for shard, found in by_shard(_frame(batch), *PLACE):
@@ -95,13 +96,13 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
 
 
 def timestamps_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mapping[Shard, Timestamps]:
-    """The sequences and timestamps per shard, each as often as it is there; rows without a place are left out.
+    """Return the sequences and timestamps per shard, with repetitions; rows without a place are left out.
 
-    A timestamp that no table can hold counts as none: such a message is a dead letter without one.
+    A timestamp that no table can hold becomes :data:`NO_TIMESTAMP`: such a message is a dead letter without one.
 
     Args:
         batches: rows, or messages.
-        names: of their columns: :data:`ROW_TIME`, or :data:`MESSAGE_TIME`.
+        names: the names of their columns: :data:`ROW_TIME`, or :data:`MESSAGE_TIME`.
     """
     parts: dict[Shard, list[Timestamps]] = {}
     for batch in batches:
@@ -118,19 +119,19 @@ def timestamps_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Ma
     return {shard: Timestamps(*map(np.concatenate, zip(*found))) for shard, found in parts.items()}
 
 
-def compared(held: Timestamps, kept: Timestamps) -> tuple[Sequences, Sequences]:
-    """The sequences that both have: those with the same timestamp, and those with another one."""
-    sequences, first = np.unique(held.sequences, return_index=True)
-    at = np.searchsorted(sequences, kept.sequences)
-    is_held = at < len(sequences)
-    is_held[is_held] = sequences[at[is_held]] == kept.sequences[is_held]
-    is_same = held.timestamps_ms[first[at[is_held]]] == kept.timestamps_ms[is_held]
-    common = kept.sequences[is_held]
+def compared(stream: Timestamps, table: Timestamps) -> tuple[Sequences, Sequences]:
+    """Return the sequences that are in both: those with the same timestamp, and those with different timestamps."""
+    sequences, first = np.unique(stream.sequences, return_index=True)
+    at = np.searchsorted(sequences, table.sequences)
+    is_common = at < len(sequences)
+    is_common[is_common] = sequences[at[is_common]] == table.sequences[is_common]
+    is_same = stream.timestamps_ms[first[at[is_common]]] == table.timestamps_ms[is_common]
+    common = table.sequences[is_common]
     return common[is_same], common[~is_same]
 
 
 def column_names(log: DeltaLog, *, version: int | None = None) -> list[str]:
-    """The columns of one version of a table, the newest by default.
+    """Return the column names of one version of a table, the newest by default.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table.
@@ -141,7 +142,7 @@ def column_names(log: DeltaLog, *, version: int | None = None) -> list[str]:
 
 
 def schema_of(log: DeltaLog) -> Mapping[str, Any]:
-    """The columns of the newest version of a table, as Delta writes them in JSON.
+    """Return the columns of the newest version of a table, as Delta writes them in JSON.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table.
@@ -153,7 +154,7 @@ def schema_of(log: DeltaLog) -> Mapping[str, Any]:
 
 
 def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
-    """What columns are called in the data files: column mapping gives them other names.
+    """Return the names of columns in the data files, which are other ones with column mapping.
 
     Raises:
         TableUnreadableError: the table lacks one of them.
@@ -166,18 +167,18 @@ def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
 def written_sequences(
     log: DeltaLog, commit: Commit, ranges: Mapping[Shard, Range], *, names: Sequence[str]
 ) -> Mapping[Shard, Sequences] | None:
-    """The sequences of the rows that a commit wrote within these ranges, as the files that it added have them.
+    """Return the sequences of the rows that a commit wrote within these ranges, from the files that it added.
 
-    A data file never changes: whatever became of the rows since, this is what was written.
+    A data file never changes, so that later changes of the rows do not matter.
 
     Args:
         log: of the table.
-        commit: a batch.
-        ranges: where.
+        commit: the commit of a batch.
+        ranges: the ranges.
         names: see :func:`names_in_files`.
 
     Returns:
-        Per shard; ``None`` if a file is gone (VACUUM removes those that were rewritten), so that it is unknown.
+        The sequences per shard; ``None`` if a file is gone, because VACUUM removes files that were rewritten.
     """
     try:
         files = log.added_files(commit.version)
@@ -190,17 +191,17 @@ def written_sequences(
 
 
 def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -> pyarrow.dataset.Dataset:
-    """The rows that data files hold, with the columns of the place also where the table is partitioned by them.
+    """Open data files, with the columns of :data:`PLACE` also if the table is partitioned by them.
 
     Args:
         log: of the table.
         files: one or more.
-        names: of the columns in the files: those of :data:`PLACE`, and others behind them.
+        names: the names of the columns in the files: those of :data:`PLACE`, and others after them.
 
     Raises:
         LedgerUnreadableError: a path is not that of a data file.
         OSError: a file is gone.
-        KeyError: a column is neither in the first file nor in the partition of each.
+        KeyError: a column is neither in the first file nor in the partition of each file.
     """
     types, partitioned = dict(zip(names, _PLACE_TYPES)), [name for name in names if name in files[0].partition]
     where = log.files()
@@ -208,22 +209,24 @@ def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -
     fragments = []
     for file in files:
         if file.path.startswith("/"):
-            # Of the table that this one is a shallow clone of; `where` would look for it in this one.
+            # A file of the table that this one is a shallow clone of, which is not in the folder of this one.
             raise FileNotFoundError(file.path)
-        holds = reduce(and_, (_holds(name, file.partition[name], types[name]) for name in partitioned), pc.scalar(True))
-        fragments.append(_PARQUET.make_fragment(file.path, where, partition_expression=holds))
+        condition = reduce(
+            and_, (_is(name, file.partition[name], types[name]) for name in partitioned), pc.scalar(True)
+        )
+        fragments.append(_PARQUET.make_fragment(file.path, where, partition_expression=condition))
     written = fragments[0].physical_schema
     columns = [pa.field(name, types[name]) if name in partitioned else written.field(name) for name in names]
     return pyarrow.dataset.FileSystemDataset(fragments, pa.schema(columns), _PARQUET, where)
 
 
-def _holds(name: str, text: str | None, kind: pa.DataType) -> pc.Expression:
-    # Delta writes nothing for a null.
+def _is(name: str, text: str | None, kind: pa.DataType) -> pc.Expression:
+    # Delta writes no value for null.
     return pc.field(name) == pa.scalar(text).cast(kind) if text else pc.field(name).is_null()
 
 
 def inside(ranges: Mapping[Shard, Range], names: Sequence[str]) -> pc.Expression:
-    """The rows of these ranges, as a condition for files whose columns of :data:`PLACE` have these names."""
+    """Return a condition for the rows in these ranges, where the columns of :data:`PLACE` have these names."""
     stream, number, sequence = map(pc.field, names)
     parts = [
         (stream == shard.stream) & (number == shard.id) & (sequence >= part.start) & (sequence < part.end)
@@ -233,7 +236,7 @@ def inside(ranges: Mapping[Shard, Range], names: Sequence[str]) -> pc.Expression
 
 
 def extents_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Range]:
-    """From the first to behind the last sequence of each shard."""
+    """Return the range from the first to after the last sequence of each shard."""
     found: dict[Shard, Range] = {}
     for batch in batches:
         for shard, own in by_shard(_frame(batch), *PLACE):
@@ -243,12 +246,12 @@ def extents_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Range]:
 
 
 def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
-    """The rows; sequences beside a null would be floats, which are not exact beyond 2^53."""
+    """Convert rows to pandas, with whole numbers also next to nulls: floats are not exact beyond 2^53."""
     return batch.to_pandas(integer_object_nulls=True)
 
 
 def last_sequences(*logs: DeltaLog) -> Mapping[Shard, int]:
-    """The last sequence of each shard in several tables; one that does not exist holds none.
+    """Return the last sequence of each shard in several tables, some of which may not exist.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the data of a table.
@@ -261,7 +264,7 @@ def last_sequences(*logs: DeltaLog) -> Mapping[Shard, int]:
 
 
 def row_extents(log: DeltaLog) -> Mapping[Shard, Range]:
-    """From the first to behind the last row of each shard; nothing if there is no table.
+    """Return the range from the first to after the last row of each shard; nothing if there is no table.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -270,7 +273,7 @@ def row_extents(log: DeltaLog) -> Mapping[Shard, Range]:
 
 
 def count_rows(log: DeltaLog, ranges: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-    """The rows of a table within these ranges, per shard.
+    """Count the rows of a table within these ranges, per shard.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -279,7 +282,7 @@ def count_rows(log: DeltaLog, ranges: Mapping[Shard, Range]) -> Mapping[Shard, i
 
 
 def in_ranges(ranges: Mapping[Shard, Range]) -> str:
-    """The rows of these ranges, as a SQL condition on the stream columns.
+    """Return a SQL condition for the rows in these ranges.
 
     Example:
         >>> in_ranges({Shard("orders", 3): Range(5, 9)})
@@ -292,7 +295,7 @@ def in_ranges(ranges: Mapping[Shard, Range]) -> str:
 
 
 def in_places(places: Mapping[Shard, Intervals]) -> str:
-    """The rows of these sequences, as a SQL condition on the stream columns.
+    """Return a SQL condition for the rows with these sequences.
 
     Example:
         >>> in_places({Shard("orders", 3): Intervals.of((5, 9), (12, 13), (15, 16))})
@@ -307,14 +310,14 @@ def in_places(places: Mapping[Shard, Intervals]) -> str:
         single = [str(start) for start, end in parts if end - start == 1]
         within = [f"(_sequence >= {start} AND _sequence < {end})" for start, end in parts if end - start > 1]
         listed = [f"_sequence IN ({', '.join(single)})"] if single else []
-        # A rewind replaces nothing, but still names its shards.
+        # A rewind has shards without a sequence.
         sequences = " OR ".join([*listed, *within]) or "FALSE"
         found.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND ({sequences}))")
     return " OR ".join(found) or "FALSE"
 
 
 def within(found: Sequences, parts: Intervals) -> Sequences:
-    """Those of these sequences that the intervals hold, in the same order.
+    """Return the sequences that are in the intervals, in the same order.
 
     Example:
         >>> within(np.array([9, 3, 4, 5]), Intervals.of((3, 5), (9, 12))).tolist()
@@ -324,7 +327,7 @@ def within(found: Sequences, parts: Intervals) -> Sequences:
 
 
 def is_within(found: Sequences, parts: Intervals) -> npt.NDArray[np.bool_]:
-    """For each of these sequences, whether the intervals hold it."""
+    """Return for each sequence whether it is in the intervals."""
     if not parts:
         return np.zeros(len(found), np.bool_)
     starts, ends = (np.array(bounds, np.int64) for bounds in zip(*parts.ranges))
@@ -334,7 +337,7 @@ def is_within(found: Sequences, parts: Intervals) -> npt.NDArray[np.bool_]:
 
 
 def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> Iterator[tuple[Shard, Sequences]]:
-    """The sequences of each shard in a frame with these columns; rows without a place are left out."""
+    """Yield the sequences of each shard in a frame with these columns; rows without a place are left out."""
     placed = frame[[stream, number, sequence]].dropna()
     for (key, shard_id), found in placed.groupby([stream, number])[sequence]:
         yield Shard(str(key), int(shard_id)), found.to_numpy(np.int64)
@@ -348,21 +351,21 @@ class ChangedTimes(NamedTuple):
 
 
 def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> ChangedTimes | None:
-    """The times of the rows that a batch wrote, and of those that it replaced.
+    """Return the times of the rows that a batch wrote, and of those that it replaced.
 
     Args:
         log: of the table.
         commit: of the batch.
-        names: of :data:`ROW_TIME` in the data files, see :func:`names_in_files`.
+        names: the names of :data:`ROW_TIME` in the data files, see :func:`names_in_files`.
 
     Returns:
-        ``None`` if a file is gone (VACUUM removes those that were rewritten), so that they are unknown.
+        ``None`` if a file is gone, because VACUUM removes files that were rewritten.
     """
     entry = commit.entry
-    is_replaced = entry is not None and entry.does.replaces
+    is_replaced = entry is not None and entry.write_mode.replaces
     condition = None
     if entry is not None and is_replaced:
-        # Files that hold a part of the range were written again as a whole.
+        # A replace writes whole files again, also those with only some rows in the range.
         condition = inside({shard: parts.hull for shard, parts in entry.affected.items() if parts}, names[:-1])
     try:
         removed = log.removed_files(commit.version) if is_replaced else []
@@ -379,7 +382,7 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Cha
 
 
 def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Sequences]:
-    """The times of the rows that a table holds, some at a time, in milliseconds since 1970.
+    """Yield the times of the rows of a table in chunks, in milliseconds since 1970.
 
     Args:
         log: of the table.
@@ -393,11 +396,11 @@ def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Sequences]:
 
 
 def in_time(start: datetime | None, end: datetime | None) -> str:
-    """The rows whose messages are of a time, as a SQL condition.
+    """Return a SQL condition for the rows whose messages have a timestamp from ``start`` up to ``end``.
 
     Args:
-        start: its first moment, in any zone; ``None`` if it has none.
-        end: the moment behind the last one; ``None`` if it has none.
+        start: in any time zone; ``None`` for no lower bound.
+        end: exclusive; ``None`` for no upper bound.
 
     Example:
         >>> in_time(datetime(2026, 11, 17, tzinfo=timezone.utc), None)
@@ -427,7 +430,7 @@ def _readable(log: DeltaLog, version: int | None = None) -> Iterator[None]:
             yield
         except StreamAssetsError:
             raise
-        except Exception:  # a file that is gone is a bare one, in the middle of the rows
+        except Exception:  # delta-rs raises a bare Exception for a missing file, in the middle of the rows
             if torn := log.torn_files(version):
                 raise TableUnreadableError(
                     f"{len(torn)} data files of {log.path} are torn, like {torn[0]}",

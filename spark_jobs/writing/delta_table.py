@@ -79,7 +79,7 @@ class DeltaWriter:
                 writer = writer.option(name, value)
         if self.schema_changes is not SchemaChanges.FAIL:
             writer = writer.option("mergeSchema", "true")
-        if entry.does.replaces:
+        if entry.write_mode.replaces:
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.affected))
         else:
             writer = writer.mode("append")

@@ -437,8 +437,8 @@ class ClaimingLake(Lake):
         self.commit(number, sequences, transform=transform, claims=claims, messages=len(listed), state=known)
 
     def counts(self, *, pending: Iterable[int] = ()) -> tuple[int, int, int]:
-        unsettled = {shard(0): np.array(sorted(pending), np.int64)}
-        found = self.verdict(claims=ClaimState({shard(0): Intervals.of((1, 31))}, unsettled, {}))
+        pending = {shard(0): np.array(sorted(pending), np.int64)}
+        found = self.verdict(claims=ClaimState({shard(0): Intervals.of((1, 31))}, pending, {}))
         return found.missing, found.filtered, found.unexplained
 
 

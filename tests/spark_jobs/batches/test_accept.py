@@ -319,7 +319,7 @@ def test_what_a_restore_removed_of_a_stream_that_is_gone_is_an_error_until_it_is
     assert stage.rows() == {row: 1 for row in stage.sent if row not in lost}
     assert [str(parts) for entry in entries(stage.what) for parts in entry.lost.values()] == ["[5,10)"]
     assert stage.letters() == [("orders", None)]
-    assert stage.what.ledger().read().gone == {}
+    assert stage.what.ledger().read().removed_from_ended == {}
     stage.drain()
     assert stage.is_right()
 

@@ -362,7 +362,7 @@ def test_adopted_rows_whose_messages_are_gone_are_lost_once_they_are_removed(
     with open_batch_source(url) as source:
         found = _adoption(source, what, what.ledger().read())
         assert found.adopted == {own: to_sequence(ids[1])}
-        fields = {"origin": found.positions, "adopted": found.adopted, "counted": found.counted}
+        fields = {"origin": found.positions, "adopted": found.adopted, "facts_at_start": found.facts_at_start}
         entry = what.ledger().entry("init", what.ledger().read(), switch="resumable", **fields)
     land(what, entry)
     client.xtrim(name, maxlen=4, approximate=False)

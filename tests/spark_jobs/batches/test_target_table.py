@@ -19,7 +19,7 @@ from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.batches.target_table import PATIENCE_SECONDS, OutdatedError, Target, YieldRequests, check_unwritten
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.entries import PAUSE, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
 from spark_jobs.writing.layout import TableLayout
@@ -75,7 +75,7 @@ def test_nobody_waits_where_nobody_asks(table: Table) -> None:
 def test_a_request_is_waited_for_until_it_writes(table: Table, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of another group, too: Delta does not tell their rows apart."""
     monkeypatch.setattr(target_table, "PATIENCE_SECONDS", PATIENCE_SECONDS)
-    table.write("turn", group, "replay", 1)
+    table.write(PAUSE, group, "replay", 1)
     table.write("batch", "other", "main", 2)
     answer = threading.Timer(1.0, lambda: table.write("replay", group, "replay", 2))
     answer.start()
@@ -88,17 +88,17 @@ def test_a_request_is_waited_for_until_it_writes(table: Table, group: str, monke
 
 
 def test_a_request_without_an_answer_is_waited_for_once(table: Table) -> None:
-    table.write("turn", "other", "replay", 1)
+    table.write(PAUSE, "other", "replay", 1)
     assert table.waits()
     # Its clock is ahead: it is as young as before.
-    table.write("turn", "other", "replay", 2, age_seconds=-3600)
+    table.write(PAUSE, "other", "replay", 2, age_seconds=-3600)
     assert table.waits(), "it is another one"
     assert not table.waits()
 
 
 def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
-    table.write("turn", "other", "replay", 1, age_seconds=5)
-    table.write("turn", "g", "main", 2)
+    table.write(PAUSE, "other", "replay", 1, age_seconds=5)
+    table.write(PAUSE, "g", "main", 2)
     assert not table.waits()
 
 
@@ -133,7 +133,7 @@ def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
     assert len(told) <= 2 + 3 * len(reports), told
     drain(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")
-    assert len([entry for entry in entries(what) if entry.kind == "turn"]) == len(asked)
+    assert len([entry for entry in entries(what) if entry.kind == PAUSE]) == len(asked)
     with open_batch_source(url) as source:
         assert all(verdict.is_right for verdict in verify(source, what))
 

@@ -77,10 +77,10 @@ def versions(*found: int) -> Intervals:
 )
 def test_no_commit_makes_the_group_forget_what_a_restore_removed(group: Group, following: dict[str, object]) -> None:
     group.restore(1)
-    assert group.read().removed == versions(2)
+    assert group.read().removed_claim_batches == versions(2)
     for _ in range(2):
         group.commit(**following)  # type: ignore[arg-type]
-        assert group.read().removed == versions(2)
+        assert group.read().removed_claim_batches == versions(2)
         with pytest.raises(DataLossError) as caught:
             check_restored(group.read(), Ingestion("g", str(group.log.path)))
         assert caught.value.facts["batches"] == 1
@@ -90,28 +90,28 @@ def test_a_restore_that_brings_them_back_ends_it(group: Group) -> None:
     group.restore(1)
     group.commit("keep", member=KEEPER)
     group.restore(2)
-    assert group.read().removed == Intervals()
+    assert group.read().removed_claim_batches == Intervals()
     check_restored(group.read(), Ingestion("g", str(group.log.path)))
     group.write(group.claimed(20))
-    assert group.read().removed == Intervals()
+    assert group.read().removed_claim_batches == Intervals()
 
 
 def test_a_restore_that_brings_some_of_them_back_leaves_the_others(group: Group) -> None:
     group.write(group.claimed(20))
     group.restore(0)
-    assert group.read().removed == versions(1, 2, 3)
+    assert group.read().removed_claim_batches == versions(1, 2, 3)
     group.commit("keep", member=KEEPER)
     group.restore(2)
-    assert group.read().removed == versions(3)
+    assert group.read().removed_claim_batches == versions(3)
 
 
 def test_what_lands_after_the_restore_is_removed_by_the_next_one(group: Group) -> None:
     late = group.claimed(20)
     group.restore(1)
     landed = group.write(late)
-    assert group.read().removed == versions(2)
+    assert group.read().removed_claim_batches == versions(2)
     group.restore(2)
-    assert group.read().removed == versions(landed)
+    assert group.read().removed_claim_batches == versions(landed)
 
 
 def test_restores_to_versions_after_a_restore_are_followed(group: Group) -> None:
@@ -119,23 +119,23 @@ def test_restores_to_versions_after_a_restore_are_followed(group: Group) -> None
     kept = group.commit("keep", member=KEEPER)
     group.restore(2)
     group.restore(kept)
-    assert group.read().removed == versions(2)
+    assert group.read().removed_claim_batches == versions(2)
 
 
 def test_the_state_is_the_same_however_far_back_the_newest_full_entry_lies(group: Group) -> None:
     group.restore(1)
     for number in range(30):
         group.write(group.claimed(100 + 10 * number, member=f"m{number % 3}"))
-    assert group.read().removed == versions(2)
+    assert group.read().removed_claim_batches == versions(2)
     group.restore(2)
-    assert group.read().removed == versions(*range(4, 34))
+    assert group.read().removed_claim_batches == versions(*range(4, 34))
 
 
 def test_rows_that_were_read_by_position_are_read_again(tmp_path: Path) -> None:
     group = Group(tmp_path / "table", "resumable")
     group.commit("batch", ranges={SHARD: Range(0, 10)})
     group.restore(0)
-    assert group.read().removed == Intervals()
+    assert group.read().removed_claim_batches == Intervals()
     assert group.read().positions == {SHARD: 0}
 
 
@@ -144,7 +144,7 @@ def test_rows_that_were_read_by_position_before_the_switch_are_not_read_again(tm
     read = group.commit("batch", ranges={SHARD: Range(0, 10)})
     group.commit("fence", switch=CLAIMS)
     group.restore(0)
-    assert group.read().removed == versions(read)
+    assert group.read().removed_claim_batches == versions(read)
 
 
 @pytest.mark.parametrize("sharing", [LEAVING_CLAIMS, SWITCHING])
@@ -152,9 +152,9 @@ def test_a_restore_during_a_switch(group: Group, sharing: str) -> None:
     """Away from claims nothing is claimed again; towards them the group is not set to its positions yet."""
     group.commit("fence", switch=sharing)
     group.restore(1)
-    assert group.read().removed == (versions(2) if sharing == LEAVING_CLAIMS else Intervals())
+    assert group.read().removed_claim_batches == (versions(2) if sharing == LEAVING_CLAIMS else Intervals())
     group.commit("fence", switch="resumable")
-    assert bool(group.read().removed) == (sharing == LEAVING_CLAIMS)
+    assert bool(group.read().removed_claim_batches) == (sharing == LEAVING_CLAIMS)
 
 
 def test_a_switch_to_claims_that_a_restore_was_faster_than_does_not_count(tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def test_after_a_switch_to_positions_claimed_entries_of_a_stream_that_is_gone_ar
     group.commit("fence", switch="resumable")
     there = group.read().version
     group.restore(1)
-    assert group.read().removed == Intervals()
+    assert group.read().removed_claim_batches == Intervals()
     assert group.read().shards[SHARD].claimed == 20
     group.restore(there)
     group.commit("accept", origin={Shard("orders#2"): 0}, ended={SHARD: 20})
     group.restore(1)
-    assert group.read().removed == versions(2)
-    assert group.read().gone == {SHARD: Intervals.of((0, 20))}
+    assert group.read().removed_claim_batches == versions(2)
+    assert group.read().removed_from_ended == {SHARD: Intervals.of((0, 20))}
 
 
 def test_what_a_batch_by_position_left_out_is_written_again_where_a_restore_came_in_between(group: Group) -> None:
@@ -217,7 +217,7 @@ def test_a_restore_to_a_number_after_one_that_is_ambiguous(tmp_path: Path) -> No
     with pytest.raises(LedgerUnreadableError):
         group.read()
     group.restore(newest)
-    assert (group.read().removed, group.read().shards[SHARD].claimed) == (Intervals(), 30)
+    assert (group.read().removed_claim_batches, group.read().shards[SHARD].claimed) == (Intervals(), 30)
 
 
 def test_a_first_commit_that_lands_after_a_restore_says_how_the_group_shares(tmp_path: Path) -> None:
@@ -231,4 +231,4 @@ def test_a_first_commit_that_lands_after_a_restore_says_how_the_group_shares(tmp
     log.ours(ledger.entry("batch", ledger.read(), claims={SHARD: ClaimedRange(0, 10, 10)}), files=log.files | {"rows"})
     assert ledger.read().sharing == CLAIMS
     log.restore(back_to=there - 1, version=there - 1)
-    assert ledger.read().removed == versions(there)
+    assert ledger.read().removed_claim_batches == versions(there)

@@ -30,8 +30,8 @@ def batch(version):
         ranges=ranges,
         state=state,
         dead=1,
-        # Of which one is not judged yet.
-        judged=2 if version > FIRST_REPLACE + 2 else 0,
+        # One of the replaces is not considered yet.
+        replaces_considered=2 if version > FIRST_REPLACE + 2 else 0,
         totals=Totals(dead=version, replaced=min(3, max(0, version - FIRST_REPLACE))),
         mode="replace" if 0 <= version - FIRST_REPLACE < 3 else "append",
     )
@@ -92,7 +92,7 @@ def test_what_commits_add_up_to_is_not_searched(long_log, opened):
     assert opened == {COMMITS - 1}
 
 
-def test_what_was_replaced_is_searched_only_where_it_is_not_judged(long_log, opened):
+def test_what_was_replaced_is_searched_only_where_it_is_not_considered(long_log, opened):
     ledger = Ledger(long_log.log(), group="g", member="main")
     found = replacements(ledger, ledger.read())
     assert found.ranges == {SHARD: [(Range(FIRST_REPLACE + 2, FIRST_REPLACE + 3), 7)]}

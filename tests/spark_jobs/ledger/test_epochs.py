@@ -54,7 +54,7 @@ def test_the_new_epoch_begins_and_the_old_one_has_ended(group: Group) -> None:
     state = group.read()
     assert state.identities == BOTH
     assert state.positions == {OLD: 9, NEW: 0}
-    assert (state.shards[OLD].ended, state.shards[NEW].ended, state.gone) == (9, None, {})
+    assert (state.shards[OLD].ended, state.shards[NEW].ended, state.removed_from_ended) == (9, None, {})
 
 
 def test_a_commit_that_was_planned_before_the_accept_does_not_take_it_back(group: Group) -> None:
@@ -76,11 +76,11 @@ def test_a_restore_to_before_the_accept_leaves_it_and_tells_what_is_gone(group: 
         state = group.read()
         assert state.identities == BOTH
         assert state.positions == {OLD: 5, NEW: 0}
-        assert state.gone == {OLD: Intervals.of((5, 9))}
+        assert state.removed_from_ended == {OLD: Intervals.of((5, 9))}
         # What others write does not hide it.
         group.commit("fence")
     group.commit("batch", ranges={OLD: Range(5, 9)}, lost={OLD: Intervals.of((5, 9))})
-    assert group.read().gone == {}
+    assert group.read().removed_from_ended == {}
     assert group.read().positions == {OLD: 9, NEW: 0}
 
 

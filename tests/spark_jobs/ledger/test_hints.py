@@ -133,8 +133,8 @@ def test_what_is_known_at_an_origin_outlives_a_restore_to_before_it(tmp_path: Pa
     group = Group(tmp_path / "table", MANY)
     new, adopted = Shard("added", 0), Shard("copied", 0)
     group.batch(A, 0, 5)
-    counted = {new: PositionFacts(4, 2, 3), adopted: PositionFacts(1)}
-    group.commit(group.planned("init", origin={new: 6, adopted: 20}, adopted={adopted: 8}, counted=counted))
+    facts = {new: PositionFacts(4, 2, 3), adopted: PositionFacts(1)}
+    group.commit(group.planned("init", origin={new: 6, adopted: 20}, adopted={adopted: 8}, facts_at_start=facts))
     assert position_facts_in(group.read().hint)[new] == (6, PositionFacts(4, 2, 3))
     assert adopted not in group.known(), "the position is behind its rows"
     for _ in range(2):
@@ -156,9 +156,9 @@ def test_what_is_known_at_the_first_origin_outlives_a_restore_to_before_the_grou
 
 
 @pytest.mark.parametrize("last", [None, LastMessage(4, 5, 6)], ids=["unread", "read"])
-@pytest.mark.parametrize("counted", [None, PositionFacts(3), PositionFacts(3, 0, 2)], ids=str)
-def test_a_state_is_read_back(last: LastMessage | None, counted: PositionFacts | None) -> None:
-    state = ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0, last=last, counted=counted)
+@pytest.mark.parametrize("facts", [None, PositionFacts(3), PositionFacts(3, 0, 2)], ids=str)
+def test_a_state_is_read_back(last: LastMessage | None, facts: PositionFacts | None) -> None:
+    state = ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0, last=last, facts_at_start=facts)
     assert ShardState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 

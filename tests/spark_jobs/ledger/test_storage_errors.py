@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 def test_a_bucket_that_is_not_there_is_told(store: ObjectStore) -> None:
     with pytest.raises(TableUnreadableError) as raised:
         DeltaLog("s3a://nowhere/orders", storage_options=store.options).snapshot()
-    assert raised.value.what == "there is no bucket or container of s3a://nowhere/orders"
+    assert raised.value.what == "the bucket or container of s3a://nowhere/orders does not exist"
 
 
 def test_a_bucket_without_the_table_has_none(store: ObjectStore) -> None:

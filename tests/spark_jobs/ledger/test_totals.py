@@ -49,16 +49,20 @@ def test_the_newest_replays_are_remembered() -> None:
     names = [str(number) for number in range(MOST_REPLAYS)]
     keys = [f"replay/{name}" for name in names]
     full = of(*(replayed(name, 0, 1) for name in names))
-    assert (list(full.replays), full.is_forgetful) == (keys, False)
+    assert (list(full.replays), full.has_dropped_replays) == (keys, False)
     again = of(*(replayed(name, 0, 1) for name in names), replayed("0", 1, 2), replayed("new", 0, 1))
-    assert (list(again.replays), again.is_forgetful) == ([*keys[2:], "replay/0", "replay/new"], True)
+    assert (list(again.replays), again.has_dropped_replays) == ([*keys[2:], "replay/0", "replay/new"], True)
 
 
 def test_an_entry_says_them_in_the_same_order() -> None:
     totals = of(entry(dead=2, lost={ONE: Intervals.of((3, 5))}), *(replayed(name, 0, 4) for name in ("b", "a", "c")))
-    told = LedgerEntry.from_json(json.loads(entry(totals=totals, judged=2, state={}).to_json()))
+    told = LedgerEntry.from_json(json.loads(entry(totals=totals, replaces_considered=2, state={}).to_json()))
     assert told is not None
-    assert (told.totals, list(told.totals.replays), told.judged) == (totals, ["replay/b", "replay/a", "replay/c"], 2)
+    assert (told.totals, list(told.totals.replays), told.replaces_considered) == (
+        totals,
+        ["replay/b", "replay/a", "replay/c"],
+        2,
+    )
 
 
 def test_nothing_takes_no_place() -> None:
@@ -68,9 +72,9 @@ def test_nothing_takes_no_place() -> None:
 def test_a_replay_that_was_forgotten_meanwhile_is_known_in_part_only() -> None:
     others = [replayed(str(number), 0, 1) for number in range(MOST_REPLAYS)]
     found = of(replayed("r", 0, 1), *others, replayed("r", 1, 2)).replays["replay/r"]
-    assert (found.done, found.is_whole) == ({ZERO: Intervals.of((1, 2))}, False)
+    assert (found.done, found.is_complete) == ({ZERO: Intervals.of((1, 2))}, False)
     first = replace(replayed("new", 0, 1), begins=True)
-    assert of(*others, replayed("last", 0, 1), first).replays["replay/new"].is_whole
+    assert of(*others, replayed("last", 0, 1), first).replays["replay/new"].is_complete
 
 
 def test_finished_replays_are_forgotten_first() -> None:

@@ -56,12 +56,12 @@ class Tables:
             fields = {
                 "ranges": {SHARD: Range(WIDTH * index, WIDTH * (index + 1))},
                 "state": {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, WIDTH * index)), origin=0)},
-                "settled": self.settlement.version,
+                "dead_letters_version": self.settlement.version,
                 "uncounted": self.settlement.uncounted,
             }
             if self.has_totals:
                 ledger = self.ledger()
-                fields |= {"judged": self.settlement.judged, "totals": ledger.read().totals}
+                fields |= {"replaces_considered": self.settlement.replaces_considered, "totals": ledger.read().totals}
             base = self.main.next - 1 if base is None else base
             entry = LedgerEntry("batch", self.group, self.app, number, "main", bid, base, **{**fields, **details})
             self.main.ours(entry)
@@ -246,8 +246,8 @@ def test_an_entry_without_the_field_is_read(tables: Tables) -> None:
 def redrive(tables: Tables, *places: int) -> None:
     """Replace these places by rows."""
     ledger = Ledger(tables.main.log(), group=tables.group, member="replay")
-    known = {"settled": tables.settlement.version, "uncounted": tables.settlement.uncounted}
-    known |= {"judged": tables.settlement.judged} if tables.has_totals else {}
+    known = {"dead_letters_version": tables.settlement.version, "uncounted": tables.settlement.uncounted}
+    known |= {"replaces_considered": tables.settlement.replaces_considered} if tables.has_totals else {}
     parts = {SHARD: Intervals.of(*((place, place + 1) for place in places))}
     tables.main.ours(ledger.entry("replay", ledger.read(), places=parts, mode="replace", **known))
 
