@@ -45,9 +45,8 @@ INTRODUCTION = """\
 # Benchmarks and scale
 
 `make bench` writes this page. The cases of a table alternate in one run after a warm-up round; the numbers are medians.
-After each case the sequences of the rows are compared with the stream, and a missing or duplicated message ends the
-benchmark. CPU-seconds and memory exclude the broker. Ratios of two cases of one table carry over to other machines;
-seconds do not.
+After each case the rows are compared with the stream, and a missing or duplicated message ends the benchmark.
+CPU-seconds and memory exclude the broker. Ratios within a table carry over to other machines; seconds do not.
 
 Each stream has 4 partitions, keys or shards, and goes into a new Delta table at the default limits. `availableNow` is
 Spark Structured Streaming in the same session. The bare loop reads the stream in two processes and writes Parquet
@@ -58,16 +57,6 @@ make bench ARGS="--scale 0.1 --only kafka --rounds 3"    # one suite, with a ten
 ```
 """
 SCALE = """\
-## What grows
-
-| with | grows |
-|---|---|
-| the backlog | the number of batches, and the JVM's heap up to its limit |
-| shards | the time of a plan and of a tick, with one request for all shards |
-| versions of the table | the time to look up positions, with the size of the newest checkpoint |
-| data files | the time of a commit, because Delta reads their list |
-| members of a Kafka group (`load_balanced`) | commits: one for each shard and batch. Delta takes about one a second |
-
 ## A plan for a million messages a second
 
 For JSON of 95 bytes in one topic and one table, calculated from two measured cores:
@@ -77,7 +66,7 @@ For JSON of 95 bytes in one topic and one table, calculated from two measured co
 * **Network.** 95 MB a second from the brokers, and a third of it to the storage; 2 GB a second with 2 KB.
 * **Mode** `resumable`: one driver plans for all partitions (64 to 256), and a batch is one commit.
 * **Batches** of about a minute: `max_records=60_000_000`, `max_bytes=8 GiB`; daily maintenance keeps fewer than
-  100,000 files. Prefer `cluster_by` to a `partition_by` with many values.
+  100,000 files. 
 * **Several tables**, split by topic, before several clusters: tables share neither a log nor a lock.
 """
 
