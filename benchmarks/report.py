@@ -66,7 +66,7 @@ For JSON of 95 bytes in one topic and one table, calculated from two measured co
 * **Network.** 95 MB a second from the brokers, and a third of it to the storage; 2 GB a second with 2 KB.
 * **Mode** `resumable`: one driver plans for all partitions (64 to 256), and a batch is one commit.
 * **Batches** of about a minute: `max_records=60_000_000`, `max_bytes=8 GiB`; daily maintenance keeps fewer than
-  100,000 files. 
+  100,000 files.
 * **Several tables**, split by topic, before several clusters: tables share neither a log nor a lock.
 """
 
