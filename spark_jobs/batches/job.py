@@ -1,6 +1,6 @@
-"""The way of a batch, which ingestion, replays, redrives, claims and dismissals share.
+"""Follows a batch from plan to commit, for ingestion, replays, redrives, claims and dismissals.
 
-This module reads from top to bottom as a batch goes. The numbers are the steps of :mod:`spark_jobs.batches`:
+The functions stand in the order in which a batch passes them. The numbers are the steps of :mod:`spark_jobs.batches`:
 
     batch_events              the loop of a run
       _next_batch       1-4   plan: :meth:`BatchJob.plan` makes a frozen :class:`Batch` from one snapshot of the ledger
