@@ -6,6 +6,7 @@ first. The rows of the first are in no commit then, although its write succeeded
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
-from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, text_of
+from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
@@ -30,7 +31,10 @@ from stream_consumers.options import SchemaChanges, choose_fields
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
-CONFLICT_TEXTS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
+_CONFLICT = re.compile(
+    r"\(?io\.delta\.exceptions\."
+    r"|(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)"
+)
 MOST_EXTENTS = 64
 """A row is compared with at most this many ranges, one after the other."""
 HISTORY = 100
@@ -179,12 +183,11 @@ def check_landed(
 def is_conflict(error: BaseException) -> bool:
     """Whether another commit came first, so that the batch has to be planned again.
 
-    In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
+    In a classic session some conflicts arrive as bare Java errors, so how a line begins counts as well as the type.
     """
     if isinstance(error, CONFLICTS):
         return True
-    said = text_of(error)
-    return any(text in said for text in CONFLICT_TEXTS)
+    return any(map(_CONFLICT.match, first_lines(error)))
 
 
 def log_store_of(spark: SparkSession, table: str) -> str:

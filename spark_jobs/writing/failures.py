@@ -237,7 +237,7 @@ def explained(table: str) -> Iterator[None]:
 
 def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     text, said = text_of(error), public_text(error, table=table)
-    if ours := _raised_by_us(text, table=table):
+    if ours := _raised_by_us(error, table=table):
         return ours
     raised, frames = _raised_in_python(error)
     if _CHAINED.search(text) and _READING not in frames:
@@ -276,7 +276,7 @@ def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
         error: what Spark raised, in a classic or in a Connect session.
     """
     text = text_of(error)
-    heads = _heads(text)
+    heads = first_lines(error)
     if not (any(map(_OF_HIVE.match, heads)) and any(map(_NO_METASTORE.search, heads))):
         return None
     ask = getattr(error, "getStackTrace", None)
@@ -338,7 +338,7 @@ def _raised_in_python(error: Exception) -> tuple[str, str]:
     What was raised may hold a value, and a value may be the log of a program, with tracebacks in it.
     """
     text = text_of(error)
-    heads = _heads(text)
+    heads = first_lines(error)
     is_python = any(_condition(head) == "PYTHON_EXCEPTION" or head.startswith(_PYTHON) for head in heads)
     if not (is_python or isinstance(error, PythonException)):
         return "", ""
@@ -346,9 +346,9 @@ def _raised_in_python(error: Exception) -> tuple[str, str]:
     return (found[2], found[1]) if found else (public_text(error), "")
 
 
-def _raised_by_us(text: str, *, table: str) -> StreamAssetsError | None:
+def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
     """What a row is refused for by a condition of ours, which raises an error that has no value in it."""
-    said = [_CONDITION.sub("", head) for head in _heads(text) if _condition(head) == "USER_RAISED_EXCEPTION"]
+    said = [_CONDITION.sub("", head) for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION"]
     if any(one.startswith(REJECTED) for one in said):
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
     if any(one.startswith(FOREIGN_PLACE) for one in said):
@@ -415,17 +415,18 @@ def public_text(error: BaseException, *, table: str = "") -> str:
         given = error.getMessageParameters() or {}
         named = ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in _NAMES)
         return f"[{condition}]{f' {redacted(named)}' if named else ''}"
-    first, *causes = [_public(line, table) for line in _heads(text_of(error))]
+    first, *causes = [_public(line, table) for line in first_lines(error)]
     said = first or type(error).__name__
     caused = next((cause for cause in reversed(causes) if cause and cause != first), "")
     return f"{said}; caused by {caused}" if caused else said
 
 
-def _heads(text: str) -> list[str]:
+def first_lines(error: BaseException) -> list[str]:
     """The first line of a Java error, that of what failed in its task, and that of each of its causes.
 
     The last one is the first that may hold a value, which may have lines that look like causes.
     """
+    text = text_of(error)
     own = re.sub(r"^An error occurred while calling \S+\n: ", "", text.lstrip()).partition("\n")[0]
     task = _LOST_TASK.match(own)
     causes = re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)

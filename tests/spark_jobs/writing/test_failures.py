@@ -263,6 +263,7 @@ CAUSES = f"""
 Caused by: MetaException(message:Could not connect to meta store: java.net.ConnectException: hunter2
 Caused by: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] {REJECTED}
 Caused by: org.apache.spark.SparkRuntimeException: [HUNTER2] /lake/t
+Caused by: io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.ROW_LEVEL_CHANGES] hunter2
 Caused by: java.io.IOException: /lake/t hunter2: No space left on device"""
 
 
@@ -287,6 +288,7 @@ def test_causes_within_a_value_decide_nothing_and_are_not_shown(
     explained = explain(Py4JError(f"An error occurred while calling o9.save.\n: {text}"), table="/lake/t")
     assert type(explained) is kind
     assert "hunter2" not in str(explained).lower()
+    assert not is_conflict(Py4JError(text))
 
 
 def parse_handled(line: str) -> str:
@@ -464,7 +466,9 @@ def test_options_of_java_that_may_be_secrets_are_hidden(hidden: dict[str, str], 
 @pytest.mark.parametrize("word", ["io", "delta", "exceptions", "io.delta.exceptions.ConcurrentAppendException"])
 def test_a_lost_race_is_known_whatever_is_secret(hidden: dict[str, str], word: str) -> None:
     hidden["password"] = word
-    raised = Py4JError(f"An error occurred.\n: io.delta.exceptions.ConcurrentAppendException: {word}")
+    raised = Py4JError(
+        f"An error occurred while calling o9.save.\n: io.delta.exceptions.ConcurrentAppendException: {word}"
+    )
     assert is_conflict(raised)
     assert "ConcurrentAppendException" not in word or "Concurrent" not in str(explain(raised, table="t").revealed())
 
