@@ -17,7 +17,7 @@ from benchmarks.messages import DDL, PARTITIONS, documents
 from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import written_events
-from spark_jobs.batches.run_control import HeldSignals, IdleWait
+from spark_jobs.batches.run_control import DeferredSignals, IdleWait
 from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.create import StreamSource
 from stream_consumers.urls import StreamUrl
@@ -94,7 +94,7 @@ def micro_batch(bench: Bench) -> None:
                 began = perf_counter()
                 batch = job.plan()
                 assert isinstance(batch, Batch)
-                assert any(isinstance(event, BatchReport) for event in written_events(job, batch, HeldSignals()))
+                assert any(isinstance(event, BatchReport) for event in written_events(job, batch, DeferredSignals()))
                 whole.append(perf_counter() - began)
                 assert job.plan() is None
                 bare.append(append())

@@ -20,7 +20,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest_job import LOOK_SECONDS, IngestJob
 from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Event, Ingestion, Observer, Tail, Waiting, ignore_steps
 from spark_jobs.batches.job import STANDBY_SECONDS, batch_events, reports_of
-from spark_jobs.batches.run_control import HeldSignals, IdleWait, Retries
+from spark_jobs.batches.run_control import DeferredSignals, IdleWait, Retries
 from spark_jobs.claims.claim_job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.create import StreamSource
@@ -60,7 +60,7 @@ def run_events(
 ) -> Iterator[Event]:
     """Micro-batches up to the end that the source had at the beginning, and what comes while the run stays.
 
-    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.run_control.HeldSignals`.
+    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.run_control.DeferredSignals`.
 
     Args:
         spark: a session that can write Delta tables.
@@ -275,13 +275,13 @@ class SharedDrain:
             )
         running: dict[Future[bool], Shard] = {}
         pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix="shard")
-        with ExitStack() as self._opened, HeldSignals() as held:
+        with ExitStack() as self._opened, DeferredSignals() as signals:
             try:
                 ends = Ends(with_epoch_names(self._open(), self._names.names), self._stop_at)
                 while True:
-                    if not running and (held.is_pending or (yield from self._is_over(ends, held))):
+                    if not running and (signals.is_pending or (yield from self._is_over(ends, signals))):
                         break
-                    if held.is_pending:
+                    if signals.is_pending:
                         self._stop.set()
                     else:
                         for shard in sorted(self._shards() - self._done - set(running.values())):
@@ -315,7 +315,7 @@ class SharedDrain:
         with self._lock:
             return self._opened.enter_context(source)
 
-    def _is_over(self, ends: Ends, held: HeldSignals) -> Generator[Event, None, bool]:
+    def _is_over(self, ends: Ends, signals: DeferredSignals) -> Generator[Event, None, bool]:
         """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
         if self._shards() - self._done:
             return False
@@ -323,7 +323,7 @@ class SharedDrain:
             return True
         if not self._idle_wait.is_over:
             for _ in self._idle_wait.polls():
-                if held.is_pending or self._has_more(ends):
+                if signals.is_pending or self._has_more(ends):
                     break
                 yield CONTINUES
             return False

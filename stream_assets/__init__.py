@@ -10,7 +10,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "sensors.lag_sensor": ("LagPolicy",),
-        "spark_jobs.dead_letters.reader": ("DeadLetters", "LetterFilter"),
+        "spark_jobs.dead_letters.reader": ("DeadLetters", "DeadLetterFilter"),
         "spark_jobs.decoding.avro": ("Avro",),
         "spark_jobs.decoding.decoders": ("Raw", "Text"),
         "spark_jobs.decoding.json_decoder": ("Json", "JsonMode"),

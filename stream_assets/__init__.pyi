@@ -9,7 +9,7 @@ from spark_jobs.decoding.json_schema import JsonSchema as JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf as Protobuf
 from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry
 from spark_jobs.reading.rejection import reject as reject
-from spark_jobs.dead_letters.reader import LetterFilter as LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetterFilter as DeadLetterFilter
 from spark_jobs.session import delta_spark_config as delta_spark_config
 from spark_jobs.writing.layout import TableLayout as TableLayout
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField
 
 from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
-from spark_jobs.dead_letters.reader import DeadLetterKind, DeadLetters, LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetterKind, DeadLetters
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range
@@ -287,7 +287,7 @@ def dead_letter_reasons(
         payloads: whether examples show the start of their payload. Dagster stores it for a long time, and its users may
             not have access to the table.
     """
-    wanted, most_shown = LetterFilter(batches=batches), MAX_PAYLOAD_CHARACTERS if payloads else 0
+    wanted, most_shown = DeadLetterFilter(batches=batches), MAX_PAYLOAD_CHARACTERS if payloads else 0
     try:
         kinds = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options).kinds(
             wanted, limit=MAX_DEAD_LETTERS_READ, most_shown=most_shown

@@ -20,7 +20,7 @@ from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.ledger_recovery import has_begun
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.batches.run_control import result_of
-from spark_jobs.dead_letters.reader import LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetterFilter
 from spark_jobs.decoding.isolation import prepare
 from spark_jobs.run_ingestion import run_events
 from stream_assets.materializations import (
@@ -239,7 +239,7 @@ def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.Ass
 
 def _dismiss(run: RunScope, wanted: Redrive, config: RedriveConfig) -> None:
     """Dismiss dead letters, and add their number to the metadata of the run."""
-    meant = LetterFilter(run.source.url.required_streams(), wanted.span(), config.reason)
+    meant = DeadLetterFilter(run.source.url.required_streams(), wanted.span(), config.reason)
     job = DismissJob(
         run.spark,
         run.ingestion,

@@ -1,6 +1,6 @@
 """Micro-batches: the jobs that plan, write, verify and commit them.
 
-The commit order of a batch; every step may be the last one of a process:
+The commit order of a batch. The process may end after any step:
 
 1. *Snapshot.* One table version gives the next number of the transaction sequence and the positions.
 2. *Init.* The first commit of a group is empty and records the resolved origin of each shard.
@@ -9,8 +9,8 @@ The commit order of a batch; every step may be the last one of a process:
 5. *Dead letters.* Into their own table, under its own number, with the batch id.
 6. *Rows.* With number, batch id and ranges as batch metadata in the same commit.
 7. *Verify.* The commit with our number carries our batch id; if not, drop the batch and plan again.
-8. *Commit.* Only now the position is committed to the broker.
+8. *Commit.* Only now is the position committed to the broker.
 
-Whatever a write raised, step 7 decides. If the ledger cannot be read then, the run ends and commits
-nothing to the broker.
+Step 7 decides whether the batch landed, even if the write raised an error. If the ledger cannot be read in step 7, the
+run ends and commits nothing to the broker.
 """

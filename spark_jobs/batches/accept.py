@@ -1,17 +1,17 @@
-"""Accepts a stream that was deleted and made again, that lost messages, or that another one of its name replaced.
+"""Accepts a stream that was recreated, that lost messages, or that another stream of its name replaced.
 
-One empty commit in the group's transaction sequence begins the stream's next epoch: it says what the new stream is
-known by, where its shards begin, and where those of the epoch before it end. From there on rows and positions are of
-the new epoch (:mod:`stream_consumers.epochs`), and those that are there stay as they are. A batch of the old stream
-that is on its way loses its number to the commit, or lands in the old epoch, where its messages belong. There is
-nothing else to do, so that an accept that was killed has happened or not. tests/model/epochs.py explores all
+One empty commit in the group's transaction sequence begins the stream's next epoch. The commit has the fingerprint of
+the new stream, the start of its shards, and the end of the shards of the epoch before it. Later rows and positions
+belong to the new epoch (:mod:`stream_consumers.epochs`), and earlier ones stay as they are. A batch of the old stream
+that is in flight loses its number to the commit, or lands in the old epoch, where its messages belong. Nothing else
+has to be done, so that an accept that was killed has either happened or not. tests/model/epochs.py explores all
 interleavings.
 
 The next epoch of a stream that lost its newest messages begins where stream and table differ (:func:`divergences`).
-The last messages that earlier batches read show up to where the stream is still the same, because the ledger has their
-checksums. From there on the timestamps of rows and dead letters are compared with those of the stream. Where
-timestamps show no difference, or are a part of the sequence (Redis), the epoch begins at the end of what is known to
-be the same. Then messages that are the same on both sides are read again, and none is lost.
+The ledger has the checksums of the last messages that earlier batches read, which show up to where the stream is still
+the same. From there on the timestamps of rows and dead letters are compared with those of the stream. If timestamps
+show no difference, or are a part of the sequence (Redis), the epoch begins at the end of what is known to be the same.
+Then messages that are the same on both sides are read again, and none is lost.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class AcceptedEpoch:
     """An epoch that begins.
 
     Args:
-        name: of the epoch; the rows of its messages have it in ``_stream``.
+        name: the name of the epoch, which its rows have in ``_stream``.
         before: the name of the epoch before it.
-        identity: what the new stream is known by.
+        identity: the fingerprint of the new stream.
         origin: where its shards begin.
-        ended: where the shards of the epoch before it end; what their stream held behind that was not read.
-        last_messages: of a stream that lost messages in other shards, the last message that was read of its shards.
+        ended: where the shards of the epoch before it end; later messages of the old stream were not read.
+        last_messages: the last messages before the origin, if the stream goes on and only lost messages.
     """
 
     name: str
@@ -76,16 +76,16 @@ def plan_accept(
     claims: RedisClaims | None = None,
     is_cut: bool = False,
 ) -> list[AcceptedEpoch]:
-    """What :func:`accept` would do.
+    """Return the epochs that :func:`accept` would begin.
 
     Raises:
-        StreamNotFoundError: the group has written nothing, or the stream is gone and was not made again.
+        StreamNotFoundError: the group has written nothing, or the stream was deleted and not recreated.
         InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for.
     """
     _check_begun(state, ingestion)
     if state.sharing in (SWITCHING, LEAVING_CLAIMS):
         raise InvalidOptionError(
-            f"group {ingestion.group!r} is about to change its mode", remedy="Finish it with: stream-assets switch."
+            f"group {ingestion.group!r} is changing its mode", remedy="Finish that first, with: stream-assets switch."
         )
     names = newest_epochs(state.identities, source.url.required_streams())
     current = with_epoch_names(source, names)
@@ -93,7 +93,7 @@ def plan_accept(
     if state.sharing == CLAIMS:
         if claims is None:
             raise InvalidOptionError(
-                f"group {ingestion.group!r} claims entries one by one", remedy="Give its claims, too."
+                f"group {ingestion.group!r} claims entries one by one", remedy="Pass claims=, too."
             )
         found = _recreated_claims(claims, state, are_named=bool(epochs))
     else:
@@ -117,15 +117,15 @@ def plan_accept(
 def _check_begun(state: LedgerState, ingestion: Ingestion) -> None:
     if state.newest is None:
         raise StreamNotFoundError(
-            f"group {ingestion.group!r} has written nothing into {ingestion.table}: there is no other stream to accept",
-            remedy="Ingest it.",
+            f"group {ingestion.group!r} has written nothing into {ingestion.table}, so it has no epoch to end",
+            remedy="Ingest the stream without an accept.",
         )
 
 
 def _recreated_claims(
     claims: RedisClaims, state: LedgerState, *, are_named: bool
 ) -> Mapping[str, SourceRecreatedError]:
-    """The epochs whose group or stream is gone; unless they are named, not where the last entry is still there."""
+    """Return the epochs whose group or stream is gone. Unless named, a stream that still has its last entry is not."""
     found: dict[str, SourceRecreatedError] = {}
     for shard, known in state.shards.items():
         if shard.stream not in claims.identities():
@@ -139,12 +139,12 @@ def _recreated_claims(
 
 
 def _wanted(epochs: Collection[str], names: Mapping[str, str], recreated: frozenset[str]) -> frozenset[str]:
-    """The epochs that end: all that were recreated, or those before the ones that are asked for."""
+    """Return the epochs that end: all that were recreated, or those before the requested epochs."""
     if not epochs:
         if not recreated:
             raise InvalidOptionError(
-                f"{', '.join(sorted(names))} was not recreated: there is nothing to accept",
-                remedy="Ingest it; the group continues where it was.",
+                f"{', '.join(sorted(names))} was not recreated, so there is nothing to accept",
+                remedy="Ingest without an accept: the group continues at its position.",
             )
         return recreated
     wanted = set()
@@ -152,20 +152,20 @@ def _wanted(epochs: Collection[str], names: Mapping[str, str], recreated: frozen
         stream, number = split_epoch(epoch)
         if stream not in names:
             raise InvalidOptionError(
-                f"{epoch!r} is no epoch of a stream that is read", remedy=f"Read are: {', '.join(sorted(names))}."
+                f"{epoch!r} is not an epoch of a stream that is read", remedy=f"Use one of {', '.join(sorted(names))}."
             )
         known = split_epoch(names[stream])[1]
         if number <= known:
-            # It was accepted before: by this run, which was killed, or by another one.
+            # It was accepted before, by another run or by one that was killed.
             continue
         if number > known + 1:
             raise InvalidOptionError(
-                f"{epoch!r} is not the next epoch of {stream!r}", remedy=f"That is {epoch_name(stream, known + 1)}."
+                f"{epoch!r} is not the next epoch of {stream!r}", remedy=f"Use {epoch_name(stream, known + 1)}."
             )
         if names[stream] not in recreated:
             raise InvalidOptionError(
-                f"{stream!r} was not recreated: it is the stream that is in the table as {names[stream]!r}",
-                remedy="Ingest it; the group continues where it was.",
+                f"{stream!r} was not recreated: it is still the stream that the table has as {names[stream]!r}",
+                remedy="Ingest without an accept: the group continues at its position.",
             )
         wanted.add(names[stream])
     return frozenset(wanted)
@@ -175,7 +175,7 @@ def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_clai
     stream, number = split_epoch(before)
     name = epoch_name(stream, number + 1)
     extents = {shard: extent for shard, extent in source.extents().items() if shard.stream == stream}
-    # From the first message on, wherever the first run of the group began: the group wants all of the stream.
+    # From the first message on, even if the first run of the group began later in the old stream.
     origin = {Shard(name, s.id): 0 if is_claimed else source.first(s, extent) for s, extent in extents.items()}
     known = {shard: s.covered.ranges for shard, s in state.shards.items() if shard.stream == before}
     ended = {shard: ranges[-1].end for shard, ranges in sorted(known.items()) if ranges}
@@ -185,7 +185,7 @@ def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_clai
 def _continued(
     source: BatchSource, ingestion: Ingestion, state: LedgerState, extents: Mapping[Shard, Extent], before: str
 ) -> AcceptedEpoch:
-    """The epoch of a stream that lost messages: it begins where stream and table differ, or at the position."""
+    """Return the epoch of a stream that lost messages: it begins where stream and table differ, or at the position."""
     stream, number = split_epoch(before)
     name = epoch_name(stream, number + 1)
     known = {s: one for s, one in state.shards.items() if s.stream == before and one.covered.position is not None}
@@ -193,9 +193,9 @@ def _continued(
     own = {shard: extent for shard, extent in extents.items() if shard.stream == before}
     cut = truncations(source, ingestion.group, state, own)
     begins = {**ended, **divergences(source, ingestion, state, own, cut.keys())}
-    # A shard that is not there any more begins with its first message, should it come back.
+    # A shard that is gone, but comes back later, begins with its first message.
     origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s, extent) for s, extent in own.items()}
-    # The new epoch may be cut as well before its first batch is written.
+    # The new epoch may be cut, too, before its first batch is written.
     last = source.last_messages({shard: Range(MIN_SEQUENCE, begins[shard]) for shard in cut})
     last = {**{s: m for s, m in state.last_messages.items() if s in ended and s in own and s not in cut}, **last}
     last = {Shard(name, shard.id): message for shard, message in last.items()}
@@ -217,16 +217,16 @@ def accept(
         spark: a session that can write Delta tables.
         source: the streams.
         ingestion: group and table.
-        epochs: only these, each the next epoch of a stream, like ``orders#2``. One that was accepted before is left
-            alone, so that a run with the same settings accepts nothing more. Without any, all that were recreated.
-        claims: the group, where members claim entries in mode ``load_balanced`` (Redis).
-        is_cut: only streams that lost their newest messages; of another one the error is raised.
+        epochs: only these, each the next epoch of a stream, like ``orders#2``. An epoch that was accepted before is
+            ignored, so that a run with the same settings accepts nothing more. Without any, all recreated streams.
+        claims: the group, if members claim entries in mode ``load_balanced`` (Redis).
+        is_cut: accept only streams that lost their newest messages; for a recreated one, raise its error.
 
     Returns:
-        What was accepted.
+        The epochs that were accepted.
 
     Raises:
-        StreamNotFoundError: the group has written nothing, or the stream is gone and was not made again.
+        StreamNotFoundError: the group has written nothing, or the stream was deleted and not recreated.
         InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for.
         WriteError: Spark failed; run it again.
     """
@@ -234,7 +234,7 @@ def accept(
     accepted: list[AcceptedEpoch] = []
 
     def fields(state: LedgerState) -> EntryFields | None:
-        # The ledger first: an identity that was asked for earlier may have been accepted meanwhile.
+        # After the ledger was read: an identity that was read earlier may have been accepted meanwhile.
         accepted[:] = plan_accept(source, ingestion, state, epochs=epochs, claims=claims, is_cut=is_cut)
         if not accepted:
             return None
@@ -259,14 +259,14 @@ def divergences(
     extents: Mapping[Shard, Extent],
     shards: Collection[Shard],
 ) -> Mapping[Shard, int]:
-    """For each shard, the first sequence from which the stream may hold other messages than the table.
+    """Return for each shard the first sequence from which the stream may hold other messages than the table.
 
     Args:
         source: the stream, by the names of its epochs, after :meth:`BatchSource.extents`.
         ingestion: group and table.
         state: the ledger.
         extents: what the shards hold.
-        shards: those that lost messages; the ledger knows the last message of each.
+        shards: the shards that lost messages; the ledger has the last message of each.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -277,21 +277,21 @@ def divergences(
     ends = {shard: min(state.shards[shard].covered.position or 0, extents[shard].end) for shard in shards}
     starts = {shard: min(ends[shard], max(same[shard], extents[shard].start)) for shard in shards}
     last = {shard: state.last_messages[shard] for shard in shards}
-    held = source.last_messages({shard: Range(one.sequence, one.sequence + 1) for shard, one in last.items()})
-    # Where another message has the very same timestamp, timestamps show nothing.
-    telling = {
+    now = source.last_messages({shard: Range(one.sequence, one.sequence + 1) for shard, one in last.items()})
+    # If another message has the same timestamp, timestamps show no difference.
+    comparable = {
         shard: Range(starts[shard], ends[shard])
         for shard in shards
-        if source.has_own_timestamps and (shard not in held or held[shard].timestamp_ms != last[shard].timestamp_ms)
+        if source.has_own_timestamps and (shard not in now or now[shard].timestamp_ms != last[shard].timestamp_ms)
     }
-    differing, alike = _by_timestamps(source, ingestion, telling)
-    # A stream that ends before the last message was only cut: all that it holds may be the same.
+    differing, alike = _by_timestamps(source, ingestion, comparable)
+    # A stream that ends before the last message was only cut: everything that it holds may be the same.
     is_short = {shard: extents[shard].end <= last[shard].sequence for shard in shards}
     return {s: differing.get(s, alike.get(s, starts[s]) if is_short[s] else starts[s]) for s in shards}
 
 
 def _remembered(ledger: Ledger, state: LedgerState, shards: Collection[Shard]) -> Mapping[Shard, list[LastMessage]]:
-    """The last messages of all batches that the log still has, in the order of their sequences."""
+    """Return the last messages of all batches that the log still has, in the order of their sequences."""
     found: dict[Shard, set[LastMessage]] = {shard: set() for shard in shards}
     with suppress(LedgerTruncatedError, LedgerUnreadableError):
         for entry in (commit.entry for commit in ledger.surviving(state.version) if commit.entry):
@@ -303,14 +303,14 @@ def _remembered(ledger: Ledger, state: LedgerState, shards: Collection[Shard]) -
 
 
 def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage]]) -> Mapping[Shard, int]:
-    """After the newest of these messages that the stream still holds; at its beginning, if it holds none."""
+    """Return the sequence after the newest of these messages that the stream still holds; or ``MIN_SEQUENCE``."""
     low = dict.fromkeys(remembered, 0)
     high = {shard: len(messages) for shard, messages in remembered.items()}
     while asked := {s: remembered[s][(low[s] + high[s]) // 2] for s in remembered if low[s] < high[s]}:
-        held = source.last_messages({s: Range(m.sequence, m.sequence + 1) for s, m in asked.items()})
+        now = source.last_messages({s: Range(m.sequence, m.sequence + 1) for s, m in asked.items()})
         for shard, message in asked.items():
             middle = (low[shard] + high[shard]) // 2
-            if shard in held and not source.is_replaced(shard, message, held[shard]):
+            if shard in now and not source.is_replaced(shard, message, now[shard]):
                 low[shard] = middle + 1
             else:
                 high[shard] = middle
@@ -326,20 +326,21 @@ def _by_timestamps(
     """Compare the timestamps of these ranges with those in the table.
 
     Returns:
-        Per shard, the end of what is the same before the first difference; and of shards without one, of all.
+        For shards with a difference, the end of the messages that are the same before it; for other shards, the end of
+        all messages that are the same.
     """
     logs = [log for log in (ingestion.ledger().log, ingestion.dead_letters().log()) if log.snapshot() is not None]
     left = {shard: gap for shard, gap in gaps.items() if gap.start < gap.end}
     alike = {shard: gap.start for shard, gap in left.items()}
     differing: dict[Shard, int] = {}
     while left and (plan := source.plan(left, limits=Limits(), parallelism=1)) is not None:
-        held = timestamps_of((batch for split in plan.splits for batch in split.read()), MESSAGE_TIME)
+        in_stream = timestamps_of((batch for split in plan.splits for batch in split.read()), MESSAGE_TIME)
         where = in_ranges(plan.ranges)
-        kept = timestamps_of(chain.from_iterable(scan(log, ROW_TIME, where=where) for log in logs), ROW_TIME)
+        in_table = timestamps_of(chain.from_iterable(scan(log, ROW_TIME, where=where) for log in logs), ROW_TIME)
         for shard, part in plan.ranges.items():
-            rows = kept.get(shard, NO_TIMES)
-            same, _ = compared(held.get(shard, NO_TIMES), rows)
-            # What was removed may have been compacted, or lost: it counts as a difference.
+            rows = in_table.get(shard, NO_TIMES)
+            same, _ = compared(in_stream.get(shard, NO_TIMES), rows)
+            # A message that is missing may have been compacted or lost: it counts as a difference.
             other = np.setdiff1d(rows.sequences, same)
             same = same[same < other.min()] if len(other) else same
             alike[shard] = max(alike[shard], int(same.max()) + 1 if len(same) else 0)

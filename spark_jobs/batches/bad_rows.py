@@ -130,7 +130,7 @@ class BadRowFilter:
         """Whether messages that can be decoded may become dead letters, which have their payloads."""
         return self.makes_dead_letters or self._columns.may_reject
 
-    def judge(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Filtered | None:
+    def apply(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Filtered | None:
         """Find the bad messages and rows; ``None`` if payloads are needed for that and were not kept.
 
         Args:

@@ -1,4 +1,4 @@
-"""Where a replay begins and ends, and where a rewind goes to: an edge, sequences, or a moment."""
+"""The bounds of a replay, and the target of a rewind: an edge, sequences, or a time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A place in each shard of a stream, not yet looked up: exactly one of the four.
+    """A bound in the shards of a stream, not resolved yet; exactly one of the arguments is set.
 
     Args:
         edge: the earliest message that the stream holds, or its end.
-        sequences: a sequence for some shards; the others have no bound.
+        sequences: a sequence for some shards; other shards have no bound.
         sequence: the same sequence for every shard.
-        moment: the first message with this timestamp or a later one.
+        moment: stands for the first message with this timestamp or a later one.
 
     Example:
         >>> Bound.parse("orders/0=5,orders/1=7").sequences[Shard("orders", 1)]
@@ -47,10 +47,10 @@ class Bound:
 
     @classmethod
     def parse(cls, text: str) -> Bound:
-        """Read what a user wrote on the command line.
+        """Parse the text of a command line option.
 
         Raises:
-            InvalidOptionError: it is none of the four.
+            InvalidOptionError: it is not a bound.
         """
         if text in (edge.value for edge in AutoStreamReset):
             return cls(edge=AutoStreamReset(text))
@@ -62,38 +62,38 @@ class Bound:
 
     @classmethod
     def at_sequences(cls, listed: Mapping[str, object]) -> Bound:
-        """From names of shards and sequences, as in a run config.
+        """Parse names of shards with sequences, as in a run config.
 
         Raises:
-            InvalidOptionError: a name is no shard, or a value is no sequence.
+            InvalidOptionError: a name is not a shard, or a value is not a sequence.
         """
         sequences = {}
         for name, value in listed.items():
             sequence = None if isinstance(value, bool) else parse_sequence(str(value))
             if sequence is None:
-                raise InvalidOptionError(f"{value!r} is no sequence of shard {name!r}", remedy=_REMEDY)
+                raise InvalidOptionError(f"{value!r} is not a sequence, for shard {name!r}", remedy=_REMEDY)
             try:
                 sequences[Shard.parse(name)] = sequence
             except (InvalidUrlError, ValueError) as error:
-                raise InvalidOptionError(f"{name!r} is no shard", remedy=_REMEDY) from error
+                raise InvalidOptionError(f"{name!r} is not a shard", remedy=_REMEDY) from error
         if not sequences:
-            raise InvalidOptionError("no shard is named", remedy=_REMEDY)
+            raise InvalidOptionError("the mapping of shards to sequences is empty", remedy=_REMEDY)
         return cls(sequences=sequences)
 
     @classmethod
     def at_time(cls, text: str) -> Bound:
-        """From a time in ISO format; without a zone it is UTC.
+        """Parse a time in ISO format; without a time zone it is UTC.
 
         Raises:
-            InvalidOptionError: it is no time.
+            InvalidOptionError: it is not a time.
         """
         try:
             moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
             moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-            # In another zone it may lie in a year that there is not.
+            # In another time zone it may be outside the years that Python supports.
             moment.astimezone(timezone.utc)
         except (ValueError, OverflowError) as error:
-            raise InvalidOptionError(f"{text!r} is no place in a stream", remedy=_REMEDY) from error
+            raise InvalidOptionError(f"{text!r} is not a bound in a stream", remedy=_REMEDY) from error
         return cls(moment=moment)
 
     @property
@@ -111,15 +111,14 @@ class Bound:
         return ",".join(f"{shard}={sequence}" for shard, sequence in sorted(self.sequences.items()))
 
     def resolve(self, source: BatchSource, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-        """The sequence in each shard that has a bound.
+        """Return the sequence in each shard that has a bound.
 
         Args:
-            source: the stream; ``extents`` is what its ``extents()`` answered last.
+            source: the stream; ``extents`` is the last result of its ``extents()``.
             extents: what each shard holds.
 
         Raises:
-            InvalidOptionError: a shard that the stream does not have, or a sequence that it does not hold, with the
-                numbers.
+            InvalidOptionError: the stream does not have a shard, or does not hold a sequence; with the numbers.
         """
         if self.edge is not None:
             is_first = self.edge is AutoStreamReset.EARLIEST
@@ -132,8 +131,8 @@ class Bound:
             is_other = split_epoch(shard.stream)[0] in {split_epoch(name)[0] for name in names}
             if is_other and shard.stream not in names:
                 raise InvalidOptionError(
-                    f"{shard} is of another epoch of {source.url} than the one that can be read: it was recreated, and "
-                    "the messages of the old stream are gone",
+                    f"{shard} belongs to another epoch of {source.url} than the present one: the stream was recreated, "
+                    "and the messages of the other epoch are gone",
                     remedy=f"It has {listed}. The rows of {shard.stream!r} in the table stay as they are.",
                 )
             if shard not in extents:
@@ -142,7 +141,7 @@ class Bound:
             if not extent.start <= sequence <= extent.end:
                 raise InvalidOptionError(
                     f"{shard} of {source.url} does not hold sequence {sequence}",
-                    remedy=f"It holds {extent.start} to {extent.end - 1}: use earliest, latest, or one of these.",
+                    remedy=f"Use earliest, latest, or a sequence from {extent.start} to {extent.end - 1}.",
                     earliest=extent.start,
                     latest=extent.end,
                 )

@@ -1,19 +1,19 @@
-"""Jobs that work off dead letters: a redrive decodes them again, a dismissal marks them as done with.
+"""Jobs on dead letters: a redrive decodes them again, and a dismissal marks that they stay as they are.
 
 Both follow the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
 
- 1. They read the dead-letter table, so that it does not matter whether the stream still holds the messages.
- 2. A batch replaces exactly the places of its dead letters, in the transaction sequence of the replays. So of two jobs
-    that found the same dead letters one has to look again, and rows between the places stay.
- 3. No progress is kept. What still counts as a dead letter, and is not dismissed, is left to do, so that a job that was
-    killed is run again.
+ 1. They read the dead-letter table, so that the stream need not hold the messages any more.
+ 2. A batch replaces exactly the places of its dead letters, in the transaction sequence of the replays. So rows between
+    the places stay, and if two jobs found the same dead letters, one of them has to read them again.
+ 3. No progress is stored. The dead letters that still count and are not dismissed are left to do, so that a job that
+    was killed is simply run again.
 
-A redrive replaces the places of those that become rows now, with today's decoder. That is what makes them count no
-longer as dead letters, in the commit of their rows; the others are left as they are, each once.
+A redrive replaces the places of the dead letters that today's decoder can turn into rows. The commit of these rows is
+what makes the dead letters no longer count. The other dead letters stay as they are.
 
-A dismissal writes its dead letters into the dead-letter table once more, with who dismissed them and why, and no rows.
-A dead letter without a sequence has no place; its copy names the batch of the dead letter that it stands for. So the
-earlier dead letter counts no longer, the later one does, and a RESTORE takes a dismissal back like any other commit.
+A dismissal appends copies of its dead letters to the dead-letter table, with who dismissed them and why, and commits no
+rows. Then the copies count in place of the originals. A dead letter without a sequence has no place, so that its copy
+names the batch of the original. A RESTORE undoes a dismissal like any other commit.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from spark_jobs.dead_letters.reader import (
     MAX_DEAD_LETTERS,
     MOST_BYTES,
     OTHER_REASONS,
+    DeadLetterFilter,
     DeadLetterReader,
     DeadLetters,
-    LetterFilter,
     Places,
     Span,
     first_places,
     kind_of_reason,
     without_first,
 )
-from spark_jobs.dead_letters.table import RECORDED
+from spark_jobs.dead_letters.table import COPIED_COLUMNS
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, by_shard, count_where, in_places, within
@@ -57,23 +57,24 @@ from stream_consumers.options import AutoStreamReset, check_count
 from stream_consumers.urls import StreamUrl
 
 MOST_REDRIVEN = 10_000
-"""The most dead letters of a redriven batch: each may be a term of the condition that says what is replaced."""
+"""The most dead letters of a redriven batch: each may add a term to the condition of the replace."""
 MOST_REDRIVEN_BYTES = 16 * 1024 * 1024
 """The most payload bytes of a redriven batch: they go to Spark with the plan."""
 MOST_REASONS = 50
-NOT_OPEN = "there is no dead letter at its place that counts and is not dismissed"
-UNPLACED = "it has no sequence: its place in the stream is not known"
+"""The most kinds of reasons that are counted separately."""
+NOT_OPEN = "no open dead letter has its place: none counts, or it was dismissed"
+UNPLACED = "it has no sequence, so its place in the stream is unknown"
 _PLACE = ["stream", "shard", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Payloads that take the place of those of dead letters, and who corrected them.
+    """Corrected payloads of dead letters, and who corrected them.
 
     Args:
-        payloads: by the place of the message.
+        payloads: the new payloads by the place of the message.
         by: a person, or a run.
-        note: why.
+        note: why they were corrected.
     """
 
     payloads: Mapping[tuple[Shard, int], bytes] = field(repr=False)
@@ -83,16 +84,16 @@ class Corrections:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """Which dead letters to read again.
+    """The settings of a redrive.
 
     Args:
-        start: the first ones, by sequence or by the time of the message; without it all.
+        start: the first dead letters, by sequence or by the time of the message; without it, all of them.
         stop: the ones to stop before.
         limit: how many to try at most, in the order of their shards and sequences.
         corrections: only these dead letters are tried, with these payloads.
 
     Raises:
-        InvalidOptionError: the limit is no count.
+        InvalidOptionError: the limit is not a positive number.
 
     Example:
         >>> Redrive(start=Bound.parse("2026-11-01T00:00:00Z"), limit=1000).span().start_ms
@@ -109,19 +110,19 @@ class Redrive:
             check_count("limit", self.limit)
 
     def span(self) -> Span:
-        """The same for those that read dead letters.
+        """Return its bounds as a span; see :func:`dead_letter_span`.
 
         Raises:
-            InvalidOptionError: it begins where the stream ends, or stops before it begins.
+            InvalidOptionError: the bounds select no dead letters.
         """
         return dead_letter_span(self.start, self.stop)
 
 
 def dead_letter_span(start: Bound | None, stop: Bound | None) -> Span:
-    """Which dead letters lie between two bounds; without one, all from the first, or up to the last.
+    """Return the span of the dead letters between two bounds, each of which may be missing.
 
     Raises:
-        InvalidOptionError: it begins where the stream ends, or stops before it begins.
+        InvalidOptionError: it begins at the end of the stream, or stops before it begins.
 
     Example:
         >>> dead_letter_span(None, Bound.parse("7")).stop_sequence
@@ -130,7 +131,7 @@ def dead_letter_span(start: Bound | None, stop: Bound | None) -> Span:
     start, stop = start or Bound(), stop or Bound()
     if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
         raise InvalidOptionError(
-            "who begins at latest, or stops at earliest, reads no dead letter", remedy="Leave that bound out."
+            "a start at latest, or a stop at earliest, selects no dead letters", remedy="Leave that bound out."
         )
     both = [
         (start.timestamp_ms, stop.timestamp_ms),
@@ -153,7 +154,7 @@ def dead_letter_span(start: Bound | None, stop: Bound | None) -> Span:
 
 @dataclass(slots=True)
 class Refusal:
-    """Dead letters that stay what they are, for one reason.
+    """The dead letters that stay as they are for one kind of reason.
 
     Args:
         count: how many.
@@ -166,11 +167,11 @@ class Refusal:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the dead letters that were tried.
+    """The result for the dead letters that were tried.
 
     Args:
-        decoded: those that become rows: today's decoder can read them, and today's transform rejects none of them.
-        refused: the others, by the kind of the reason of today.
+        decoded: how many become rows: today's decoder can decode them, and today's transform does not reject them.
+        refused: the others, by the kind of today's reason.
     """
 
     decoded: int = 0
@@ -182,13 +183,13 @@ class Outcome:
         return sum(refusal.count for refusal in self.refused.values())
 
     def refuse(self, reason: str, *, count: int = 1, first: str = "") -> None:
-        """Count dead letters that stay what they are; of many kinds of reasons the later ones are counted together."""
+        """Count dead letters that stay as they are. Beyond ``MOST_REASONS`` kinds of reasons, others are one kind."""
         kind = kind_of_reason(reason)
         known = kind if kind in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
         self.refused.setdefault(known, Refusal(first=first)).count += count
 
     def add(self, other: Outcome) -> None:
-        """Count what became of others, too."""
+        """Add the result for other dead letters."""
         self.decoded += other.decoded
         for reason, refusal in other.refused.items():
             self.refuse(reason, count=refusal.count, first=refusal.first)
@@ -196,17 +197,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSplit:
-    """Messages that came from the dead-letter table; a :class:`stream_consumers.batches.Split`.
+    """A :class:`stream_consumers.batches.Split` of messages from the dead-letter table.
 
     Args:
-        content: them, as an Arrow stream.
+        content: the messages as an Arrow stream.
     """
 
     content: bytes = field(repr=False)
 
     @classmethod
     def of(cls, messages: pa.Table) -> DeadLetterSplit:
-        """The messages of a table."""
+        """Return a split of the messages in a table."""
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, messages.schema) as writer:
             writer.write_table(messages)
@@ -220,14 +221,14 @@ class DeadLetterSplit:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """Dead letters that were decoded.
+    """The result of decoding some dead letters.
 
     Args:
-        count: how many there were.
-        messages: those that can be, as the stream gave them.
-        places: of these.
-        outcome: what became of all of them.
-        corrected: what is recorded of their corrections.
+        count: how many were tried.
+        messages: those that can be decoded, as the stream had them.
+        places: the places of these messages.
+        outcome: the result for all that were tried.
+        corrected: the records of their corrections, for the dead-letter table.
     """
 
     count: int
@@ -240,18 +241,18 @@ class _Try:
 class RedriveJob(BatchJob):
     """Redrives into a table, batch by batch, in the order of the shards and sequences of the dead letters.
 
-    The dead letters are those that there were when it looked first.
+    It lists the dead letters once, at the first plan.
 
     Args:
         spark: a session that can write Delta tables.
-        ingestion: what goes where; its decoder and its transform make the rows.
-        wanted: which dead letters.
-        url: the stream that they are of; it is not opened.
+        ingestion: group and table; its decoder and its transform make the rows.
+        wanted: the settings of the redrive.
+        url: the stream of the dead letters; it is not opened.
         observer: called at each step, for progress bars and for tests that kill the process there.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
-        InvalidOptionError: no dead letter can be meant.
+        InvalidOptionError: the bounds select no dead letters.
     """
 
     asks_others_to_yield = True
@@ -271,13 +272,13 @@ class RedriveJob(BatchJob):
         self._reader = DeadLetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
         self._left: Places | None = None
         self.outcome = Outcome()
-        """What became of the dead letters so far."""
+        """The result for the dead letters so far."""
 
     def preview(self) -> Outcome:
-        """What would become of the dead letters that are left to try; nothing is written.
+        """Try the dead letters that are left, and return the result; nothing is written.
 
         Raises:
-            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+            StreamNotFoundError, UnsupportedError: see :func:`spark_jobs.batches.replay.check_replay`.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         self._checked_state()
@@ -286,38 +287,38 @@ class RedriveJob(BatchJob):
         return self.outcome
 
     def plan(self) -> Batch | None:
-        """The next batch; ``None`` if every dead letter was tried.
+        """Return the next batch; ``None`` if every dead letter was tried.
 
         Raises:
-            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+            StreamNotFoundError, UnsupportedError: see :func:`spark_jobs.batches.replay.check_replay`.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         state = self._checked_state()
-        settled = self.settled(state)
+        checked = self.delete_orphaned_dead_letters(state)
         while (tried := self._try_next()) is not None:
             if not tried.places:
                 self._done_with(tried)
                 continue
-            return self._planned(
+            return self._new_batch(
                 "replay",
-                settled,
+                checked,
                 _plan_of(tried.messages),
                 identities={},
-                letters=tried.corrected,
-                held=tried,
+                dead_letters=tried.corrected,
+                job_data=tried,
                 places=tried.places,
                 mode="replace",
             )
-        self.settled(state, again=True)
+        self.delete_orphaned_dead_letters(state, again=True)
         return None
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
-        """The broker is not concerned: how many dead letters are left to try."""
-        self._done_with(written.batch.held)
+        """Return how many dead letters are left to try; nothing is committed to the broker."""
+        self._done_with(written.batch.job_data)
         return {shard: len(own) for shard, own in self._places_left().items()}
 
     def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
-        """Whether all of it still counts as dead letters."""
+        """Return whether all dead letters of the batch still count."""
         found, _ = self._reader.places()
         places: Mapping[Shard, Intervals] = batch.fields["places"]
         counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
@@ -330,7 +331,7 @@ class RedriveJob(BatchJob):
         return state
 
     def _places_left(self) -> Places:
-        """Those that are still to be tried."""
+        """Return the places of the dead letters that are left to try."""
         if self._left is None:
             found, unplaced = self._reader.places()
             if self._wanted.corrections is not None:
@@ -349,7 +350,7 @@ class RedriveJob(BatchJob):
         return {shard: places for shard, places in kept.items() if len(places)}
 
     def _try_next(self) -> _Try | None:
-        """Decode the next ones that still count, the same until :meth:`_done_with`; ``None`` if none is left."""
+        """Decode the next dead letters, the same ones until :meth:`_done_with`; ``None`` if none are left."""
         most = min(MOST_REDRIVEN, self.ingestion.limits.max_records)
         max_bytes = min(MOST_REDRIVEN_BYTES, self.ingestion.limits.max_bytes)
         while places := first_places(self._places_left(), most):
@@ -371,20 +372,20 @@ class RedriveJob(BatchJob):
         if not tried.places:
             return tried
         places = {s: np.array([n for part in parts for n in range(*part)]) for s, parts in tried.places.items()}
-        letters = self._reader.letters(places)
-        kept = letters.select([name for name in letters.column_names if name in RECORDED])
+        found = self._reader.dead_letters(places)
+        records = found.select([name for name in found.column_names if name in COPIED_COLUMNS])
         payloads = [
             corrections.payloads[Shard(str(stream), number), sequence]
-            for stream, number, sequence in zip(*(letters.column(name).to_pylist() for name in PLACE), strict=True)
+            for stream, number, sequence in zip(*(found.column(name).to_pylist() for name in PLACE), strict=True)
         ]
         for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
-            kept = kept.append_column(name, pa.array([value] * len(payloads), pa.string()))
-        return replace(tried, corrected=kept.append_column("correction", pa.array(payloads, pa.binary())))
+            records = records.append_column(name, pa.array([value] * len(payloads), pa.string()))
+        return replace(tried, corrected=records.append_column("correction", pa.array(payloads, pa.binary())))
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
         outcome = Outcome()
         if not messages.num_rows:
-            # Another run has redriven, replayed or dismissed them since they were listed.
+            # Another run has redriven, replayed or dismissed them since this job listed them.
             return _Try(count, messages, {}, outcome)
         decoded = pa.Table.from_batches(self.target.columns.source.decode(messages.to_batches()))
         read = _kept(messages, decoded.column("_error"), outcome)
@@ -401,7 +402,7 @@ def _plan_of(messages: pa.Table) -> BatchPlan:
 
 
 def intervals_of(table: pa.Table, place: Sequence[str] = PLACE) -> Mapping[Shard, Intervals]:
-    """The places of rows, by the columns that have the stream, the shard and the sequence."""
+    """Return the places of rows, by the columns that have the stream, the shard and the sequence."""
     return {
         shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
         for shard, own in by_shard(table.select(list(place)).to_pandas(), *place)
@@ -410,7 +411,7 @@ def intervals_of(table: pa.Table, place: Sequence[str] = PLACE) -> Mapping[Shard
 
 def _corrected(messages: pa.Table, corrections: Corrections) -> pa.Table:
     payloads = [corrections.payloads[Shard(stream, number), sequence] for stream, number, sequence in _places(messages)]
-    # Whatever the stream held there, this is a whole payload.
+    # A corrected payload is whole, even if the stream held no whole message.
     new: dict[str, pa.Array[Any]] = {
         "payload": pa.array(payloads, pa.binary()),
         "error": pa.nulls(messages.num_rows, pa.string()),
@@ -421,7 +422,7 @@ def _corrected(messages: pa.Table, corrections: Corrections) -> pa.Table:
 
 
 def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) -> pa.Table:
-    """Those without an error; of the others the outcome knows why they stay dead letters."""
+    """Return the messages without an error, and count the others in the outcome."""
     places = _places(messages.filter(errors.is_valid()))
     for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
         outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
@@ -434,11 +435,11 @@ def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Dismissal:
-    """Who dismisses dead letters, and why.
+    """The author and the reason of a dismissal.
 
     Args:
         by: a person, or a run.
-        note: why.
+        note: the reason.
 
     Raises:
         InvalidOptionError: one of them is empty.
@@ -450,17 +451,17 @@ class Dismissal:
     def __post_init__(self) -> None:
         for name, value in (("by", self.by), ("note", self.note)):
             if not value.strip():
-                raise InvalidOptionError(f"{name} of a dismissal is empty", remedy=f"Say it: --{name} TEXT.")
+                raise InvalidOptionError(f"{name} of a dismissal must not be empty", remedy=f"Use --{name} TEXT.")
 
 
 class DismissJob(BatchJob):
-    """Dismisses dead letters that count, some thousand in each commit; :func:`batch_events` runs it.
+    """Dismisses dead letters that count, some thousand in each commit.
 
     Args:
         spark: a session that can write Delta tables.
         ingestion: the group, the table, and how long to retry.
-        wanted: which dead letters.
-        dismissal: by whom, and why.
+        wanted: selects the dead letters.
+        dismissal: the author and the reason.
         limit: how many at most.
         observer: called at each step.
 
@@ -472,52 +473,52 @@ class DismissJob(BatchJob):
         self,
         spark: SparkSession,
         ingestion: Ingestion,
-        wanted: LetterFilter,
+        wanted: DeadLetterFilter,
         dismissal: Dismissal,
         *,
         limit: int | None = None,
         observer: Observer = ignore_steps,
     ) -> None:
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
-        # No stream is opened; the URL is for errors about one.
+        # No stream is opened; the URL is only for error messages.
         super().__init__(spark, own, url=StreamUrl("file", (ingestion.table,), ()), observer=observer)
         self._wanted = wanted
         self._dismissal = dismissal
         self._left = limit
 
     def plan(self) -> Batch | None:
-        """The next dead letters to dismiss; ``None`` if there are no more.
+        """Plan to dismiss the next dead letters; ``None`` if there are no more.
 
         Raises:
-            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+            StreamNotFoundError, UnsupportedError: see :func:`spark_jobs.batches.replay.check_replay`.
         """
-        # The ledger before the dead letters: another run that has changed what they are in between took our number.
+        # Read the ledger before the dead letters: another run that changes them in between takes our number.
         state = self.ledger.read()
         check_replay(state, self.ingestion)
-        state = self.settled(state)
+        state = self.delete_orphaned_dead_letters(state)
         most = MAX_DEAD_LETTERS if self._left is None else min(self._left, MAX_DEAD_LETTERS)
-        letters = _open(self.ingestion, self._wanted, most) if most > 0 else None
-        if letters is None or not letters.num_rows:
+        found = _open(self.ingestion, self._wanted, most) if most > 0 else None
+        if found is None or not found.num_rows:
             return None
-        batches: Any = pc.if_else(letters.column("_sequence").is_valid(), None, letters.column("_batch"))
-        marked = letters.select(list(RECORDED)).append_column("dismisses", batches)
+        batches: Any = pc.if_else(found.column("_sequence").is_valid(), None, found.column("_batch"))
+        copies = found.select(list(COPIED_COLUMNS)).append_column("dismisses", batches)
         for name, value in (("dismissed_by", self._dismissal.by), ("note", self._dismissal.note)):
-            marked = marked.append_column(name, pa.array([value] * marked.num_rows, pa.string()))
-        return self._planned(
+            copies = copies.append_column(name, pa.array([value] * copies.num_rows, pa.string()))
+        return self._new_batch(
             "dismiss",
             state,
             NOTHING_TO_READ,
             identities={},
-            letters=marked,
-            places=intervals_of(letters.filter(letters.column("_sequence").is_valid())),
+            dead_letters=copies,
+            places=intervals_of(found.filter(found.column("_sequence").is_valid())),
             mode="replace",
-            dead=letters.num_rows,
+            dead=found.num_rows,
         )
 
     def write(self, batch: Batch) -> WrittenBatch | None:
-        """The dead letters, then a commit without rows."""
+        """Write the copies of the dead letters, then a commit without rows."""
         target, entry = self.target, self.target.entry(batch)
-        # Another run may have made rows of them since; Delta refuses what comes from here on.
+        # Another run may have written rows of them since the plan. Delta refuses our commit if one does so from now on.
         is_free = count_where(self.ledger.log, in_places(entry.affected)) == 0
         rows = no_rows(target.spark, self.ledger)
         written = commit_recorded(target, batch, entry, rows, {}) if is_free else None
@@ -526,20 +527,20 @@ class DismissJob(BatchJob):
         return written
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
-        """The broker is not concerned."""
+        """Count the dismissed dead letters; nothing is committed to the broker."""
         if self._left is not None:
             self._left -= written.entry.dead
         return {}
 
 
-def _open(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
-    """The first of those that are meant, one of each place, and all that have none."""
-    letters = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options)
-    parts = [letters.schema().empty_table()]
-    for part in letters.tables(replace(wanted, is_all=False, is_dismissed=False), limit=most):
+def _open(ingestion: Ingestion, wanted: DeadLetterFilter, most: int) -> pa.Table:
+    """Return the first open dead letters that are selected, one for each place, and those without a place."""
+    reader = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options)
+    parts = [reader.schema().empty_table()]
+    for part in reader.tables(replace(wanted, includes_uncounted=False, is_dismissed=False), limit=most):
         frame = part.select(list(PLACE)).to_pandas()
-        is_meant = part.column("_sequence").is_null().to_numpy() | ~frame.duplicated().to_numpy()
-        parts.append(part.filter(pa.array(is_meant)))
+        is_first = part.column("_sequence").is_null().to_numpy() | ~frame.duplicated().to_numpy()
+        parts.append(part.filter(pa.array(is_first)))
         if sum(part.nbytes for part in parts) > MOST_BYTES:
             break
     return pa.concat_tables(parts)

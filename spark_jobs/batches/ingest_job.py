@@ -1,4 +1,4 @@
-"""Ingestion: bounded micro-batches into a Delta table, each message once, in the order of :mod:`spark_jobs.batches`."""
+"""Ingestion: writes a stream into a Delta table in bounded batches, each message exactly once."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 
 LOOK_SECONDS = 5.0
+"""A lingering run checks for new shards and for commits of other writers at this interval, in seconds."""
 
 
 class IngestJob(SourceJob):
-    """Drains a source into a table, up to the end it had when the job began, or up to ever new ends while it stays.
+    """Drains a source into a table, up to its end when the job began, or, while it lingers, up to its newest end.
 
     Args:
         spark: a session that can write Delta tables.
         source: the stream; the caller closes it.
         ingestion: what goes where.
         observer: called at each step, for progress bars and for tests that kill the process there.
-        origin: where a group without a position starts, if not where ``ingestion`` says.
+        origin: where a group without a position starts; ``ingestion.start`` by default.
         stop: go no further than this.
-        idle_wait: how long the job stays; whenever all up to the captured ends is in the table, they are captured anew.
+        idle_wait: how long the job lingers. When everything up to the captured ends is in the table, it captures them
+            again.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -87,8 +89,9 @@ class IngestJob(SourceJob):
         Raises:
             SourceRecreatedError: the stream is not the one the ledger remembers.
             SourceTruncatedError: it lost messages that were read.
-            DataLossError: messages or rows are gone, and that is not to be recorded.
-            InvalidOptionError: another group or mode has the stream, or rows are in no ledger.
+            DataLossError: messages or rows are gone, and ``on_data_loss`` is not ``record``.
+            InvalidOptionError: another group or mode has the stream, or the table holds rows for which the ledger has
+                no positions.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
@@ -96,8 +99,8 @@ class IngestJob(SourceJob):
             if is_recovered:
                 keep(self.target.spark, self._source, self.ingestion, state)
                 continue
-            if (asked := self.yields.open(state.version)) is not None:
-                return asked
+            if (request := self.yields.unanswered(state.version)) is not None:
+                return request
             check_sharing(state, self.ingestion)
             check_restored(state, self.ingestion)
             check_epochs(state, self._identities, url=self._source.url)
@@ -108,17 +111,17 @@ class IngestJob(SourceJob):
                 self._initialize(state, extents)
                 continue
             self.target.columns.check(state)
-            settled = self._reconcile(state)
-            # Of all shards, also where each has a sequence of its own: this commit says where each of them begins.
-            if begun := _begun(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
-                facts = {shard: known for shard, (_, known) in position_facts_in(self._source.hint(begun)).items()}
-                register_streams(self.target, begun, identities=self._identities, facts=facts)
+            checked = self._reconcile(state)
+            # For all shards, even if each has its own transaction sequence, because this one commit registers them all.
+            if new := _new_streams(state, replace(self.ingestion, shard=None).own(extents, self._identities)):
+                facts = {shard: known for shard, (_, known) in position_facts_in(self._source.hint(new)).items()}
+                register_streams(self.target, new, identities=self._identities, facts=facts)
                 continue
-            batch = self._plan(settled, self._own(extents))
+            batch = self._plan(checked, self._own(extents))
             self._is_drained = batch is None
             if batch is None:
-                # The last batches may have passed the number of one that was dropped.
-                self.settled(state, again=True)
+                # The last batches may have taken the number of one that was dropped.
+                self.delete_orphaned_dead_letters(state, again=True)
             return batch
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
@@ -126,15 +129,15 @@ class IngestJob(SourceJob):
         state = self.ledger.read()
         commit_positions(self._source, self.ingestion, state, self._identities)
         self.telemetry(Step.COMMITTED, written.batch)
-        # Of all shards: where each has a sequence of its own, the group is behind in the others, too.
+        # For all shards: if each has its own transaction sequence, the lag of the group includes the others.
         of_group = replace(self.ingestion, shard=None)
         return lag(self._source, state, of_group.own(self._extents or {}, self._identities))
 
     def has_more(self) -> bool:
-        """Whether the stream, or the table, is not as the last plan saw it.
+        """Return whether the stream or the table has changed since the last plan.
 
-        Several times a second only the ends of the known shards are asked for; every few seconds also new shards, and
-        whether another writer has committed to the table: a RESTORE or a rewind leaves something to read.
+        Each call checks the ends of the known shards. Every ``LOOK_SECONDS`` it also checks for new shards, and for
+        commits of other writers, because a RESTORE or a rewind leaves messages to read.
 
         Raises:
             StreamAssetsError: the stream or the ledger cannot be read, or the Spark server of the run has ended.
@@ -152,19 +155,19 @@ class IngestJob(SourceJob):
         return not is_same or (snapshot.version if snapshot else -1) != self._version
 
     def _captured(self, state: LedgerState) -> Mapping[Shard, Extent]:
-        """The ends to go to: those at the first plan; while the job stays, captured anew when they are reached."""
+        """Return the ends to read up to, captured at the first plan, and again when a lingering job reaches them."""
         self._resume = state.resume
         if self._resume is not None:
             self._source.remember(self._resume)
         self._version = state.version
-        # Without a table, or with one that was deleted meanwhile, the group starts where the stream does now.
+        # Without a table, or after it was deleted, the group starts at the present start of the stream.
         if state.newest is None:
             self._extents = None
         if self._extents is None or (self._is_reached(state, self._extents) and not self._idle_wait.is_over):
             extents = self._source.extents(resume=self._resume)
-            # Only here: later another run may have moved the position beyond the captured end offset.
+            # Not later: another run may then have moved the position beyond the captured ends.
             group, is_first = self.ingestion.group, self._extents is None
-            # Later each plan looks at the last messages of the shards that it reads.
+            # Each plan checks the last messages of the shards that it reads.
             check_source(self._source, group, state, extents, reads_last_messages=is_first)
             self._extents = extents
             self._look_at = time.monotonic() + LOOK_SECONDS
@@ -173,7 +176,7 @@ class IngestJob(SourceJob):
 
     def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
         positions = state.positions
-        # A shard that is new and empty has no position, by which its end would be known to be reached.
+        # A new, empty shard has no position to compare with its end.
         return self._is_drained or all(
             positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items()
         )
@@ -187,14 +190,14 @@ class IngestJob(SourceJob):
     def _initialize(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         named = self._origin.resolve(self._source, extents)
         origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
-        # A stream that is cut below the origin has new messages there.
+        # The last messages before the origin show whether the stream is cut below it later.
         last = self._source.last_messages({shard: Range(MIN_SEQUENCE, start) for shard, start in origin.items()})
         hint = self._source.hint(origin)
         initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         if state.removed_from_ended:
-            return self._record_gone(state)
+            return self._record_removed(state)
         ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
         redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
         redo = {shard: part for shard, part in redo.items() if part.start < part.end}
@@ -205,8 +208,8 @@ class IngestJob(SourceJob):
                 error = last_copies_error(
                     f"{self._source.url} no longer holds messages whose rows would have to be replaced",
                     lost,
-                    remedy="Bring the messages back, or set on_data_loss='record': then those rows stay as they are, "
-                    "and the others are replaced.",
+                    remedy="Bring the messages back, or set on_data_loss='record' to keep those rows as they are and "
+                    "replace the others.",
                 )
                 self.ingestion.refuse_or_record(error)
             plan = self._plan_ranges(redo)
@@ -227,21 +230,22 @@ class IngestJob(SourceJob):
         if plan is None:
             return None
         check_only_group(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
-        # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
+        # In this order, and before the read: if the stream is cut between the two, the second check or the next plan
+        # sees it.
         before = {shard: Range(MIN_SEQUENCE, part.end) for shard, part in plan.ranges.items()}
         last = {} if redo else self._source.last_messages(before)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
         check_planned(self._source, self.ingestion.group, state, planned)
         lost = {} if redo else plan.lost
         check_loss(self._source, self.ingestion, lost, planned)
-        return self._planned(
+        return self._new_batch(
             "batch",
             state,
             plan,
             maybe_written={} if redo else _claimed_before(state, plan.ranges),
             identities=self._identities,
             ranges=plan.ranges,
-            # What was read before is replaced, and does not move the position.
+            # Messages that were read before are replaced, and do not move the position.
             mode="replace" if redo else "append",
             origin={shard: start for shard, start in new.items() if shard in plan.ranges},
             hint=hint,
@@ -249,49 +253,51 @@ class IngestJob(SourceJob):
             last_messages=last,
         )
 
-    def _record_gone(self, state: LedgerState) -> Batch:
-        """What a RESTORE removed of a stream that was recreated since: skipped, if that is to be recorded."""
+    def _record_removed(self, state: LedgerState) -> Batch:
+        """Plan to skip what a RESTORE removed of a stream that was recreated since, if losses are to be recorded."""
         listed = ", ".join(f"{shard} {parts}" for shard, parts in state.removed_from_ended.items())
         error = DataLossError(
             f"a RESTORE of {self.ingestion.table} removed rows of a stream that was recreated since: {listed}",
-            remedy="Their messages cannot be read again. RESTORE the table to a version that has them; or, to continue "
-            "without them, with the loss recorded in the table's log and its dead letters, set on_data_loss='record'.",
+            remedy="Their messages cannot be read again. RESTORE the table to a version that has the rows. Or set "
+            "on_data_loss='record' to continue without them, and record the loss in the table's log and dead letters.",
         )
         self.ingestion.refuse_or_record(error)
         ranges = {shard: parts.ranges[0] for shard, parts in state.removed_from_ended.items()}
         lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
-        return self._planned("batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost)
+        return self._new_batch("batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost)
 
     def _reconcile(self, state: LedgerState) -> LedgerState:
-        """Step 3, and the dead letters of batches that were dropped."""
+        """Step 3: repair the positions of the broker, and delete the dead letters of dropped batches."""
         known = self._source.committed(self.ingestion.group)
         positions = self.ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
             commit_positions(self._source, self.ingestion, state, self._identities)
-        return self.settled(state)
+        return self.delete_orphaned_dead_letters(state)
 
     def forget_stream(self) -> None:
-        """See :meth:`BatchJob.forget_stream`."""
+        """Capture the ends again; see :meth:`BatchJob.forget_stream`."""
         self._extents = None
 
 
-def _begun(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-    """Where the shards start of streams that the group has not begun yet.
+def _new_streams(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Return the starts of the shards of streams that the group has not begun yet.
 
-    Also of empty ones: what they get from here on and lose again before a batch reads it is a loss.
+    Empty streams are included, so that messages that come later and are lost before a batch reads them are detected.
     """
-    begun = without_positions(state, (shard.stream for shard in extents))
-    return {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
+    new = without_positions(state, (shard.stream for shard in extents))
+    return {shard: extent.start for shard, extent in extents.items() if shard.stream in new}
 
 
 def _hint_after(
     source: BatchSource, plan: BatchPlan, covered: Mapping[Shard, Intervals]
 ) -> Mapping[str, object] | None:
-    """The hint of a plan; where the plan fills a hole, also with what is known behind what is covered after that.
+    """Return the hint of a plan.
+
+    If the plan fills a gap, the hint also covers the next position: the end of the covered range after the gap.
 
     Args:
-        source: the stream, after the plan, which has judged what is lost.
-        plan: of what is missing.
+        source: the stream, after the plan has found the losses.
+        plan: the plan of a gap.
         covered: what is in the table before it.
     """
     after = {shard: (covered[shard] | Intervals.of(part)).position or 0 for shard, part in plan.ranges.items()}
@@ -300,7 +306,7 @@ def _hint_after(
 
 
 def _claimed_before(state: LedgerState, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-    """Where rows of claimed entries may be: the position lies before them only after a RESTORE to before a switch."""
+    """Return the parts that may have rows of claimed entries, after a RESTORE to before a switch from claims."""
     claimed = {shard: state.shards[shard].claimed or 0 for shard in ranges if shard in state.shards}
     parts = {shard: ranges[shard].clamp(Range(MIN_SEQUENCE, end)) for shard, end in claimed.items()}
     return {shard: part for shard, part in parts.items() if part.start < part.end}

@@ -1,4 +1,4 @@
-"""What is ingested where, and the events and reports of a run. Nothing here needs a Spark session."""
+"""The settings of an ingestion, and the events and reports of a run. Nothing here needs a Spark session."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Step(enum.Enum):
     """The step that was just done when an observer is called.
 
     A batch that is written while it is read has no ``READ`` and no ``DEAD_LETTERS_WRITTEN``. If it turns out not to be
-    clean, ``UNCLEAN`` follows, and then the steps of a batch that is read and counted first; ``WRITING`` comes twice.
+    clean, ``UNCLEAN`` follows, and then the steps of a batch that is read first, so that there are two ``WRITING``.
     """
 
     INITIALIZED = "initialized"
@@ -65,18 +65,18 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A planned batch. Its ledger entry is made when it is written, because only then it is known what it holds.
+    """A planned batch. Its ledger entry is created when it is written, because only then is its content known.
 
     Args:
-        kind: of its entry.
+        kind: the kind of its entry.
         state: the ledger that it was planned from.
         plan: how to read it.
         bid: its batch id.
-        fields: of the entry, as far as they are known before the read.
+        fields: the fields of the entry that are known before the read.
         identities: the fingerprint of each stream that is read.
-        maybe_written: where messages may be in the table already, so that the write has to look.
-        letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
-        held: what the job that planned it holds until it is finished.
+        maybe_written: the ranges whose messages may be in the table already, so that the write has to check.
+        dead_letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
+        job_data: what the job that planned it needs to write and finish it.
     """
 
     kind: str
@@ -86,8 +86,8 @@ class Batch:
     fields: PlannedFields = field(default_factory=PlannedFields)
     identities: Mapping[str, str] = field(default_factory=dict)
     maybe_written: Mapping[Shard, Range] = field(default_factory=dict)
-    letters: pa.Table | None = field(default=None, repr=False)
-    held: Any = field(default=None, repr=False)
+    dead_letters: pa.Table | None = field(default=None, repr=False)
+    job_data: Any = field(default=None, repr=False)
 
     @property
     def number(self) -> int:
@@ -100,17 +100,17 @@ class BatchReport:
     """A batch that is in the table.
 
     Args:
-        entry: what its commit says.
+        entry: the metadata of its commit.
         plan: how it was read.
-        version: the table version that holds it.
+        version: the table version of its commit.
         messages: messages decoded, per shard.
         rows: rows in the commit, after the transform.
         dead: dead letters.
-        lag: what is left, per shard: of all shards of the group the messages between its position and the end offset
-            captured before (an upper bound); of a replay or a redrive what it has left to do.
+        lag: the messages left, per shard: between the position of the group and the end that was captured before, for
+            all its shards (an upper bound); for a replay or a redrive, those that it has left to do.
         seconds: from the plan to the commit.
-        replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not say.
-        bytes: of the data files of the commit.
+        replaced: rows that were replaced; ``None`` if the log of the table does not record it.
+        bytes: the size of the data files of the commit.
     """
 
     entry: LedgerEntry
@@ -127,12 +127,12 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True)
 class Continues:
-    """The run goes on: the batches that it has yielded so far are not the last."""
+    """The run goes on, and may yield more batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The run waits, because something failed that may be gone soon, or because another run asked for its turn.
+    """The run waits, because of an error that may be temporary, or because another run asked to go first.
 
     Args:
         why: the reason, and how long it waits.
@@ -143,10 +143,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Something after the last message of the stream cannot be read.
+    """The stream has content after its last message that cannot be read.
 
     Args:
-        what: is wrong.
+        what: the description of it.
     """
 
     what: str
@@ -154,7 +154,7 @@ class Tail:
 
 CONTINUES = Continues()
 Event = BatchReport | Continues | Waiting | Tail
-"""What a run yields."""
+"""An event that a run yields."""
 Observer = Callable[[Step, "Batch | None"], None]
 
 
@@ -164,29 +164,29 @@ def ignore_steps(step: Step, batch: Batch | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ingestion:
-    """What to ingest, and where to.
+    """The settings of an ingestion: a group, a table, and how messages become rows.
 
     Args:
         group: the consumer group.
-        table: the Delta table, a path or URI; a relative path is taken from the working directory of now.
-        decoder: how payloads become columns.
-        transform: from the decoded rows to the rows to write; they must keep the stream columns.
+        table: the Delta table, a path or URI; a relative path is resolved from the current working directory.
+        decoder: decodes payloads into columns.
+        transform: returns the rows to write for the decoded rows; they must keep the stream columns.
         member: the name of this member in its group.
-        shard: instead: the shard whose transaction sequence is used, where every shard has its own.
+        shard: in place of ``member``, if every shard has its own transaction sequence: that shard.
         sharing: how the group shares its shards.
         claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
         errors: what to do about lost messages, bad rows and new columns.
         start: where a group without a position starts.
-        limits: the most that one batch holds; those of a job get smaller while they take longer than a minute.
-        retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
-            like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
-        storage_options: of an object store, for reading the Delta log.
+        limits: the most that one batch holds; a job makes its batches smaller while they take longer than a minute.
+        retry_seconds: how long a run retries errors that may be temporary, like a broker that does not answer, with
+            growing pauses; 0 to not retry. The time starts again after a batch that succeeds.
+        storage_options: the options of an object store, for reading the Delta log.
         single_writer: no two drivers write the table at the same time, so that its storage need not decide which of two
             commits came first.
-        is_row_wise: the transform makes each row from one row alone, and the same one whenever it is asked, so that
-            Spark reads all messages to make the result. Large batches are then written while they are read.
-        layout: how the table is made if it is not there yet.
-        driver_records: the driver reads batches of up to this number of messages; with 0, executors read all of them.
+        is_row_wise: the transform computes each row from one row alone, and always with the same result, so that Spark
+            reads all messages to compute it. Large batches are then written while they are read.
+        layout: the layout of the table, if it has to be created.
+        driver_records: the driver reads batches of up to this number of messages; with 0, executors read all batches.
     """
 
     group: str
@@ -215,21 +215,21 @@ class Ingestion:
         check_switch("single_writer", self.single_writer)
         if isinstance(self.decoder, type) or not callable(getattr(self.decoder, "ddl", None)):
             raise InvalidOptionError(
-                f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
+                f"decoder={self.decoder!r} is not a decoder", remedy="Use Json(schema), Text(), Raw(), or another one."
             )
         if self.errors.schema_changes is SchemaChanges.RESCUE:
             object.__setattr__(self, "decoder", with_rescue(self.decoder))
-        # A relative path would be another one for Spark, and after the next change of the working directory.
+        # Spark would resolve a relative path from another directory, and the working directory may change.
         object.__setattr__(self, "table", check_location(self.table))
 
     @property
     def sharing_mode(self) -> str:
-        """How the ledger calls the way in which the group shares; it decides which transaction sequences there are."""
+        """The name of the way to share in the ledger; it decides which transaction sequences there are."""
         return CLAIMS if self.claims else self.sharing.value
 
     @property
     def transform_name(self) -> str:
-        """What the ledger calls the transform; empty without one."""
+        """The name of the transform in the ledger; empty without one."""
         return "" if self.transform is None else str(getattr(self.transform, "__name__", "transform"))
 
     def refuse_or_record(self, error: DataLossError) -> None:
@@ -238,22 +238,22 @@ class Ingestion:
             raise error
 
     def own(self, shards: Mapping[Shard, T], streams: Container[str]) -> Mapping[Shard, T]:
-        """Those of these streams and of this transaction sequence."""
+        """Return the shards of these streams that belong to this transaction sequence."""
         return {s: value for s, value in shards.items() if s.stream in streams and self.shard in (None, s)}
 
     def by_sequence(self, shards: Iterable[Shard]) -> list[tuple[Ingestion, frozenset[Shard]]]:
-        """The ingestion of each transaction sequence and its part of ``shards``: all in one, or each in its own."""
+        """Return the ingestion of each transaction sequence with its shards: all of them, or one."""
         if self.sharing is ConsumerMode.LOAD_BALANCED:
             return [(replace(self, shard=shard), frozenset((shard,))) for shard in sorted(shards)]
         all_shards = frozenset(shards)
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
     def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> EpochNameMap:
-        """For each stream the name of its newest epoch: by the ledger, or by the rows where the log was cleaned.
+        """Return the newest epoch name of each stream, from the ledger, or from the rows if the log was cleaned.
 
         Args:
             streams: their keys.
-            ledger: of the group, where the caller has one: what one read of it has found, the next one need not.
+            ledger: the ledger of the group, if the caller has one, which caches what it has read.
         """
         ledger = ledger or self.ledger()
         try:
@@ -271,14 +271,14 @@ class Ingestion:
         return newest_epochs(known, streams)
 
     def in_epochs(self, source: BatchSource, ledger: Ledger | None = None) -> BatchSource:
-        """The source, with its streams called by the names of their newest epochs; see :meth:`epochs`."""
+        """Return the source with its streams renamed to their newest epochs; see :meth:`epochs`."""
         return with_epoch_names(source, self.epochs(source.url.required_streams(), ledger))
 
     def ledger(self) -> Ledger:
-        """The ledger of the group in the table."""
+        """Return the ledger of the group in the table."""
         log = DeltaLog(self.table, storage_options=self.storage_options)
         return Ledger(log, group=self.group, member=self.shard or self.member)
 
     def dead_letters(self) -> DeadLetterTable:
-        """The dead letters of the table."""
+        """Return the dead-letter table of the table."""
         return DeadLetterTable(dead_letter_path(self.table), self.storage_options)

@@ -1,18 +1,18 @@
 """Follows a batch from plan to commit, for ingestion, replays, redrives, claims and dismissals.
 
-The functions stand in the order in which a batch passes them. The numbers are the steps of :mod:`spark_jobs.batches`:
+The functions are in the order in which a batch passes them. The numbers are the steps of :mod:`spark_jobs.batches`:
 
     batch_events              the loop of a run
       _next_batch       1-4   plan: :meth:`BatchJob.plan` makes a frozen :class:`Batch` from one snapshot of the ledger
-      written_events          what follows the plan
+      written_events          all steps after the plan
         write_batch     5-7   one pass if the batch is expected to be clean, otherwise:
           read_batch            read the messages, and split them into rows and dead letters
-          commit_batch          write the dead letters, then the rows, and look whether the commit landed
+          commit_batch          write the dead letters, then the rows, and check that the commit landed
         BatchJob.finish   8   commit the position to the broker
         BatchJob.report       the event that the loop yields
 
-How a batch is written is a value of it: ``append``, or ``replace`` of its ranges or places (``mode`` of its entry). The
-jobs differ in how they plan, and in what they do when a batch is in the table. A plan never calls the loop back: it
+Each batch says how it is written (``mode`` of its entry): it appends rows, or replaces those of its ranges or places.
+The jobs differ in how they plan, and in what they do when a batch is in the table. A plan never calls the loop back: it
 returns a batch, :class:`YieldTo` if another run asked to go first, or ``None`` if nothing is left.
 """
 
@@ -36,9 +36,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.batches.bad_rows import Cached, FilteredBatch, caching
 from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
-from spark_jobs.batches.run_control import BatchSizer, HeldSignals, IdleWait, Retries
+from spark_jobs.batches.run_control import BatchSizer, DeferredSignals, IdleWait, Retries
 from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, YieldRequests, YieldTo, lost_races
-from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA, NotCounting, Settlement, lost_ranges
+from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA, CheckedDeadLetters, NotCounting, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import MODES, LedgerEntry, PlannedFields
@@ -75,12 +75,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 STANDBY_SECONDS = 600.0
-"""How long a run waits for messages that other members hold."""
+"""How long a run waits for messages that other members have claimed, in seconds."""
 _log = logging.getLogger(__name__)
 
 
 class BatchJob(ABC):
-    """Plans and finishes the batches of a table; :func:`batch_events` runs it.
+    """The base of the jobs, which plan and finish batches of a table; :func:`batch_events` runs a job.
 
     Args:
         spark: a session that can write Delta tables.
@@ -93,11 +93,11 @@ class BatchJob(ABC):
     """
 
     claims_while_planning = False
-    """Whether a plan claims messages, so that a signal waits until they are written or released."""
+    """Whether planning claims messages, so that a signal is deferred until they are written or released."""
     asks_others_to_yield = False
-    """Whether other runs are asked to pause after a lost race, so that what was read may be written again."""
+    """Whether to ask other runs to pause after a lost race, and then commit the same read again."""
     wait_seconds = 1.0
-    """How long to wait before asking again whether the job is drained."""
+    """The seconds between two calls of :meth:`is_drained`."""
 
     def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
         self.ingestion = ingestion
@@ -108,9 +108,9 @@ class BatchJob(ABC):
         self.yields = YieldRequests(spark, ingestion, self.ledger)
         self.sizer = BatchSizer(ingestion.limits)
         self._races = 0
-        self._settlement: Settlement | None = None
-        # The version up to which RESTOREs are known to the settlement.
-        self._settled_at = -1
+        self._checked: CheckedDeadLetters | None = None
+        # The version of the table as of the last check.
+        self._checked_at = -1
 
     @abstractmethod
     def plan(self) -> Batch | YieldTo | None:
@@ -118,7 +118,7 @@ class BatchJob(ABC):
 
         Raises:
             OutdatedError: the stream has changed meanwhile.
-            StreamAssetsError: no batch can be planned.
+            StreamAssetsError: the batch cannot be planned.
         """
 
     def write(self, batch: Batch) -> WrittenBatch | None:
@@ -126,53 +126,54 @@ class BatchJob(ABC):
 
         Raises:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
-            DataLossError: rows would be replaced whose messages the stream does not hold any more.
-            LedgerUnreadableError: it is unknown whether it is in the table. Nothing was committed to the broker.
+            DataLossError: rows would be replaced whose messages the stream no longer holds.
+            LedgerUnreadableError: it is unknown whether the batch is in the table. Nothing was committed to the broker.
         """
         return write_batch(self, self.target, batch)
 
     def check_read(self) -> None:  # noqa: B027 - a job may read no stream
-        """Refuse, after the read, a stream that is not the planned one any more.
+        """Refuse a stream that was recreated since the plan; called after the read.
 
         Raises:
             SourceRecreatedError: it was recreated.
         """
 
     def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
-        """Whether, after a lost race, the batch may be written as it was read; if not, it has to be planned again."""
+        """Return whether the batch may be committed as it was read, after a lost race; if not, it is planned again."""
         return False
 
     @abstractmethod
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
-        """Step 8: commit a written batch to the broker, and count what is left per shard. It may be repeated."""
+        """Step 8: commit a written batch to the broker, and return the messages left per shard. It may be repeated."""
 
     def is_drained(self) -> bool:
-        """Whether, after a plan that found nothing, other members hold nothing either."""
+        """Return whether other members have no open messages either, after a plan that found none."""
         return True
 
     def has_more(self) -> bool:
-        """Whether there may be another batch, after a plan that found none. This is cheap, and needs no Spark.
+        """Return whether there may be another batch, after a plan that found none. This is cheap, and needs no Spark.
 
         Raises:
             StreamAssetsError: the stream cannot be read.
         """
         return False
 
-    def forget_stream(self) -> None:  # noqa: B027 - a job may know nothing of the stream
-        """Forget what is known of the stream, because it has changed since the batch was planned."""
+    def forget_stream(self) -> None:  # noqa: B027 - a job may read no stream
+        """Clear what is cached of the stream, because it has changed since the batch was planned."""
 
     def count_lost_race(self, reason: StreamAssetsError | None = None) -> None:
         """Count a batch that has to be planned again.
 
         Raises:
-            StreamAssetsError: it happened too often in a row. It is the reason, or by default that others are faster.
+            StreamAssetsError: it happened ``MAX_RACES`` times in a row. The error is ``reason``; without one, a
+                :class:`WriteError` that other runs are faster.
         """
         self._races += 1
         if self._races >= MAX_RACES:
             raise reason or lost_races(self.ledger, self.ingestion)
 
     def report(self, written: WrittenBatch, lag: Mapping[Shard, int], seconds: float) -> BatchReport:
-        """The report of a batch that is in the table and committed."""
+        """Return the report of a batch that is in the table and committed."""
         self._races = 0
         self.retries.reset()
         report = BatchReport(
@@ -190,23 +191,23 @@ class BatchJob(ABC):
         self.telemetry.reported(report)
         return report
 
-    def settled(self, state: LedgerState, *, again: bool = False) -> LedgerState:
-        """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
+    def delete_orphaned_dead_letters(self, state: LedgerState, *, again: bool = False) -> LedgerState:
+        """Delete the dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
-        A RESTORE may have removed batches that dead letters were counted with. Another writer of the group may have
-        committed since, so that it is looked up from the version of the last look on.
+        A RESTORE may have removed batches whose dead letters counted before. Another writer of the group may have
+        committed since, so RESTOREs are looked for from the version that was checked last.
 
         Returns:
-            The state from which batches are planned: it says which dead letters count.
+            The state to plan batches from, which shows which dead letters count.
         """
-        found = self._settlement
-        if again or found is None or self.ledger.was_restored(after=self._settled_at, state=state):
-            found = self._settlement = self.target.dead_letters.settle(self.target.spark, self.ledger, state)
-        self._settled_at = state.version
+        found = self._checked
+        if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
+            found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
+        self._checked_at = state.version
         state = replace(state, dead_letters_version=found.version, uncounted=found.uncounted)
         return replace(state, replaces_considered=found.replaces_considered)
 
-    def _planned(
+    def _new_batch(
         self,
         kind: str,
         state: LedgerState,
@@ -215,8 +216,8 @@ class BatchJob(ABC):
         identities: Mapping[str, str],
         bid: str = "",
         maybe_written: Mapping[Shard, Range] | None = None,
-        letters: pa.Table | None = None,
-        held: Any = None,
+        dead_letters: pa.Table | None = None,
+        job_data: Any = None,
         **fields: Unpack[PlannedFields],
     ) -> Batch:
         batch = Batch(
@@ -227,8 +228,8 @@ class BatchJob(ABC):
             fields,
             identities=identities,
             maybe_written=maybe_written or {},
-            letters=letters,
-            held=held,
+            dead_letters=dead_letters,
+            job_data=job_data,
         )
         self.telemetry(Step.PLANNED, batch)
         return batch
@@ -254,7 +255,7 @@ class SourceJob(BatchJob):
 
     @cached_property
     def _identities(self) -> Mapping[str, str]:
-        """The fingerprints at the beginning."""
+        """The fingerprints at the start of the job."""
         return self._source.identities()
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
@@ -264,12 +265,12 @@ class SourceJob(BatchJob):
             raise OutdatedError(error) from error
 
     def check_read(self) -> None:
-        """See :meth:`BatchJob.check_read`."""
+        """Compare the fingerprints with those at the start of the job; see :meth:`BatchJob.check_read`."""
         found = self._source.identities()
         if found != self._identities:
             raise SourceRecreatedError(
-                f"{self._source.url} was recreated while it was read",
-                remedy="Nothing was written. The next run says how to accept it, if it was recreated on purpose.",
+                f"{self._source.url} was recreated while it was read, so nothing was written",
+                remedy="Run again: if it was recreated on purpose, the error of the next run says how to accept it.",
                 planned=dict(self._identities),
                 found=dict(found),
             )
@@ -280,36 +281,36 @@ def batch_events(
 ) -> Iterator[Event]:
     """Plan, write, verify and commit batches until nothing is left.
 
-    A transient failure is retried for ``retry_seconds``: a plan is made again, from the ledger, and so is a batch that
-    could not be read or written. A signal that asks the process to end waits for the batch in hand, and for what the
-    caller does with its report.
+    A transient failure is retried for ``retry_seconds``: the batch is planned again from the ledger, also if it could
+    not be read or written. A signal that asks the process to end is deferred until the current batch is committed and
+    the caller has handled its report.
 
     Args:
         job: plans the batches.
         max_batches: stop after this number of them.
-        idle_wait: how long to stay once everything is in the table.
+        idle_wait: how long to linger once everything is in the table.
 
     Yields:
-        Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and while the
-        job stays idle; and ``Waiting`` with the reason before it waits. A caller that takes no event after
+        A report of each batch when it is in the table and committed; ``CONTINUES`` before another batch is written, and
+        while the job lingers; and ``Waiting`` with the reason before it waits. A caller that takes no event after
         ``CONTINUES`` leaves that batch unwritten.
 
     Raises:
-        StreamAssetsError: whatever stops the run; what was yielded before is in the table.
+        StreamAssetsError: the error that ends the run. Batches that were yielded before are in the table.
     """
     idle_wait = idle_wait or IdleWait()
     count, worked_at = 0, time.monotonic()
     while count != max_batches:
-        held = HeldSignals()
-        with ExitStack() as hand:
+        signals = DeferredSignals()
+        with ExitStack() as stack:
             if job.claims_while_planning:
-                hand.enter_context(held)
-            batch = yield from _next_batch(job, held)
+                stack.enter_context(signals)
+            batch = yield from _next_batch(job, signals)
             if batch is not None:
                 yield CONTINUES
                 if not job.claims_while_planning:
-                    hand.enter_context(held)
-                count += yield from written_events(job, batch, held)
+                    stack.enter_context(signals)
+                count += yield from written_events(job, batch, signals)
                 worked_at = time.monotonic()
                 continue
         if (yield from job.retries.call(job.is_drained)):
@@ -317,14 +318,14 @@ def batch_events(
                 return
             worked_at = time.monotonic()
         elif time.monotonic() - worked_at > STANDBY_SECONDS:
-            _log.warning("%s leaves: others hold messages and did nothing for %g s", job.ledger.app, STANDBY_SECONDS)
+            _log.warning("%s ends: other members did nothing for %g s", job.ledger.app, STANDBY_SECONDS)
             return
         else:
             time.sleep(job.wait_seconds)
 
 
-def _next_batch(job: BatchJob, held: HeldSignals) -> Generator[Waiting, None, Batch | None]:
-    """Steps 1 to 4: plan, again and again while the stream changes, another run goes first, or an outage lasts."""
+def _next_batch(job: BatchJob, signals: DeferredSignals) -> Generator[Waiting, None, Batch | None]:
+    """Steps 1 to 4: plan, and repeat it while the stream changes, another run asks to go first, or an outage lasts."""
     job.telemetry.planning()
     while True:
         try:
@@ -333,22 +334,22 @@ def _next_batch(job: BatchJob, held: HeldSignals) -> Generator[Waiting, None, Ba
         except OutdatedError as outdated:
             _plan_again(job, outdated)
         except StreamAssetsError as error:
-            with held.nothing_in_hand():
+            with signals.suspended():
                 yield from job.retries.pause(error)
         else:
             if not isinstance(planned, YieldTo):
                 return planned
-            with held.nothing_in_hand():
+            with signals.suspended():
                 yield from job.yields.wait(planned)
 
 
-def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[Event, None, bool]:
+def written_events(job: BatchJob, batch: Batch, signals: DeferredSignals) -> Generator[Event, None, bool]:
     """Steps 5 to 8 of a planned batch; return whether it is in the table. If not, it has to be planned again.
 
     Args:
-        job: which planned it.
+        job: the job that planned it.
         batch: the plan.
-        held: signals that wait until it is written.
+        signals: defers signals until the batch is written.
 
     Raises:
         StreamAssetsError: see :meth:`BatchJob.write`.
@@ -361,7 +362,7 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
         _plan_again(job, outdated)
         return False
     except StreamAssetsError as error:
-        with held.nothing_in_hand():
+        with signals.suspended():
             yield from job.retries.pause(error)
         return False
     if written is None:
@@ -371,7 +372,7 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
     try:
         yield job.report(written, lag, time.monotonic() - began)
     finally:
-        # What the process logs from here on is not about the batch any more.
+        # Later log lines of the process are not about this batch.
         about({})
     return True
 
@@ -379,17 +380,17 @@ def written_events(job: BatchJob, batch: Batch, held: HeldSignals) -> Generator[
 def write_batch(job: BatchJob, target: Target, batch: Batch) -> WrittenBatch | None:
     """Steps 5 to 7: read a planned batch and commit it.
 
-    1. A large batch that is expected to be clean is written while it is read. Executors check that it is clean, or
-       nothing is committed. Then it is written like any other batch, under the same number, of which Delta takes one.
-    2. The messages are read and counted, and the bad ones are found.
-    3. Only after the read it is known that the stream is still the planned one.
-    4. The dead letters are written, then the rows. The ledger shows whether they landed.
-    5. After a lost race for its number a replay waits, or asks the other runs to pause
-       (:meth:`spark_jobs.batches.target_table.YieldRequests.ask`). Then it commits what it has read under the next
-       number.
+    * A large batch that is expected to be clean is written while it is read. Executors check that it is clean, or
+      nothing is committed. If it is not clean, it is written like any other batch, under the same number, which Delta
+      accepts once.
+    * The messages are read and counted, and the bad ones are found.
+    * Only after the read is it known that the stream is still the planned one.
+    * The dead letters are written, then the rows. The ledger shows whether they landed.
+    * After a lost race for its number a replay waits, or asks the other runs to pause
+      (:meth:`spark_jobs.batches.target_table.YieldRequests.ask`). Then it commits the same read under the next number.
 
     Args:
-        job: which planned it.
+        job: the job that planned it.
         target: the table, and the transaction sequence of the batch.
         batch: the plan.
 
@@ -421,7 +422,7 @@ def write_batch(job: BatchJob, target: Target, batch: Batch) -> WrittenBatch | N
             if not job.asks_others_to_yield:
                 break
             job.yields.ask()
-            state = job.settled(job.ledger.read())
+            state = job.delete_orphaned_dead_letters(job.ledger.read())
             if not job.is_still_next(batch, state):
                 break
             batch = replace(batch, state=state, bid=uuid.uuid4().hex)
@@ -435,7 +436,7 @@ def _plan_again(job: BatchJob, outdated: OutdatedError) -> None:
 
 
 def _idle(job: BatchJob, idle_wait: IdleWait) -> Generator[Event, None, bool]:
-    """Poll while the run stays; return whether there is something to plan."""
+    """Poll while the run lingers; return whether there may be another batch."""
     for _ in idle_wait.polls():
         if (yield from job.retries.call(job.has_more)):
             return True
@@ -446,7 +447,7 @@ def _idle(job: BatchJob, idle_wait: IdleWait) -> Generator[Event, None, bool]:
 
 
 def reports_of(events: Iterable[Event]) -> Iterator[BatchReport]:
-    """The batches among the events; the others are logged."""
+    """Yield the reports among the events, and log the others."""
     for event in events:
         if isinstance(event, BatchReport):
             yield event
@@ -459,16 +460,16 @@ def reports_of(events: Iterable[Event]) -> Iterator[BatchReport]:
 def drain_batches(
     job: BatchJob, *, max_batches: int | None = None, idle_wait: IdleWait | None = None
 ) -> Iterator[BatchReport]:
-    """The batches of :func:`batch_events`."""
+    """Run :func:`batch_events`, and yield its reports."""
     return reports_of(batch_events(job, max_batches=max_batches, idle_wait=idle_wait))
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many splits to read at the same time."""
+    """Return how many splits to read at the same time."""
     try:
         return max(1, spark.sparkContext.defaultParallelism)
     except PySparkException:
-        # A Connect session does not say, unless the server is ours; others may have more or fewer cores.
+        # A Connect session does not know it, unless the server is ours.
         return int(spark.conf.get(CORES, "8") or 8)
 
 
@@ -477,8 +478,8 @@ class WrittenBatch:
     """A batch that is in the table.
 
     Args:
-        batch: as it was written: after another try it has another batch id than it was planned with.
-        entry: what its commit says.
+        batch: the batch as it was written. A repeated write gives it another batch id.
+        entry: the metadata of its commit.
         commit: the commit.
         messages: messages decoded, per shard.
     """
@@ -491,10 +492,10 @@ class WrittenBatch:
 
 @dataclass(frozen=True, slots=True)
 class NotClean:
-    """Why a batch could not be written while it was read: a message or a row is bad.
+    """The result of one pass if a message or a row is bad, so that nothing was committed.
 
     Args:
-        is_unexplained: the reason is unknown, so that a message may have crashed a Python worker.
+        is_unexplained: whether the reason is unknown, so that a message may have crashed a Python worker.
     """
 
     is_unexplained: bool
@@ -516,17 +517,17 @@ class _Read:
 
 
 def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] | None:
-    """The messages of each shard, if the batch can be written while it is read; ``None`` if it has to be counted first.
+    """Return the messages per shard, if the batch can be written while it is read; ``None`` if it must be read first.
 
-    One pass needs more messages than the driver reads, splits that know what a clean read gives, an append, and rows
-    that take a read of every split to its end. It is not tried after a batch that was not clean, because most of what
-    is wrong comes again.
+    One pass needs more messages than the driver reads, splits that know the result of a clean read, an append, and a
+    transform for which Spark must read every split to its end. It is not tried after a batch that was not clean,
+    because most faults repeat.
     """
     is_append = batch.kind == "batch" and not MODES[batch.fields.get("mode", "append")].replaces
-    has_more = batch.maybe_written or batch.fields.get("claims") or batch.fields.get("lost")
+    needs_first_read = batch.maybe_written or batch.fields.get("claims") or batch.fields.get("lost")
     reads_all = ingestion.transform is None or ingestion.is_row_wise
     is_large = batch.plan.records > ingestion.driver_records
-    if not is_large or not is_append or has_more or not reads_all or not batch.plan.splits:
+    if not is_large or not is_append or needs_first_read or not reads_all or not batch.plan.splits:
         return None
     counts = expected_counts(batch.plan.splits)
     if counts is None:
@@ -536,19 +537,19 @@ def one_pass_counts(batch: Batch, ingestion: Ingestion) -> Mapping[Shard, int] |
 
 
 def _was_clean(entry: LedgerEntry | None, *, is_dense: bool) -> bool:
-    """Whether a batch held no dead letter, and where sequences grow by one, a message for each of them."""
+    """Return whether a batch had no dead letter, and if sequences grow by one, a message for each sequence."""
     if entry is None or entry.kind != "batch":
         return True
     return not entry.dead and not (is_dense and entry.messages < sum(widths(entry.ranges).values()))
 
 
 def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> WrittenBatch | NotClean | None:
-    """Write the batch while it is read. Executors check that it is what was planned, or nothing is committed.
+    """Write the batch while it is read. Executors check that the read matches the plan, or nothing is committed.
 
     Args:
         target: the table.
         batch: the plan.
-        counts: the messages of each shard, if it is clean.
+        counts: the messages of each shard, if the batch is clean.
 
     Returns:
         ``None`` if another run was faster.
@@ -559,7 +560,7 @@ def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]
     """
     source = target.columns.source_of_batch
     frame = read_splits(target.spark, batch.plan.splits, source, identities=batch.identities)
-    # What fails here does not depend on a message, so it would fail with any other way of writing, too.
+    # An error here does not depend on a message, so it would happen with any way of writing.
     rows = target.columns.rows_of_clean(frame, fail_on_bad_rows)
     entry = target.entry(batch, messages=sum(counts.values()))
     try:
@@ -570,7 +571,7 @@ def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]
         of_rows = (FailedRowError, ConstraintViolatedError) if target.filter.makes_dead_letters else ()
         if not isinstance(error, (UnfinishedReadError, RejectedRowError, UnexplainedError, *of_rows)):
             raise
-        # If the messages can be read, the same error shows once more.
+        # If the messages can be read, the same error is raised again there.
         _log.info("batch %d of %s is read and counted first: %s", batch.number, target.ledger.app, error)
         return NotClean(isinstance(error, UnexplainedError))
 
@@ -578,15 +579,17 @@ def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]
 def read_batch(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
     """Read the messages, count them, and split them into rows and dead letters.
 
-    They are read again, for one of three reasons, where a read shows what had to be known before it: a message crashes
-    the decoder, so that executors have to decode in isolation; undeclared fields become columns; or the transform
-    rejects rows for the first time, whose payloads were not kept.
+    They are read again if the first read shows one of three things:
+
+    * A message crashes the decoder, so that executors have to decode in isolation.
+    * There are undeclared fields, which become columns.
+    * The transform rejects rows for the first time, and their payloads were not kept.
 
     Args:
         target: the table.
         batch: the plan.
         cached: keeps what is read until the batch is written.
-        is_isolated: executors decode in processes of their own.
+        is_isolated: whether executors decode in child processes.
 
     Raises:
         OutdatedError: the stream lost messages of the batch.
@@ -606,28 +609,28 @@ def read_batch(target: Target, batch: Batch, cached: Cached, *, is_isolated: boo
         if found.dead and target.columns.learn_fields(found.frame):
             keeps_payloads = target.filter.needs_payloads
             continue
-        judged = target.filter.judge(found.frame, cached, has_payloads=keeps_payloads)
-        if judged is None:
+        filtered = target.filter.apply(found.frame, cached, has_payloads=keeps_payloads)
+        if filtered is None:
             keeps_payloads = True
             continue
-        if judged.frame is not found.frame:
-            found = _counted(target, judged.frame)
-        return FilteredBatch(judged.frame, judged.rows, found.messages, found.dead)
+        if filtered.frame is not found.frame:
+            found = _counted(target, filtered.frame)
+        return FilteredBatch(filtered.frame, filtered.rows, found.messages, found.dead)
 
 
 def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool, is_isolated: bool) -> _Read:
     source, splits, what = target.columns.source_of_batch, batch.plan.splits, str(target.url)
     if batch.plan.records <= target.ingestion.driver_records and not (batch.maybe_written or is_isolated):
         try:
-            small = read_on_driver(splits, source, keeps_payloads=keeps_payloads)
+            read = read_on_driver(splits, source, keeps_payloads=keeps_payloads)
         except (DataLossError, BatchTooLargeError) as error:
             raise OutdatedError(error) from error
         except StreamAssetsError:
             raise
         except Exception as error:  # noqa: BLE001 - a decoder of the user's may raise anything
             raise explain_read(f"{type(error).__name__}: {error}", what=what) from None
-        if small is not None:
-            return _Read(small.frame(target.spark, source), small.messages, small.dead)
+        if read is not None:
+            return _Read(read.frame(target.spark, source), read.messages, read.dead)
     try:
         frame = read_splits(target.spark, splits, source, keeps_payloads=keeps_payloads, is_isolated=is_isolated)
         frame = cached.keep(_without_written(target, frame, batch.maybe_written))
@@ -637,7 +640,7 @@ def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool,
 
 
 def _without_written(target: Target, frame: DataFrame, maybe_written: Mapping[Shard, Range]) -> DataFrame:
-    """Without what is in the table, or in the dead letters that count, within ``maybe_written``."""
+    """Leave out messages within ``maybe_written`` that have rows in the table, or dead letters that count."""
     if not maybe_written:
         return frame
     condition = in_ranges(maybe_written)
@@ -649,28 +652,28 @@ def _without_written(target: Target, frame: DataFrame, maybe_written: Mapping[Sh
 
 
 def _counted(target: Target, frame: DataFrame) -> _Read:
-    """Read the source into the cache, and count."""
+    """Count the messages and dead letters, which reads the source into the cache."""
     is_dead = f.col("_error").isNotNull().cast("bigint")
     counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
     try:
         found = counts.collect()
     except Exception as error:  # noqa: BLE001 - Spark raises what comes
-        explained = explain_failed_read(error, what=str(target.url))
-        if isinstance(explained, (DataLossError, BatchTooLargeError)):
-            raise OutdatedError(explained) from None
-        raise explained from None
+        failure = explain_failed_read(error, what=str(target.url))
+        if isinstance(failure, (DataLossError, BatchTooLargeError)):
+            raise OutdatedError(failure) from None
+        raise failure from None
     messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
     return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
 
 def refused_messages(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
-    """The messages that would become dead letters although they can be decoded, and why; nothing is written.
+    """Return the messages that would become dead letters although they can be decoded, and why; nothing is written.
 
-    They are decoded in isolation: they are dead letters, and one may have crashed a process before.
+    They are decoded in isolation, because one of these dead letters may have crashed a process before.
 
     Args:
         target: the table.
-        plan: of dead letters; each message can be decoded, without the new fields that it may have.
+        plan: a plan of dead letters that can be decoded, without the undeclared fields that they may have.
 
     Raises:
         TransformError: the transform raised, or fails for some of them.
@@ -686,24 +689,24 @@ def refused_messages(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, in
 def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> WrittenBatch | None:
     """Steps 5 to 7: write the dead letters, then the rows; ``None`` if another run was faster.
 
-    The entry of the batch is made here, because only now it is known what the batch holds.
+    The entry of the batch is created here, because only now is the content of the batch known.
 
     Args:
         target: the table.
         batch: the plan.
-        filtered: what was read of it.
+        filtered: its rows and dead letters.
 
     Raises:
-        DataLossError: rows or dead letters would be replaced whose messages the stream does not hold any more.
+        DataLossError: rows or dead letters would be replaced whose messages the stream no longer holds.
         SchemaMismatchError, TransformError, WriteError: nothing of the batch is in the table.
-        LedgerUnreadableError: it is unknown whether it is in the table. Nothing may be committed to the broker.
+        LedgerUnreadableError: it is unknown whether the batch is in the table. Nothing may be committed to the broker.
     """
     entry = target.entry(batch, messages=sum(filtered.messages.values()), dead=filtered.dead)
     rows, kept = filtered.rows, None
     if entry.write_mode.replaces:
         rows = _with_last_copies(target, rows, filtered.frame, entry)
     if entry.write_mode.uncounts_dead_letters and not entry.places:
-        # A redrive reads the dead letters themselves.
+        # Not for a redrive, whose messages are the dead letters themselves.
         kept, count = _last_dead_letters(target, filtered.frame, entry)
         entry = replace(entry, dead=entry.dead + count)
     if entry.dead or entry.lost:
@@ -718,9 +721,9 @@ def commit_recorded(
     target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
 ) -> WrittenBatch | None:
     """Write the corrections or dismissals of the batch, then the rows; ``None`` if another run was faster."""
-    if batch.letters is not None:
-        schema = from_arrow_schema(pa.schema([DEAD_LETTER_SCHEMA.field(name) for name in batch.letters.column_names]))
-        frame = target.spark.createDataFrame(batch.letters, schema)
+    if (own := batch.dead_letters) is not None:
+        schema = from_arrow_schema(pa.schema([DEAD_LETTER_SCHEMA.field(name) for name in own.column_names]))
+        frame = target.spark.createDataFrame(own, schema)
         if not target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return None
     target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
@@ -741,7 +744,7 @@ def _commit_rows(
     except ConstraintViolatedError as error:
         raise target.filter.located(error, rows) from error
     except SchemaMismatchError:
-        if target.columns.is_of_now(target.ledger.read()):
+        if target.columns.is_current(target.ledger.read()):
             raise
         _log.info("the columns of %s have changed meanwhile; planning again", target.ingestion.table)
         return None
@@ -753,14 +756,14 @@ def _commit_rows(
 
 
 def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:
-    """Together with the rows of the range whose messages cannot be read again: they are the last copies.
+    """Add the rows of the range whose messages cannot be read again: they are the last copies.
 
     Raises:
-        DataLossError: there are some, and it was not said that they are to be kept.
+        DataLossError: there are some, and ``on_data_loss`` is not ``record``.
     """
     log = target.ledger.log
     table = read_table(target.spark, log)
-    last, count = _unread(target, table, frame, entry, what="rows")
+    last, count = _without_messages(target, table, frame, entry, what="rows")
     if not count:
         return rows
     snapshot = log.snapshot()
@@ -769,36 +772,36 @@ def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: 
 
 
 def _last_dead_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
-    """Likewise the dead letters that count, and how many; the batch that replaces their range writes them again."""
+    """Return the dead letters of the range that are last copies, and their count; the batch writes them again."""
     table, ledger, where = target.dead_letters, target.ledger, in_places(entry.affected)
-    # Most ranges have none, which is known without a job of Spark.
+    # Most ranges have none, which delta-rs finds without a Spark job.
     if not any(len(part) for part in table.scan(ledger.group, NotCounting(), PLACE, where=where)):
         return None, 0
-    letters = table.counted(target.spark, ledger)
-    assert letters is not None
-    last, count = _unread(target, letters, frame, entry, what="dead letters")
+    dead_letters = table.counted(target.spark, ledger)
+    assert dead_letters is not None
+    last, count = _without_messages(target, dead_letters, frame, entry, what="dead letters")
     return (last if count else None), count
 
 
-def _unread(
-    target: Target, held: DataFrame, frame: DataFrame, entry: LedgerEntry, *, what: str
+def _without_messages(
+    target: Target, table: DataFrame, frame: DataFrame, entry: LedgerEntry, *, what: str
 ) -> tuple[DataFrame, int]:
-    """Those in the range of a batch whose messages are not in ``frame``, which was read of it, and how many.
+    """Return what ``table`` has in the range of a batch without a message in ``frame``, and how many.
 
     Raises:
-        DataLossError: there are some, and it was not said that they are to be kept.
+        DataLossError: there are some, and ``on_data_loss`` is not ``record``.
     """
     ingestion = target.ingestion
-    last = held.where(in_places(entry.affected)).join(frame.select(*PLACE), [*PLACE], "left_anti")
+    last = table.where(in_places(entry.affected)).join(frame.select(*PLACE), [*PLACE], "left_anti")
     found = last.agg(f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last"))
     counts = found.collect()[0]
     if not counts["rows"]:
         return last, 0
     error = DataLossError(
         f"{counts['rows']} {what} of {ingestion.table} between sequences {counts['first']} and "
-        f"{counts['last']} would be replaced, but {target.url} does not hold their messages any more",
-        remedy="They are the last copy, so they are not touched. Replay only what the stream holds, or set "
-        "on_data_loss='record': then they stay as they are, and the others are replaced.",
+        f"{counts['last']} would be replaced, but {target.url} no longer holds their messages",
+        remedy="They are the last copy, so nothing was replaced. Replay only what the stream holds, or set "
+        "on_data_loss='record' to keep them as they are and replace the others.",
     )
     ingestion.refuse_or_record(error)
     _log.warning("%d %s whose messages are gone from %s stay as they are", counts["rows"], what, target.url)
@@ -820,7 +823,7 @@ class BatchTelemetry:
         self._since = time.monotonic()
 
     def __call__(self, step: Step, batch: Batch | None) -> None:
-        """A step is done."""
+        """Record a step that is done."""
         seconds = time.monotonic() - self._since
         if batch is not None:
             fields = {"batch": batch.bid, "batch_number": batch.number, "batch_kind": batch.kind}
@@ -830,20 +833,20 @@ class BatchTelemetry:
         self._since = time.monotonic()
 
     def planning(self) -> None:
-        """Another batch is looked for: what is logged now is about none."""
+        """Start to measure the next batch; until it is planned, log lines are about no batch."""
         about({})
         self._since = time.monotonic()
 
     def reported(self, report: BatchReport) -> None:
-        """A batch is in the table and committed."""
+        """Record a batch that is in the table and committed."""
         entry = report.entry
         messages = sum(report.messages.values())
         lag: dict[str, int] = {}
         for shard, count in report.lag.items():
             lag[shard.stream] = lag.get(shard.stream, 0) + count
-        # What a replay has left is not what the group is behind.
-        behind = lag if entry.kind == "batch" else {}
-        numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, behind)
+        # The messages that a replay has left are not a lag of the group.
+        group_lag = lag if entry.kind == "batch" else {}
+        numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, group_lag)
         if entry.kind != "dismiss":
             self._recorders.batch(self._labels(entry.kind), numbers)
         fields = {

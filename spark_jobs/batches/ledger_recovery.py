@@ -1,23 +1,24 @@
 """Finds positions that the ledger does not have: its log was cleaned, or the table was copied without its log.
 
 *A cleaned log.* Checkpoints keep the transaction numbers, so that it is known that the group has written, but not how
-far. Two ways on:
+far. There are two ways to continue:
 
-    the broker's mirror   Each commit to the broker has the number of the batch, and its id. If that is the last number
-                          in the table, nothing was written since, and the positions of the broker are those of the
-                          ledger, unless they are of another table of the group, or a RESTORE has removed rows of that
-                          batch: it changes no number. Either the log shows that the batch has this id and leads to
-                          these positions, and that there was no RESTORE since; or the rows reach up to the positions.
-    a new start           A user says where. Everything after that place which the table holds is replaced, so that
-                          any place is safe. Dead letters behind the last row may be of a batch that was never written,
-                          or that a RESTORE removed: from that row on all is replaced, wherever the user begins.
+    the broker's mirror   Each commit to the broker has the number and the id of the batch. If the number is the last
+                          one in the table, nothing was written since. Then the positions of the broker are those of
+                          the ledger, with two exceptions: they may belong to another table of the group, or a RESTORE
+                          may have removed rows of the batch, which changes no number. So one of two things has to be
+                          true. Either the log shows that the batch has this id and leads to these positions, and that
+                          there was no RESTORE since. Or the rows reach up to the positions.
+    a new start           A user gives a position. Everything that the table holds after it is replaced, so that any
+                          position is safe. Dead letters after the last row may belong to a batch that was never
+                          written, or that a RESTORE removed. So everything after the last row is replaced in any case.
 
-Either way the state is written down in an empty commit of kind ``keep``.
+In both cases the state is committed in an empty commit of kind ``keep``.
 
 *A copied table* (CREATE TABLE … AS SELECT, a clone, INSERT INTO, files that were copied) has the rows of a stream, but
-the positions stayed in the log of the table that it was made from. To ingest into it as if it were new would write each
-message a second time, so these rows are refused, until a user who knows where they come from adopts them
-(:func:`adopt`): each shard continues after its last row.
+the positions are only in the log of the original table. Ingestion into it as a new table would write each message a
+second time, so that it is refused, until a user who knows the origin of the rows adopts them (:func:`adopt`): each
+shard continues after its last row.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from stream_consumers.messages import Shard
 
 
 def commit_metadata(app: str, state: LedgerState, shards: Iterable[Shard]) -> str:
-    """What the broker keeps with the positions of a batch; nothing where they are not all there is to know.
+    """Return the metadata to commit with the positions to the broker; empty if the ledger has gaps or ``redo``.
 
     Example:
         >>> orders = Shard("orders")
@@ -73,17 +74,17 @@ def commit_metadata(app: str, state: LedgerState, shards: Iterable[Shard]) -> st
     if not is_simple:
         return ""
     newest = state.newest
-    # The newest entry of a group with several transaction sequences may be of another one.
+    # The newest entry of a group with several transaction sequences may belong to another sequence.
     is_known = newest is not None and (newest.app, newest.number) == (app, state.last_number)
     return f"{app} {state.last_number} {newest.bid if newest and is_known else ''}".rstrip()
 
 
 def commit_positions(source: BatchSource, ingestion: Ingestion, state: LedgerState, streams: Container[str]) -> None:
-    """Commit the positions of a transaction sequence to the broker, with the batch that they belong to.
+    """Commit the positions of a transaction sequence to the broker, with the number and id of its last batch.
 
     Args:
         source: the stream.
-        ingestion: the group, and which sequence it is.
+        ingestion: the group, and the member or shard of the sequence.
         state: the ledger.
         streams: the streams of the source; the group may have others.
     """
@@ -93,7 +94,7 @@ def commit_positions(source: BatchSource, ingestion: Ingestion, state: LedgerSta
 
 
 def has_begun(ingestion: Ingestion) -> bool:
-    """Whether the group has written anything, be its log cleaned or not."""
+    """Return whether the group has written anything, even if its log was cleaned."""
     try:
         return ingestion.ledger().read().newest is not None
     except LedgerTruncatedError:
@@ -101,15 +102,15 @@ def has_begun(ingestion: Ingestion) -> bool:
 
 
 def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -> tuple[LedgerState, bool]:
-    """The ledger; where its log was cleaned, what the broker's mirror says.
+    """Read the ledger; if its log was cleaned, recover its state from the broker's mirror.
 
     Args:
         source: the stream, by the names of its epochs.
         ingestion: group and table.
-        ledger: of the group.
+        ledger: the ledger of the group.
 
     Returns:
-        The state, and whether it has to be written down with :func:`keep`.
+        The state, and whether it has to be committed with :func:`keep`.
 
     Raises:
         LedgerTruncatedError: the log was cleaned, and the mirror does not agree with the table.
@@ -121,9 +122,8 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -
         if state is None:
             raise LedgerTruncatedError(
                 error.what,
-                remedy="Say where to go on: stream-assets rewind --to earliest, or --to SHARD=SEQUENCE,… with the "
-                "same --source, --table and --group. What the table holds behind that place is replaced, so that "
-                "nothing is doubled.",
+                remedy="Set the position with: stream-assets rewind --to earliest, or --to SHARD=SEQUENCE,… with the "
+                "same --source, --table and --group. Rows after that position are replaced, so that none is doubled.",
                 **error.facts,
             ) from error
         return state, True
@@ -143,8 +143,8 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
         if bid is None or bids:
             return None
         mirrored[ledger.app, number] = _Mirror(bid, {shard: positions[shard] for shard in shards})
-    rows, letters = _last_sequences(ingestion, source)
-    if any(positions.get(shard, -1) <= last for shard, last in (*rows.items(), *letters.items())):
+    rows, dead_letters = _last_sequences(ingestion, source)
+    if any(positions.get(shard, -1) <= last for shard, last in (*rows.items(), *dead_letters.items())):
         return None
     if not _is_confirmed(ingestion, mirrored, positions):
         return None
@@ -154,18 +154,18 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
 
 @dataclass(frozen=True, slots=True)
 class _Mirror:
-    """What the broker has of a transaction sequence.
+    """The metadata and positions that the broker has of a transaction sequence.
 
     Args:
-        bid: of the newest batch; empty if an older release committed it.
-        positions: behind that batch.
+        bid: the id of the newest batch; empty if an older release committed it.
+        positions: the positions after that batch.
     """
 
     bid: str
     positions: Mapping[Shard, int]
 
     def is_of(self, entry: LedgerEntry) -> bool:
-        """Whether it is what this entry led to, and not one with the same number in another table."""
+        """Return whether it was committed after this entry, and not after one with the same number in another table."""
         if self.bid and (self.bid != entry.bid or not entry.is_full):
             return self.bid == entry.bid
         known = fold(entry.state or {}, entry, late=False)
@@ -173,7 +173,7 @@ class _Mirror:
 
 
 def _bid_in(metadata: str, app: str, number: int) -> str | None:
-    """The id of the batch in what :func:`commit_metadata` made; ``None`` if that is of another batch."""
+    """Return the batch id in a result of :func:`commit_metadata`; ``None`` if that has another app id or number."""
     bid = metadata.removeprefix(f"{app} {number}")
     return bid.removeprefix(" ") if bid != metadata and bid[:1] in ("", " ") else None
 
@@ -181,14 +181,14 @@ def _bid_in(metadata: str, app: str, number: int) -> str | None:
 def _is_confirmed(
     ingestion: Ingestion, mirrored: Mapping[tuple[str, int], _Mirror], positions: Mapping[Shard, int]
 ) -> bool:
-    """Whether what the broker has is of batches of this table, of which no RESTORE has removed rows.
+    """Return whether the mirror belongs to batches of this table, and no RESTORE has removed rows of them.
 
-    Dead letters do not count as rows here, because a RESTORE of the table leaves them.
+    Dead letters do not count as rows here, because a RESTORE of the table does not remove them.
 
     Args:
         ingestion: group and table.
-        mirrored: by app id and last number of each transaction sequence.
-        positions: up to which they wrote.
+        mirrored: the mirror of each transaction sequence, by app id and last number.
+        positions: the positions in the mirror.
     """
     log, unseen = ingestion.ledger().log, dict(mirrored)
     for commit in log.readable():
@@ -205,20 +205,20 @@ def _is_confirmed(
 
 
 def _last_sequences(ingestion: Ingestion, source: BatchSource) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
-    """The last sequence of each shard of the source: in the table, and in its dead letters.
+    """Return the last sequence of each shard of the source in the table, and in its dead letters.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the data of one of them.
     """
     streams, logs = source.identities(), (ingestion.ledger().log, ingestion.dead_letters().log())
-    rows, letters = ({s: last for s, last in last_sequences(log).items() if s.stream in streams} for log in logs)
-    return rows, letters
+    rows, dead = ({s: last for s, last in last_sequences(log).items() if s.stream in streams} for log in logs)
+    return rows, dead
 
 
 def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Shard, int]) -> None:
-    """Refuse a stream that holds other messages than those of the last rows, as far as their timestamps show it.
+    """Refuse a stream whose messages have other timestamps than the last rows.
 
-    The fingerprints were cleaned from the log, and a stream that was made again may be longer by now.
+    The fingerprints were cleaned from the log, and a recreated stream may be longer than the old one by now.
 
     Args:
         ingestion: group and table.
@@ -236,9 +236,9 @@ def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Sh
         moments = rows[shard].timestamps_ms
         if message.sequence == last[shard] and NO_TIMESTAMP not in moments and message.timestamp_ms not in moments:
             raise SourceRecreatedError(
-                f"{source.url} holds another message than that of the last row of {shard} in {ingestion.table}, whose "
-                "log was cleaned: the stream was recreated",
-                remedy="Ingest it into another table. The rows of the stream before it stay in this one.",
+                f"{source.url} was recreated: it does not hold the message of the last row of {shard} in "
+                f"{ingestion.table}, whose log was cleaned",
+                remedy="Ingest it into another table. The rows of the old stream stay in this one.",
                 sequence=message.sequence,
                 table=int(moments[0]),
                 stream=message.timestamp_ms,
@@ -246,37 +246,37 @@ def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Sh
 
 
 def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
-    """The state that the table shows: each shard is covered up to its last row.
+    """Derive a state from the table: each shard is covered up to its last row.
 
-    What lies between that row and the last dead letter has to be replaced.
+    The range between that row and the last dead letter has to be replaced.
 
     Raises:
         UnsupportedError: the members of the group claim entries one by one, so that rows do not show what was read.
-        SourceRecreatedError: the stream is another one than that of the rows.
+        SourceRecreatedError: the rows belong to another stream.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
     if source.is_in_claim_mode(ingestion.group):
         raise UnsupportedError(
             f"the log of {ingestion.table} was cleaned, and group {ingestion.group!r} claims entries of {source.url} "
-            "one by one: which of those before the last row are in the table is unknown",
-            remedy="Restore the log files from a backup; or use another group and table. To write again all that the "
-            "stream holds, end the members of the group, remove it from the server (XGROUP DESTROY), and run: "
+            "one by one: it is unknown which entries before the last row are in the table",
+            remedy="Restore the log files from a backup, or use another group and table. To write all entries of the "
+            "stream again, end the members of the group, remove it from the server (XGROUP DESTROY), and run: "
             "stream-assets rewind --to earliest.",
         )
     extents = source.extents()
-    rows, letters = _last_sequences(ingestion, source)
+    rows, dead_letters = _last_sequences(ingestion, source)
     _check_last_rows(ingestion, source, rows)
     starts = {shard: extent.start for shard, extent in extents.items()}
     ends = starts | {shard: last + 1 for shard, last in rows.items()}
     shards = {
-        shard: _covered_to(ends.get(shard, MIN_SEQUENCE), letters.get(shard, MIN_SEQUENCE) + 1)
-        for shard in sorted(ends.keys() | letters.keys())
+        shard: _covered_to(ends.get(shard, MIN_SEQUENCE), dead_letters.get(shard, MIN_SEQUENCE) + 1)
+        for shard in sorted(ends.keys() | dead_letters.keys())
     }
     return _state(ingestion, source, shards)
 
 
 def _covered_to(end: int, replaced: int = MIN_SEQUENCE) -> ShardState:
-    """All before ``end`` is in the table, and what lies between it and ``replaced`` may be."""
+    """Return a state that is covered up to ``end``, with the range from there up to ``replaced`` as ``redo``."""
     again = Intervals.of((end, replaced)) if replaced > end else Intervals()
     last = max(end, replaced)
     return ShardState(Intervals.of((MIN_SEQUENCE, last)), again, origin=last)
@@ -285,17 +285,17 @@ def _covered_to(end: int, replaced: int = MIN_SEQUENCE) -> ShardState:
 def _state(ingestion: Ingestion, source: BatchSource, shards: Mapping[Shard, ShardState]) -> LedgerState:
     ledger = ingestion.ledger()
     snapshot = ledger.log.snapshot()
-    letters = ingestion.dead_letters().log().snapshot()
+    dead_letters = ingestion.dead_letters().log().snapshot()
     version, number = (snapshot.version, snapshot.last_number(ledger.app)) if snapshot else (-1, 0)
-    # What was written before cannot be judged any more.
-    settled = letters.version if letters else -1
-    state = LedgerState(version, shards, None, number, settled, ingestion.sharing_mode)
+    # It cannot be checked any more which of the earlier dead letters count, so all of them do.
+    checked = dead_letters.version if dead_letters else -1
+    state = LedgerState(version, shards, None, number, checked, ingestion.sharing_mode)
     kept = ledger.entry("keep", state, number=number, bid="", identities=source.identities())
     return replace(state, newest=kept, identities=kept.identities)
 
 
 def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: LedgerState) -> None:
-    """Write the state down, so that the ledger can be read again; nothing if another run has done so.
+    """Commit the state, so that the ledger can be read again, unless another run has done so.
 
     Raises:
         WriteError: Spark failed; run it again.
@@ -303,7 +303,7 @@ def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: 
     shards = state.shards
 
     def fields(state: LedgerState) -> EntryFields | None:
-        # What another run has written since then is not in this state.
+        # If another run has committed a state, this one may lack what was written since.
         return None if _is_readable(ingestion) else {}
 
     commit_empty(spark, ingestion, "keep", fields, read=lambda: _state(ingestion, source, shards))
@@ -318,19 +318,19 @@ def _is_readable(ingestion: Ingestion) -> bool:
 
 
 def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, int]:
-    """Where :func:`adopt` would let each shard continue: behind its last row, or dead letter that counts, in the table.
+    """Return where :func:`adopt` would let each shard continue: after its last row, or last dead letter that counts.
 
-    Dead letters that another table of this path has left behind do not count, since this one has not their batches:
-    what lies before them may never have been in it. Those that were copied with the rows do.
+    Dead letters of an earlier table at this path do not count, because this table does not have their batches, and may
+    never have had the rows before them. Dead letters that were copied with the rows count.
 
     Args:
-        source: the stream that the rows are of.
+        source: the stream of the rows.
         ingestion: the group, and the table that holds the rows.
 
     Raises:
-        StreamNotFoundError: the table holds no rows of the stream, or there is none.
-        InvalidOptionError: the group has positions in the stream already, or another group has.
-        SourceRecreatedError: the stream ends before the last row, so that the rows are not of it.
+        StreamNotFoundError: the table holds no rows of the stream, or there is no table.
+        InvalidOptionError: this group or another one already has positions in the stream.
+        SourceRecreatedError: the stream ends before the last row, so that the rows belong to another stream.
         UnsupportedError: the members of the group claim entries one by one, so that it has no positions.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
@@ -338,7 +338,7 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
 
 
 class _Adoption(NamedTuple):
-    """The next sequence of each shard, and for those with rows: where these begin, and what is known there."""
+    """The next sequence of each shard, and for shards with rows: the start of the rows, and the facts known there."""
 
     positions: Mapping[Shard, int]
     adopted: Mapping[Shard, int]
@@ -349,23 +349,23 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
     check_sharing(state, ingestion)
     if CLAIMS in (state.sharing, ingestion.sharing_mode):
         raise UnsupportedError(
-            f"group {ingestion.group!r} claims entries one by one, so that it does not continue behind a row",
-            remedy="Adopt the rows in mode 'resumable', and change it with: stream-assets switch --to load_balanced.",
+            f"group {ingestion.group!r} claims entries one by one, so that it cannot continue after a row",
+            remedy="Adopt the rows in mode 'resumable', then change it with: stream-assets switch --to load_balanced.",
         )
-    begun, taken_back = _left_to_adopt(state, source)
-    streams = begun | {shard.stream for shard in taken_back}
+    new, undone = _left_to_adopt(state, source)
+    streams = new | {shard.stream for shard in undone}
     if not streams:
         raise InvalidOptionError(
-            f"group {ingestion.group!r} has positions of {source.url} in {ingestion.table} already",
-            remedy="Just ingest. To move the group, use: stream-assets rewind.",
+            f"group {ingestion.group!r} already has positions of {source.url} in {ingestion.table}",
+            remedy="Ingest without an adopt. To move the group, use: stream-assets rewind.",
         )
     check_other_group(ingestion, state, streams, url=source.url)
     rows = row_extents(ingestion.ledger().log)
-    last = {s: end for s, end in _last(ingestion, rows, taken_back).items() if s.stream in begun or s in taken_back}
+    last = {s: end for s, end in _last(ingestion, rows, undone).items() if s.stream in new or s in undone}
     if not last:
         raise StreamNotFoundError(
             f"{ingestion.table} holds no rows of {', '.join(sorted(streams))}",
-            remedy="There is nothing to adopt: ingest.",
+            remedy="Ingest without an adopt.",
         )
     extents = {shard: extent for shard, extent in source.extents().items() if shard.stream in streams}
     for shard, sequence in sorted(last.items()):
@@ -373,52 +373,50 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
         if end is None or end <= sequence:
             raise SourceRecreatedError(
                 f"{source.url} ends before the last row of {shard} in {ingestion.table}",
-                remedy="The rows are of another stream of this name. Ingest into another table.",
+                remedy="The rows belong to another stream of this name. Ingest into another table.",
                 row=sequence,
                 end=end,
             )
-    starts = {shard: extent.start for shard, extent in extents.items() if shard.stream in begun}
+    starts = {shard: extent.start for shard, extent in extents.items() if shard.stream in new}
     positions = dict(sorted((starts | {shard: sequence + 1 for shard, sequence in last.items()}).items()))
-    # From the first row on, also where the stream has lost its message by now: after a RESTORE to before the adopt that
-    # is a loss. What the stream has before the first row is read then, because a transform may have dropped it.
-    begins = {**starts, **taken_back}
+    # From the first row on, even if the stream has lost its message by now, which is a loss after a RESTORE to before
+    # the adopt. Messages before the first row are read then, because a transform may have dropped them.
+    begins = {**starts, **undone}
     firsts = {shard: min(begins[shard], rows[shard].start if shard in rows else begins[shard]) for shard in last}
     adopted = {shard: start for shard, start in firsts.items() if start < positions[shard]}
     facts = {
-        # The message of a first row that is gone by now counts as not read, so that the loss is known.
+        # If the message of the first row is gone, it counts as not read, so that the loss is detected.
         shard: known._replace(added=known.added - 1) if place < extents[shard].start else known
         for shard, (place, known) in position_facts_in(source.hint(adopted)).items()
     }
-    kept = {
-        s: one for s, start in taken_back.items() if adopted.get(s) == start and (one := state.shards[s].facts_at_start)
-    }
+    kept = {s: one for s, at in undone.items() if adopted.get(s) == at and (one := state.shards[s].facts_at_start)}
     return _Adoption(positions, adopted, {**facts, **kept})
 
 
 def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
-    """The streams without a position, and the shards whose adopt a RESTORE took back: where their rows began."""
+    """Return the streams without a position, and the start of the rows of shards whose adopt a RESTORE undid."""
     streams = source.identities()
     shards = {s: one for s, one in state.shards.items() if one.lacks_adopted and not one.is_written}
     return without_positions(state, streams), {s: one.adopted or 0 for s, one in shards.items() if s.stream in streams}
 
 
-def _last(ingestion: Ingestion, rows: Mapping[Shard, Range], taken_back: Container[Shard]) -> Mapping[Shard, int]:
+def _last(ingestion: Ingestion, rows: Mapping[Shard, Range], undone: Container[Shard]) -> Mapping[Shard, int]:
     counted = extents_of(ingestion.dead_letters().counted_places(ingestion.ledger()))
-    # A RESTORE that took the adopt of a shard back has left its dead letters, also behind rows that it removed.
-    letters = {shard: part for shard, part in counted.items() if shard not in taken_back}
-    shards = letters.keys() | rows.keys()
-    return {shard: max(found[shard].end - 1 for found in (letters, rows) if shard in found) for shard in shards}
+    # If a RESTORE undid the adopt of a shard, its dead letters are still there, also after the rows that are left.
+    dead = {shard: part for shard, part in counted.items() if shard not in undone}
+    shards = dead.keys() | rows.keys()
+    return {shard: max(found[shard].end - 1 for found in (dead, rows) if shard in found) for shard in shards}
 
 
 def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, int]:
-    """Make the rows of a table the group's own: it continues behind the last row of each shard.
+    """Let the group own the rows of a table: it continues after the last row of each shard.
 
-    What is missing before that row counts as read: the transform may have dropped it, which is unknown. Rows of
-    messages that were filtered or dead letters behind it are read again, and judged again.
+    Messages without a row before that count as read, because the transform may have dropped them. Messages after it
+    that the transform dropped, or that were dead letters, are read again.
 
     Args:
         spark: a session that can write Delta tables.
-        source: the stream that the rows are of.
+        source: the stream of the rows.
         ingestion: the group, and the table that holds the rows.
 
     Returns:
@@ -435,9 +433,9 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
 
     def fields(state: LedgerState) -> EntryFields | None:
         if not any(_left_to_adopt(state, source)):
-            # Another run did the same at the same time.
+            # Another run has adopted the rows meanwhile.
             return None
-        # As of this state: should a RESTORE remove rows before the commit lands, the ledger sees it.
+        # From this state: if a RESTORE removes rows before the commit lands, the ledger sees that the commit is late.
         found = _adoption(source, ingestion, state)
         positions.clear()
         positions.update(found.positions)

@@ -2,16 +2,17 @@
 
 A replay follows the commit order of :mod:`spark_jobs.batches`, with these differences:
 
- 1. What it replaces is clamped to what the ledger covers, once, when it begins. Each of its commits carries that goal
-    and the replay's id, so that a replay that was killed continues after its last batch.
+ 1. Its goal, the ranges that it replaces, is clamped to what the ledger covers, once, when it begins. Each of its
+    commits has the goal and the replay's id, so that a replay that was killed continues after its last batch.
  2. Its commits are of kind ``replay``: they never move a position, neither the ledger's nor the broker's.
- 3. It has a transaction sequence of its own. Ingestion appends what is not covered and a replay replaces what is, so
-    neither takes the other's number. A replace that meets another commit is written again, not read again.
+ 3. It has its own transaction sequence. Ingestion only appends what is not covered, and a replay only replaces what is
+    covered, so that they need not compete for numbers. If another commit lands first, a replace is written again
+    without another read.
 
-A rewind is one empty commit in each transaction sequence of the group. Backwards: the commit replaces nothing itself,
-but says up to where the batches that follow replace (``until``); the ledger remembers what is left of that across
-crashes. Forwards: what is skipped counts as covered, and the ledger records that it was skipped. A batch that is on its
-way loses its number to the commit and is planned again.
+A rewind is one empty commit in each transaction sequence of the group. A rewind backwards replaces nothing itself: its
+commit has the end of the range that later batches replace (``until``), and the ledger keeps what is left of it across
+crashes. After a rewind forwards, the skipped range counts as covered, and the ledger records that it was skipped. A
+batch in flight loses its number to the commit and is planned again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnReplay(enum.Enum):
-    """What becomes of the rows that a replayed range has in the table."""
+    """What a replay does with the rows that the table has of its range."""
 
     REPLACE = "replace"
     APPEND = "append"
@@ -72,13 +73,13 @@ class OnReplay(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What to replay.
+    """The settings of a replay.
 
     Args:
-        start: the first messages; without it all that the stream holds.
-        stop: the messages to stop before; without it the position of the group.
+        start: the first messages to replay; without it, the first that the stream holds.
+        stop: the messages to stop before; without it, the position of the group.
         on_replay: replace the rows of the range, or append to them.
-        id: a replay with the id of one that was killed continues where that was.
+        id: the id of the replay. With the id of a replay that was killed, it continues that one.
 
     Example:
         >>> replay = Replay(start=Bound.parse("2026-11-01T00:00:00Z"), stop=Bound.parse("2026-11-02T00:00:00Z"))
@@ -96,7 +97,7 @@ class Replay:
 
 
 def next_ranges(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Range]:
-    """The next range to replace, per shard, where the ledger covers it. A RESTORE may have changed that."""
+    """Return the next range to replace per shard, within what the ledger covers now, after a possible RESTORE."""
     left = {
         shard: (Intervals.of(part) & state.shards[shard].covered) - progress.done.get(shard, Intervals())
         for shard, part in progress.goal.items()
@@ -106,12 +107,12 @@ def next_ranges(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, 
 
 
 def replay_progress(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProgress | None:
-    """The progress of the replay with this id, from the ledger; ``None`` if it has written nothing.
+    """Return the progress of the replay with this id from the ledger; ``None`` if it has written nothing.
 
     Args:
-        ledger: of the group.
-        replay_id: its id.
-        kind: of its entries; those of a rewind are batches.
+        ledger: the ledger of the group.
+        replay_id: the id of the replay.
+        kind: the kind of its entries; ``batch`` for a rewind.
     """
     state = ledger.read()
     totals, key = state.totals, replay_key(kind, replay_id)
@@ -123,11 +124,11 @@ def replay_progress(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> 
 
 
 def replay_commits(ledger: Ledger, replay_id: str) -> list[Commit]:
-    """The commits of a replay whose rows no RESTORE removed, the oldest first, as far as the log reaches back.
+    """Return the commits of a replay whose rows no RESTORE removed, oldest first, as far as the log reaches back.
 
     Args:
-        ledger: of the group.
-        replay_id: its id; runs that were killed have written a part of them, perhaps.
+        ledger: the ledger of the group.
+        replay_id: the id of the replay; its commits may come from several runs.
     """
     if replay_progress(ledger, replay_id) is None:
         return []
@@ -144,10 +145,10 @@ def replay_commits(ledger: Ledger, replay_id: str) -> list[Commit]:
 def goal_of(
     replay: Replay, source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]
 ) -> Mapping[Shard, Range]:
-    """What the replay replaces: from its start to its stop, as far as the ledger covers it and the stream holds it.
+    """Return the ranges that a replay replaces: from start to stop, clamped to what is covered and the stream holds.
 
     Raises:
-        InvalidOptionError: the stop lies before the start, or the stream does not hold one of them.
+        InvalidOptionError: the stop is before the start, or the stream does not hold one of them.
     """
     starts = replay.start.resolve(source, extents) if replay.start else {s: e.start for s, e in extents.items()}
     stops = replay.stop.resolve(source, extents) if replay.stop else {}
@@ -170,19 +171,19 @@ def goal_of(
 def last_copies(
     replay: Replay, source: BatchSource, ledger: Ledger, *, extents: Mapping[Shard, Extent], goal: Mapping[Shard, Range]
 ) -> Mapping[Shard, Range]:
-    """Where rows of the time of a replay are whose messages the stream does not hold any more.
+    """Return the ranges of rows in the replayed time whose messages the stream no longer holds.
 
-    Only a time can begin before the stream does; sequences that are gone are refused.
+    Only a start that is a time can lie before the first message of the stream; such sequences are refused.
 
     Args:
         replay: what to replay.
         source: the stream.
-        ledger: of the group.
+        ledger: the ledger of the group.
         extents: what the stream holds.
-        goal: what is replaced.
+        goal: the ranges that the replay replaces.
 
     Returns:
-        From the first to behind the last of them, per shard.
+        The range from the first to after the last of these rows, per shard.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -205,7 +206,7 @@ def last_copies(
 
 
 def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse what cannot be replayed.
+    """Refuse to replay or move a group that has no positions.
 
     Raises:
         StreamNotFoundError: the group has written nothing.
@@ -213,25 +214,25 @@ def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
     """
     if state.newest is None:
         raise StreamNotFoundError(
-            f"group {ingestion.group!r} has written nothing into {ingestion.table}: there is nothing to replay or move",
-            remedy="Ingest first. With start='latest' the first run only sets the position, and what lies before it "
-            "can be replayed then.",
+            f"group {ingestion.group!r} has written nothing into {ingestion.table}, so it cannot be replayed or moved",
+            remedy="Ingest first. With start='latest' the first run only sets the position; then earlier messages can "
+            "be replayed.",
         )
     if state.sharing in (CLAIMS, LEAVING_CLAIMS):
         raise UnsupportedError(
-            f"group {ingestion.group!r} claims entries one by one, so no range of its stream is its own to replace",
-            remedy="Change it with: stream-assets switch --to resumable; run this again; and change it back.",
+            f"group {ingestion.group!r} claims entries one by one, so it has no ranges that could be replaced",
+            remedy="Change its mode with: stream-assets switch --to resumable. Run this again, and change it back.",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a replay has to do, after every check that needs no Spark.
+    """What a replay has to do, after all checks that need no Spark.
 
     Args:
-        progress: what it replaces in all, and what of that is done.
+        progress: everything that it replaces, and how much of it is done.
         left: the next range to replace, per shard.
-        last_copies: where rows of its time are whose messages are gone; they stay as they are.
+        last_copies: the ranges of rows in its time whose messages are gone; these rows stay as they are.
     """
 
     progress: ReplayProgress
@@ -254,14 +255,14 @@ def plan_replay(
         replay: what to replay.
         source: the stream, by the names of its epochs.
         ingestion: group, table, and what to do about messages that are gone.
-        ledger: of the group.
-        state: of the ledger, as of now.
+        ledger: the ledger of the group.
+        state: the present state of the ledger.
         first_plan: an earlier plan of the same replay in this process, whose goal is kept.
 
     Raises:
         StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
-        SourceRecreatedError: the stream is not the one that the ledger remembers.
-        DataLossError: the stream does not hold the messages any more.
+        SourceRecreatedError: the stream is not the one in the ledger.
+        DataLossError: the stream no longer holds the messages.
     """
     check_replay(state, ingestion)
     extents = source.extents()
@@ -272,9 +273,9 @@ def plan_replay(
         last = last_copies(replay, source, ledger, extents=extents, goal=progress.goal)
         if last and known is None:
             error = last_copies_error(
-                f"{source.url} no longer holds all messages of the time that was to be replayed",
+                f"{source.url} no longer holds all messages of the time to replay",
                 last,
-                remedy="Start later; or, with on_data_loss='record', leave them as they are and replace the others.",
+                remedy="Start later. Or set on_data_loss='record' to keep them as they are and replace the others.",
             )
             ingestion.refuse_or_record(error)
     else:
@@ -283,38 +284,38 @@ def plan_replay(
     names = {shard.stream for shard in extents}
     if gone := {shard: part for shard, part in left.items() if shard.stream not in names}:
         raise last_copies_error(
-            f"{source.url} was recreated since this replay was begun: what it has left is of a stream that is gone",
+            f"{source.url} was recreated since this replay began, so the messages that it has left are gone",
             gone,
-            remedy="Begin a new replay.",
+            remedy="Start a new replay.",
         )
     if lost := source.lost(left):
-        what = f"{source.url} no longer holds messages that were to be replayed"
+        what = f"{source.url} no longer holds messages that this replay has left"
         raise last_copies_error(what, lost, remedy="Start later.")
     return ReplayPlan(progress, left, last)
 
 
 def last_copies_error(what: str, gone: Mapping[Shard, Range], *, remedy: str) -> DataLossError:
-    """The error about rows that would be replaced although their messages are gone.
+    """Return the error about rows that would be replaced although their messages are gone.
 
     Args:
-        what: is wrong.
-        gone: where the messages are gone.
+        what: the message.
+        gone: the ranges of messages that are gone.
         remedy: what to do.
     """
     return DataLossError(
         what,
-        remedy=f"The rows in the table are the last copy, so they are not touched. {remedy}",
+        remedy=f"The rows in the table are the last copy, so nothing was replaced. {remedy}",
         **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(gone.items())},
     )
 
 
 class ReplayJob(SourceJob):
-    """Replays into a table, batch by batch.
+    """Replays a stream into a table, batch by batch.
 
     Args:
         spark: a session that can write Delta tables.
         source: the stream; the caller closes it.
-        ingestion: what goes where; its transform and decoder make the new rows.
+        ingestion: group and table; its transform and decoder make the new rows.
         replay: what to replay.
         observer: called at each step, for progress bars and for tests that kill the process there.
 
@@ -339,17 +340,17 @@ class ReplayJob(SourceJob):
         self._first_plan: ReplayPlan | None = None
 
     def resolve(self, state: LedgerState | None = None) -> ReplayPlan:
-        """What is replaced in all, in this run and in those that were killed, and what is left of it.
+        """Return what the replay replaces, including the runs that were killed, and what is left of it.
 
-        The progress is in the ledger. Before the first commit of the replay, it is the goal of its first plan in this
-        process, so that the goal is resolved once.
+        The ledger has the progress. Before the first commit of the replay, the goal of the first plan in this process
+        is used, so that the goal is resolved once.
 
         Args:
-            state: of the ledger; as of now by default.
+            state: the state of the ledger; the present one by default.
 
         Raises:
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
-            DataLossError: the stream does not hold all messages of its time any more.
+            DataLossError: the stream no longer holds all messages of the time to replay.
         """
         state = state or self.ledger.read()
         before = self._first_plan
@@ -359,7 +360,7 @@ class ReplayJob(SourceJob):
         return self._first_plan
 
     def _left(self, state: LedgerState) -> Mapping[Shard, Range]:
-        """The next range to replace, per shard, after a batch was planned.
+        """Return the next range to replace per shard, after a batch was planned.
 
         Raises:
             SourceRecreatedError: another epoch of the stream was accepted since.
@@ -369,27 +370,27 @@ class ReplayJob(SourceJob):
         return next_ranges(replay_progress(self.ledger, self._replay.id) or self._first_plan.progress, state)
 
     def plan(self) -> Batch | None:
-        """The next batch; ``None`` if all is replaced.
+        """Return the next batch; ``None`` if everything is replaced.
 
         Raises:
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
-            DataLossError: the stream does not hold the messages any more.
+            DataLossError: the stream no longer holds the messages.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         state = self.ledger.read()
         check_replay(state, self.ingestion)
         self.target.columns.check(state)
-        settled = self.settled(state)
+        checked = self.delete_orphaned_dead_letters(state)
         resolved = self.resolve(state)
         if not resolved.left:
-            self.settled(state, again=True)
+            self.delete_orphaned_dead_letters(state, again=True)
             return None
         plan = self._plan_ranges(resolved.left)
         if plan is None:
             return None
-        return self._planned(
+        return self._new_batch(
             "replay",
-            settled,
+            checked,
             plan,
             identities=self._identities,
             ranges=plan.ranges,
@@ -400,24 +401,24 @@ class ReplayJob(SourceJob):
         )
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
-        """The broker is not concerned: what is left to replace."""
+        """Return the messages that are left to replace; nothing is committed to the broker."""
         state = self.ledger.read()
         return self._source.count(self._left(state))
 
     def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
-        """Whether all of it is still left to replace."""
+        """Return whether the whole batch is still left to replace."""
         gaps = self._left(state)
         return all(shard in gaps and part == part.clamp(gaps[shard]) for shard, part in batch.plan.ranges.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a rewind does to one shard.
+    """The effect of a rewind on one shard.
 
     Args:
         shard: the shard.
-        position: the next sequence to write now.
-        covered: the end of the last that is in the table; after a RESTORE something before it may be missing.
+        position: the present position.
+        covered: the end of the last covered range; after a RESTORE there may be a gap before it.
         to: the new position.
     """
 
@@ -428,17 +429,17 @@ class Move:
 
     @property
     def replaced(self) -> Range:
-        """What is written again, in place of what is there."""
+        """The range whose rows are replaced."""
         return Range(min(self.to, self.covered), self.covered)
 
     @property
     def skipped(self) -> Range:
-        """What is never read."""
+        """The range that is never read."""
         return Range(self.covered, max(self.to, self.covered))
 
 
 def read_or_derive(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
-    """The ledger; where its log was cleaned, what the rows in the table show, and whether it is that."""
+    """Return the state of the ledger and ``False``; if its log was cleaned, a state from the rows and ``True``."""
     ledger = ingestion.ledger()
     source = ingestion.in_epochs(source, ledger)
     try:
@@ -448,13 +449,13 @@ def read_or_derive(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerSta
 
 
 def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: LedgerState) -> list[Move]:
-    """What :func:`rewind` would do, shard by shard; those that stay where they are are left out.
+    """Return what :func:`rewind` would do in the shards whose position changes.
 
     Raises:
         StreamNotFoundError: the group has written nothing.
         UnsupportedError: the members of the group claim entries one by one.
-        InvalidOptionError: the stream does not hold the place, or it lies behind what is still to be replaced; or
-            another group writes the stream into the table.
+        InvalidOptionError: the stream does not hold the new position; or it is after rows that still have to be
+            replaced; or another group writes the stream into the table.
     """
     check_replay(state, ingestion)
     check_sharing(state, ingestion)
@@ -475,11 +476,11 @@ def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
     end = known.covered.ranges[-1].end if known.covered else extent.start
     position = end if known.position is None else known.position
     has_hole = len(known.covered.ranges) > 1
-    # A move to the end keeps what is still to be replaced, but would pass over what is missing.
+    # A move to the end keeps the rows that still have to be replaced, but would skip a gap.
     if position < to and (to < end or has_hole):
         raise InvalidOptionError(
-            f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be written again",
-            remedy="Ingest first; or, to take a rewind back, RESTORE the table to the version before it.",
+            f"{shard} cannot be moved forwards to {to}: the rows from {position} on still have to be written again",
+            remedy="Ingest first. Or, to undo a rewind, RESTORE the table to the version before it.",
         )
     return Move(shard, position, end, to)
 
@@ -495,21 +496,19 @@ def rewind(
 ) -> list[Move]:
     """Move the group's position; the next run continues there.
 
-    What fails for a reason that may be gone soon is tried again for ``ingestion.retry_seconds``.
+    Errors that may be temporary are retried for ``ingestion.retry_seconds``. If the position of the group is unknown
+    because its log was cleaned, the rewind sets it; see :mod:`spark_jobs.batches.ledger_recovery`.
 
     Args:
         spark: a session that can write Delta tables.
         source: the stream.
         ingestion: group and table.
         to: the new position.
-        replay_id: a rewind with the id of one that is in the ledger does nothing.
-        on_wait: gets the reason of each wait.
+        replay_id: the id of the rewind. If a rewind with this id is in the ledger, nothing is moved.
+        on_wait: called with the reason of each wait.
 
     Returns:
-        What was moved.
-
-    A group whose log was cleaned so far that its position is unknown is set anew; see
-    :mod:`spark_jobs.batches.ledger_recovery`.
+        The shards that were moved.
 
     Raises:
         StreamNotFoundError, UnsupportedError, InvalidOptionError: see :func:`plan_moves`.
@@ -531,12 +530,12 @@ def rewind(
 def _move_shards(
     spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, rewind_id: str
 ) -> Iterator[Move]:
-    """What was moved, when it is in the ledger; what was moved under this id before stays as it is."""
+    """Yield each move when it is in the ledger, without the shards that were moved under this id before."""
     source = ingestion.in_epochs(source)
     ledger = ingestion.ledger()
-    state, is_guess = read_or_derive(source, ingestion)
-    if is_guess:
-        # A move that is refused leaves the table as it is.
+    state, is_derived = read_or_derive(source, ingestion)
+    if is_derived:
+        # Check the move first, so that one that is refused commits nothing.
         plan_moves(source, ingestion, to, state=state)
         keep(spark, source, ingestion, state)
     known = replay_progress(ledger, rewind_id, kind="batch")
@@ -578,5 +577,5 @@ def _commit_to_broker(source: BatchSource, ingestion: Ingestion) -> None:
         try:
             commit_positions(source, own, own.ledger().read(), streams)
         except GroupActiveError as error:
-            _log.warning("the ledger is moved, but the broker's position is not: %s", error)
+            _log.warning("the position in the ledger was moved, but not that of the broker: %s", error)
             return

@@ -1,7 +1,7 @@
 """Calls the transform, and checks that its rows fit the columns of the table.
 
-Both may change while a run stays: a registry gets new schemas, messages have undeclared fields, and other writers
-alter the table.
+The columns of both may change during a run: a registry gets new schemas, messages have undeclared fields, and other
+writers alter the table.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from stream_consumers.options import SchemaChanges
 from stream_consumers.urls import StreamUrl
 
 _log = logging.getLogger(__name__)
-# How many names a log line has, and of how many characters.
+# The most names in a log line, and the most characters of each.
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 10, 100
 _CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
-# PySpark decides so when the decorator runs.
+# PySpark decides when the decorator runs which kind of session a UDF is for.
 _MADE_EARLY = (
-    "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
-    "the transform; or have such a Spark: SparkSessionResource(in_process=True), --in-process."
+    "A UDF that is created when its module is imported works only if Spark runs in the process of the run. Create it "
+    "inside the transform; or use such a Spark: SparkSessionResource(in_process=True), --in-process."
 )
 _NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
 class RowColumns:
-    """The columns of what is read, of what the transform makes of it, and of the table.
+    """The columns of the decoded messages, of the rows of the transform, and of the table.
 
     Args:
         spark: a session.
         ingestion: the decoder, the transform and the table.
-        ledger: of the table.
-        url: of the source, for log lines.
+        ledger: the ledger of the group.
+        url: the URL of the source, for log lines.
     """
 
     def __init__(self, spark: SparkSession, ingestion: Ingestion, ledger: Ledger, *, url: StreamUrl) -> None:
@@ -75,17 +75,17 @@ class RowColumns:
         self._url = url
         self._decoder: Decoder | None = None
         self._source: SourceColumns | None = None
-        # Finds undeclared fields of JSON, and knows those that cannot be columns.
+        # Finds undeclared fields of JSON, and remembers those that cannot become columns.
         self._finder: FieldFinder | None = None
         self._of_table: StructType | None = None
-        # The decoder and the schema of the table that are known to fit.
+        # The last decoder and schema of the table that were checked to fit.
         self._fitting: tuple[Decoder, str] | None = None
         self.may_reject = False
         """Whether the transform was seen to call :func:`spark_jobs.reading.rejection.reject`."""
 
     @property
     def decoder(self) -> Decoder:
-        """With the schema that a registry has for it, as of the newest batch, and with columns for new fields."""
+        """The decoder, with the schema of a registry as of the newest batch, and with columns for new fields."""
         if self._finder is not None:
             return self._finder.decoder
         if self._decoder is None:
@@ -96,7 +96,7 @@ class RowColumns:
 
     @property
     def source(self) -> SourceColumns:
-        """The decoder, and its columns."""
+        """The decoder with its columns."""
         decoder = self.decoder
         if self._source is None or self._source.decoder != decoder:
             self._source = SourceColumns.of(decoder)
@@ -104,15 +104,15 @@ class RowColumns:
 
     @property
     def source_of_batch(self) -> SourceColumns:
-        """The same with a decoder that finds undeclared fields, where columns are made of them."""
+        """The same, with a decoder that finds undeclared fields if they are to become columns."""
         return self.source if self._finder is None else replace(self.source, decoder=self._finder)
 
     def rows(self, frame: DataFrame, treatment: Treatment = keep_bad_rows) -> DataFrame:
-        """The rows to write of what was read and is not bad.
+        """Return the rows to write, without bad messages.
 
         Args:
             frame: see :func:`spark_jobs.reading.source.read_splits`.
-            treatment: of what the transform rejects.
+            treatment: what to do with rows that the transform rejects.
 
         Raises:
             TransformError: the transform raised.
@@ -120,12 +120,12 @@ class RowColumns:
         return self.rows_of_clean(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS), treatment)
 
     def rows_of_clean(self, messages: DataFrame, treatment: Treatment = keep_bad_rows) -> DataFrame:
-        """The same of messages that are none of them dead letters, without the columns of these."""
+        """Return the rows to write of messages without dead letters and their columns."""
         rows = transformed(messages, self._ingestion.transform, treatment)
         return rescue(rows, self._of_table) if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE else rows
 
     def rejections(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
-        """The rows that the transform does not reject, and the places of the messages that it does."""
+        """Return the rows that the transform does not reject, and the places of the messages that it rejects."""
         rejections = Rejections()
         rows = self.rows(frame, rejections)
         places = rejections.places
@@ -133,17 +133,17 @@ class RowColumns:
         return rows, places
 
     def no_rows(self) -> DataFrame:
-        """What is written of no messages."""
-        return self.rows(self._nothing())
+        """Return an empty frame with the columns of the rows."""
+        return self.rows(self._no_messages())
 
-    def is_of_now(self, state: LedgerState) -> bool:
-        """Whether the table has the columns that the rows were found to fit."""
+    def is_current(self, state: LedgerState) -> bool:
+        """Return whether the table still has the columns that the rows were checked against."""
         return self._fitting is None or self._fitting[1] == state.schema
 
     def look_up(self) -> None:
-        """Ask the registry again, after the plan: the producer of its messages has registered their schemas before.
+        """Read the schema from the registry again, after the plan, so that a long run gets new fields.
 
-        Otherwise a run that stays would leave out the fields that are new.
+        Producers register a schema before they send messages with it, so that it has the schemas of the planned ones.
         """
         if is_resolved(self._ingestion.decoder):
             return
@@ -151,15 +151,15 @@ class RowColumns:
         if found != self._decoder:
             self._decoder = found
             if self._finder is not None:
-                # Of a decoder of JSON it is the key that has its schema there.
+                # Only the key of a JSON decoder has its schema in a registry.
                 self._finder = replace(self._finder, decoder=replace(self._finder.decoder, key=found.key))
             self.check(self._ledger.read())
 
     def check(self, state: LedgerState) -> None:
-        """Before the first batch, and when the payloads or the table have another schema: do the rows fit the table?
+        """Check that the rows fit the table, at the first batch and if the schema of payloads or table has changed.
 
         Raises:
-            SchemaMismatchError, TransformError: they do not.
+            SchemaMismatchError, TransformError: they do not fit.
         """
         decoder = self.decoder
         if self._fitting == (decoder, state.schema):
@@ -170,7 +170,7 @@ class RowColumns:
             own = self._decoder
             if self._finder is None or not isinstance(own, Json) or own == decoder:
                 raise
-            # Another writer has made columns of new fields, of other types.
+            # Another writer has added columns for the new fields, with other types.
             self._finder = replace(self._finder, decoder=own)
             self._check(state)
         if state.newest is not None:
@@ -182,12 +182,12 @@ class RowColumns:
             check_places(self._of_table, path=self._ingestion.table)
         snapshot = self._ledger.log.snapshot() if state.version >= 0 else None
         is_plain = self._ingestion.transform is None
-        # A transform may have made columns of the table of others.
+        # With a transform, the columns of the table need not be fields of the payloads.
         if is_plain and self._finder is not None and self._of_table is not None and snapshot is not None:
-            # A column with a default has it in rows that do not say otherwise.
+            # Delta sets the default of a column in rows that lack the column.
             made_by_delta = snapshot.computed_columns | snapshot.default_columns
             self._finder = with_columns_of(self._finder, self._of_table, computed=made_by_delta)
-        rows = self.rejections(self._nothing())[0].schema
+        rows = self.rejections(self._no_messages())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self._ledger.log)
@@ -203,7 +203,7 @@ class RowColumns:
             rows, self._of_table, path=ingestion.table, schema_changes=ingestion.errors.schema_changes, widens=widens
         )
 
-    def _nothing(self) -> DataFrame:
+    def _no_messages(self) -> DataFrame:
         return self._spark.createDataFrame([], self.source.columns)
 
     def learn_fields(self, frame: DataFrame) -> bool:
@@ -219,15 +219,15 @@ class RowColumns:
         seen = undeclared_values((row["_undeclared"] for row in found.toLocalIterator()), before.decoder)
         if not seen.fields:
             return False
-        # Another run may have made columns of them since.
+        # Another run may have added columns for them meanwhile.
         self._of_table = read_table(self._spark, self._ledger.log).schema
         self._finder = self._with_new_fields(before, seen)
         self.check(self._ledger.read())
         if added := new_columns(before, self._finder):
-            _log.info("%s has fields that were not declared, which become columns: %s", self._url, _few(added))
+            _log.info("%s has undeclared fields, which become columns: %s", self._url, _few(added))
         if refused := self._finder.known - before.known:
             names = [repr(".".join(path)) for path in sorted(refused)]
-            _log.warning("no columns can be made of fields of %s, which are left out: %s", self._url, _few(names))
+            _log.warning("fields of %s cannot become columns, and are left out: %s", self._url, _few(names))
         return True
 
     def _with_new_fields(self, before: FieldFinder, seen: FieldStats) -> FieldFinder:
@@ -242,7 +242,7 @@ class RowColumns:
         widens = snapshot is not None and lets_widen(snapshot.configuration)
         if (grown := self._fitting_decoder(partial(grow, before, seen), widens=widens)) is not None:
             return grown
-        # Some of them do not suit the transform, like one whose name it gives to another column.
+        # Some do not fit the transform, like a field with the name of a column that the transform adds.
         kept = before
         for name in seen.fields:
             grown = self._fitting_decoder(partial(grow, kept, seen.only(name)), widens=widens)
@@ -250,10 +250,10 @@ class RowColumns:
         return kept
 
     def _fitting_decoder(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
-        """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
+        """Return a decoder with new fields that fit the transform, with rows that fit the table; ``None`` if none does.
 
-        What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the
-        values give the types first, and widen a column only where the rows would not fit without that.
+        The input of a transform may have other types than the table, such as text that it converts to a time. So the
+        values decide the types first, and a column is only widened if the rows would not fit otherwise.
         """
         own = self._of_table
         ways = ((own, widens),) if self._ingestion.transform is None else ((None, False), (None, widens), (own, widens))
@@ -261,7 +261,7 @@ class RowColumns:
             self._finder = grown = grow(table=table)
             with suppress(TransformError, SchemaMismatchError):
                 rows = self.no_rows().schema
-                # Without a transform new fields always suit; what else does not fit is an error of the check.
+                # Without a transform new fields always fit; anything else that does not is an error of the check.
                 if self._ingestion.transform is not None:
                     self._check_fit(rows, widens=may_widen)
                 return grown
@@ -269,21 +269,21 @@ class RowColumns:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first of these names, for a log line."""
+    """Return the first of these names, for a log line."""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(shortened(printable(name), _SHOWN_CHARACTERS) for name in names[:_SHOWN_NAMES]) + more
 
 
 def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatment = keep_bad_rows) -> DataFrame:
-    """The rows that the transform makes; the same rows without one.
+    """Call the transform, and return its rows; the same rows without a transform.
 
     Args:
-        rows: with the columns of the decoder and those of the stream.
-        transform: of the asset.
-        treatment: of what the transform rejects.
+        rows: rows with the columns of the decoder and of the stream.
+        transform: the transform of the asset.
+        treatment: what to do with rows that the transform rejects.
 
     Raises:
-        TransformError: it raised, or makes a column twice.
+        TransformError: it raised an error, or returns a column twice.
     """
     if transform is None:
         return rows
@@ -302,11 +302,11 @@ def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatme
             remedy=_MADE_EARLY if condition == _NO_SESSION else _CORRECT_IT,
         )
         failure.detail = first_line(error)
-        # Its text may hold values of rows, and Dagster keeps the text of each cause.
+        # The text of the error may hold values of rows, and Dagster stores the text of each cause.
         raise failure from None
     if twice := first_duplicate(field.name for field in fields):
         raise TransformError(
-            f"the transform {name!r} makes the column {twice!r} twice, whether in upper or lower case",
+            f"the transform {name!r} returns the column {twice!r} twice, if upper and lower case are the same",
             remedy=_CORRECT_IT,
         )
     return plain_strings(result, fields)

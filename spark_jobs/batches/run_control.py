@@ -1,4 +1,4 @@
-"""How a run behaves over time: it retries outages, holds back signals, polls while it stays, and sizes its batches."""
+"""Controls a run over time: retries outages, defers signals, polls while the run lingers, and sizes its batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from stream_consumers.options import Limits, check_range
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 FINISH_SECONDS = 20.0
-"""How long a signal waits for the batch in hand."""
+"""How long a signal is deferred for the current batch, in seconds."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHORTEST_POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.25
 _POLL_GROWTH = 1.5
 TARGET_SECONDS = 60.0
-"""How long a batch should take."""
+"""How long a batch should take, in seconds."""
 FEWEST_RECORDS = 1000
 MOST_CHANGE = 4.0
 """The factor by which a batch may be larger or smaller than the one before it, so that one outlier changes little."""
@@ -34,14 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 class Retries:
-    """The budget for one outage: tries with growing pauses, until something succeeds or the time is over.
+    """Retries one outage with growing pauses, until a step succeeds or the time is over.
 
-    Only errors that are :class:`stream_consumers.errors.Transient` are retried. A retry repeats a whole step that
-    begins with a look into the ledger, like those of a new run. So an outage is no different from a run that was
-    killed and started again.
+    Only errors that are :class:`stream_consumers.errors.Transient` are retried. A retry repeats a whole step, which
+    reads the ledger first, as in a new run. So an outage has the same effect as a killed run that is started again.
 
     Args:
-        seconds: how long to retry from the first error on; 0 for not at all.
+        seconds: how long to retry after the first error; 0 to not retry.
         sleep: pauses; for tests.
         clock: the time in seconds; for tests.
 
@@ -71,7 +70,7 @@ class Retries:
         self.reset()
 
     def reset(self) -> None:
-        """Give the next outage the whole budget again, after something succeeded."""
+        """Start the retry time again at the next error, after something succeeded."""
         self._since: float | None = None
         self._tries = 0
 
@@ -79,10 +78,10 @@ class Retries:
         """Yield why the run waits, then wait for the next try.
 
         Raises:
-            StreamAssetsError: the error, if it is not to be retried, or the budget is used up. Then it also says for
-                how long it was retried.
+            StreamAssetsError: the error, if it cannot be retried. If the retry time is over, it also says for how long
+                it was retried.
         """
-        # A session of a Spark that has ended does not come back: the next run makes another one.
+        # A session whose Spark has ended cannot be used again: the next run creates another one.
         if not isinstance(error, Transient) or isinstance(error, SparkEndedError) or not self._seconds:
             raise error
         now = self._clock()
@@ -96,7 +95,7 @@ class Retries:
                 **error.facts,
             ) from error
         pause = min(FIRST_RETRY_SECONDS * 2**self._tries, LONGEST_RETRY_SECONDS)
-        # A server may say how long it refuses requests, and refuse for longer if it gets more of them.
+        # A server may say how long it refuses requests, and refuse them for longer if it gets more of them.
         asked = error.facts.get("retry_after")
         pause = min(max(pause, asked) if isinstance(asked, int) else pause, left)
         self._tries += 1
@@ -107,9 +106,9 @@ class Retries:
         self._sleep(pause)
 
     def call(self, step: Callable[[], T]) -> Generator[Waiting, None, T]:
-        """Yield each wait; return what ``step`` returns, as soon as it does not fail.
+        """Yield each wait, and return the result of ``step`` as soon as it succeeds.
 
-        Success does not give the budget back: that a plan can be made does not show that it can be read.
+        Success does not restart the retry time, because a batch that can be planned may still not be readable.
 
         Raises:
             StreamAssetsError: see :meth:`pause`.
@@ -122,7 +121,7 @@ class Retries:
 
 
 def result_of(steps: Generator[Waiting, None, T], notify: Callable[[str], object] = _log.warning) -> T:
-    """Run steps to their end, for callers that yield no events themselves.
+    """Run a generator of waits to its end, for callers that yield no events themselves.
 
     Args:
         steps: like those of :meth:`Retries.call`.
@@ -138,21 +137,21 @@ def result_of(steps: Generator[Waiting, None, T], notify: Callable[[str], object
             return stop.value  # type: ignore[no-any-return]
 
 
-class HeldSignals:
-    """Holds SIGINT and SIGTERM back while it is entered, so that the batch in hand is finished; a context manager.
+class DeferredSignals:
+    """A context manager that defers SIGINT and SIGTERM, so that the current batch is finished.
 
-    On exit they take effect as if they came just then: in Dagster the run is cancelled, in a script there is a
-    ``KeyboardInterrupt``, and where SIGTERM would end the process, a ``SystemExit`` with the exit code 143. A second
-    signal does not wait, nor does the first one for longer than the deadline, at which the batch is given up: nothing
-    of it is in the table, or all of it, and the next run sees which.
+    On exit a deferred signal takes effect as if it came just then: in Dagster the run is cancelled, in a script there
+    is a ``KeyboardInterrupt``, and where SIGTERM would end the process, a ``SystemExit`` with the exit code 143. A
+    second signal takes effect at once, and the first one after ``seconds`` at the latest. Then the batch is abandoned:
+    either nothing of it is in the table or all of it, and the next run sees which.
 
-    Only the main thread gets signals; in others nothing is held.
+    Only the main thread gets signals; in other threads nothing is deferred.
 
     Args:
-        seconds: the deadline; the longest that a signal waits.
+        seconds: the longest time that a signal is deferred.
 
     Example:
-        >>> with HeldSignals() as held:
+        >>> with DeferredSignals() as held:
         ...     held.is_pending
         False
     """
@@ -166,19 +165,19 @@ class HeldSignals:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a signal waits."""
+        """Whether a signal is deferred at the moment."""
         return self._pending is not None
 
-    def __enter__(self) -> HeldSignals:
+    def __enter__(self) -> DeferredSignals:
         if threading.current_thread() is threading.main_thread():
             known = {number: signal.getsignal(number) for number in _SIGNALS}
-            # A signal that is ignored, or whose handler is not of Python, stays as it is.
+            # Signals that are ignored, or whose handler is not written in Python, are left alone.
             self._handlers = {n: handler for n, handler in known.items() if handler not in (signal.SIG_IGN, None)}
             try:
                 for number in self._handlers:
-                    signal.signal(number, self._hold)
+                    signal.signal(number, self._defer)
             except BaseException:
-                # A signal that came before is held, and __exit__ is not called.
+                # A signal that came meanwhile is deferred, and __exit__ is not called.
                 self._deliver()
                 raise
             self._is_entered = True
@@ -189,8 +188,8 @@ class HeldSignals:
         self._deliver()
 
     @contextmanager
-    def nothing_in_hand(self) -> Iterator[None]:
-        """For pauses: a signal that waits, or that comes meanwhile, takes effect at once."""
+    def suspended(self) -> Iterator[None]:
+        """Defer no signals inside, for pauses: one that was deferred, or that comes meanwhile, takes effect at once."""
         if not self._is_entered:
             yield
             return
@@ -200,7 +199,7 @@ class HeldSignals:
         finally:
             self.__enter__()
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
+    def _defer(self, number: int, frame: FrameType | None) -> None:
         if self._pending is not None:
             self._deliver()
             return
@@ -210,7 +209,7 @@ class HeldSignals:
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def _deliver(self) -> None:
-        # A signal is held until its handler is back, so that only then it is known whether one waits.
+        # A signal is deferred until its old handler is set, so that only then is it known whether one is pending.
         for number, handler in list(self._handlers.items()):
             signal.signal(number, handler)
             self._handlers.pop(number, None)
@@ -229,10 +228,10 @@ class HeldSignals:
 
 
 class IdleWait:
-    """How long a run stays for more messages, counted from now, however much of the time goes into writing.
+    """The time for which a run lingers for more messages, from now on, including the time for writing them.
 
-    When the time is over, the run writes what it knows of and ends, so that the next one begins with fresh memory and
-    the code of that moment.
+    When it is over, the run writes everything up to the captured ends and ends, so that the next run begins with fresh
+    memory and the newest code.
 
     Args:
         seconds: 0 for a run that ends as soon as everything is in the table.
@@ -261,15 +260,15 @@ class IdleWait:
         self._sleep = sleep
         self._clock = clock
         self._end = clock() + seconds
-        self._is_staying = seconds > 0
+        self._lingers = seconds > 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the run ends as soon as what it knows of is in the table."""
-        return not self._is_staying or self._clock() >= self._end
+        """Whether the run ends as soon as everything up to the captured ends is in the table."""
+        return not self._lingers or self._clock() >= self._end
 
     def polls(self) -> Iterator[None]:
-        """Yield when it is time to look for more, at pauses that grow to a quarter of a second, until it is over."""
+        """Yield when it is time to poll, with pauses that grow to ``LONGEST_POLL_SECONDS``, until the time is over."""
         pause = SHORTEST_POLL_SECONDS
         while not self.is_over:
             yield
@@ -280,13 +279,13 @@ class IdleWait:
 class BatchSizer:
     """Adapts the size of a job's batches to a target time, within its limits.
 
-    The first batch is as large as the limits allow. One that took longer than the target makes the next one smaller, in
-    proportion, and one that was faster lets it grow again. So a slow transform, or a slow cluster, never works for an
-    hour on one batch, all of which would have to be repeated if the run ended in the middle of it.
+    The first batch is as large as the limits allow. If a batch took longer than the target, the next one is smaller in
+    proportion; if it was faster, the next one is larger. So a slow transform, or a slow cluster, never works for an
+    hour on one batch, which would be lost if the run ended in the middle of it.
 
     Args:
         limits: the most that a batch holds.
-        target_seconds: how long a batch may take.
+        target_seconds: how long a batch should take.
 
     Example:
         >>> sizer = BatchSizer(Limits(max_records=100_000), target_seconds=10)
@@ -307,22 +306,22 @@ class BatchSizer:
 
     @property
     def limits(self) -> Limits:
-        """Of the next batch."""
+        """The limits of the next batch."""
         return replace(self._limits, max_records=self._records)
 
     def adapt(self, records: int, seconds: float) -> None:
         """Choose the size of the next batch, after one was written.
 
         Args:
-            records: messages that it held, or at most held.
-            seconds: from its plan to its commit.
+            records: the messages in it, or an upper bound of them.
+            seconds: the time from its plan to its commit.
         """
         change = min(MOST_CHANGE, max(1 / MOST_CHANGE, self._target / max(seconds, 0.001)))
         if change > 1 and records < self._records // 2:
-            # It was fast because there was little, which says nothing about a large one.
+            # A batch that was fast because it was small shows nothing about a large one.
             return
-        # Where the bytes are the limit it held fewer than it might have.
+        # If bytes are the limit, it held fewer messages than the limit allows.
         base = self._records if change > 1 else min(self._records, records)
-        # A small batch that was slow, like the first one of a cold session, says little about a large one.
+        # A slow small batch, like the first one of a cold session, shows little about a large one.
         fewest = max(FEWEST_RECORDS, int(self._records / MOST_CHANGE))
         self._records = min(self._limits.max_records, max(fewest, int(base * change)))

@@ -1,4 +1,4 @@
-"""Checks before a batch is planned: is it still the stream, the group and the mode that the ledger remembers?"""
+"""Checks that the stream, the group and the mode are those in the ledger, before a batch is planned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
 from stream_consumers.urls import StreamUrl
 
-# Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.
+# Whose transaction sequence has the positions: the sequence of the one member, one per shard, or none in claim mode.
 _SEQUENCES = {
     ConsumerMode.REAL_TIME.value: "member",
     ConsumerMode.RESUMABLE.value: "member",
@@ -26,7 +26,7 @@ _SEQUENCES = {
 
 
 def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-    """Per shard, the messages to write: those behind what is covered, and those to replace; an upper bound."""
+    """Count the messages to write per shard: those after the covered range, and those to replace; an upper bound."""
     known = {shard: state.shards.get(shard, ShardState()) for shard in extents}
     ends = {shard: s.covered.position for shard, s in known.items()}
     starts = {shard: extents[shard].start if end is None else end for shard, end in ends.items()}
@@ -39,7 +39,7 @@ def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]
 
 
 def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse a group with other transaction sequences than ours: a batch in flight there would land next to ours.
+    """Refuse a group in another mode, whose batches have other transaction sequences: one in flight could land, too.
 
     Raises:
         InvalidOptionError: with the mode of the group and the way to change it.
@@ -56,22 +56,22 @@ def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
 
 
 def without_positions(state: LedgerState, streams: Iterable[str]) -> frozenset[str]:
-    """Those of the streams in which the group has no position."""
+    """Return the streams in which the group has no position."""
     return frozenset(streams) - {shard.stream for shard in state.shards}
 
 
 def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozenset[str], *, url: StreamUrl) -> None:
-    """One group a stream and table: a replace would take the rows of the other one away.
+    """Refuse a second group for a stream in a table, because a replace of one would remove the rows of the other.
 
     Args:
         ingestion: group and table.
         state: the ledger that the first commit with these streams is planned from.
-        streams: those that the group begins with.
-        url: of the source, for the message.
+        streams: the streams that the group begins with.
+        url: the URL of the source, for the message.
 
     Raises:
         InvalidOptionError: another group writes one of them into the table.
-        LedgerTruncatedError: the log was cleaned, and rows of them are there: whose they are is unknown.
+        LedgerTruncatedError: the log was cleaned, so that it is unknown which group wrote the rows of the streams.
     """
     _refuse_other(ingestion, ingestion.ledger().other_group(streams, base=state.version), url=url)
 
@@ -79,16 +79,16 @@ def check_other_group(ingestion: Ingestion, state: LedgerState, streams: frozens
 def check_only_group(ingestion: Ingestion, state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
     """Refuse a group that began with a stream at the same time as another one, and came second.
 
-    Delta accepts the first commits of both, since they share no transaction sequence. The look belongs to each plan
-    until a batch is written, because a run may be killed between its first commit and its look. It goes back to the
-    first commit with the stream, so that a plan asks only for the streams of which it writes something.
+    Delta accepts the first commits of both, because they share no transaction sequence. Each plan checks this until a
+    batch is written, because a run may be killed between its first commit and the check. The check reads the log back
+    to the first commit with the stream, so that a plan does it only for the streams that it writes.
 
     Args:
         ingestion: group and table.
-        state: the ledger. A guess from the rows has no batch id. It registers nothing, because it is written down
-            first.
-        streams: those that are about to be written or moved; one that the group has written is not looked for again.
-        url: of the source, for the message.
+        state: the ledger. A state that was derived from the rows has no batch id, and is not checked: it is committed
+            first (:func:`spark_jobs.batches.ledger_recovery.keep`).
+        streams: those that are about to be written or moved; streams that the group has written are not checked again.
+        url: the URL of the source, for the message.
 
     Raises:
         InvalidOptionError, LedgerTruncatedError: see :func:`check_other_group`.
@@ -107,7 +107,7 @@ def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) ->
     if other is not None:
         raise InvalidOptionError(
             f"group {other!r} already writes {url} into {ingestion.table}",
-            remedy=f"Use group {other!r}, or another table: a row is known by stream, shard and sequence only.",
+            remedy=f"Use group {other!r}, or another table: the rows of two groups cannot be distinguished.",
         )
 
 
@@ -115,7 +115,7 @@ def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
     """Refuse to continue after a RESTORE that removed batches of claimed entries, which are acknowledged.
 
     Raises:
-        DataLossError: with the numbers.
+        DataLossError: with the number of batches.
         InvalidOptionError, TableUnreadableError: see :func:`check_adopted`.
     """
     if state.removed_claim_batches:
@@ -131,7 +131,7 @@ def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
 
 
 def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
-    """Refuse to read again, after a RESTORE to before an adopt, what some of the adopted rows are of.
+    """Refuse to continue after a RESTORE to before an adopt, if messages of adopted rows would be read again.
 
     Args:
         ingestion: group and table.
@@ -139,32 +139,29 @@ def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
 
     Raises:
         InvalidOptionError: the table holds rows that no commit covers.
-        DataLossError: the members of the group claim entries one by one, and those of the rows are acknowledged.
+        DataLossError: the members of the group claim entries one by one, and the entries of the rows are acknowledged.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    taken_back = {shard: known for shard, known in sorted(state.shards.items()) if known.lacks_adopted}
+    undone = {shard: known for shard, known in sorted(state.shards.items()) if known.lacks_adopted}
     if state.sharing == CLAIMS:
-        # If the RESTORE came before the switch to claims, the group has read by position since, from before the rows.
-        taken_back = {shard: known for shard, known in taken_back.items() if known.covered.position == known.origin}
-    if not taken_back:
+        # If the RESTORE came before the switch to claims, the group has read the messages by position since.
+        undone = {shard: known for shard, known in undone.items() if known.covered.position == known.origin}
+    if not undone:
         return
-    what = f"a RESTORE of {ingestion.table} to before its rows were adopted has removed some of {min(taken_back)}"
+    what = f"a RESTORE of {ingestion.table} to before its rows were adopted has removed some rows of {min(undone)}"
     remedy = "RESTORE the table to a version after that"
     if state.sharing == CLAIMS:
         raise DataLossError(
             f"{what}, whose entries cannot be claimed again", remedy=f"{remedy}.", version=state.version
         )
-    places = {s: Intervals.of((known.origin or 0, 2**63 - 1)) - known.covered for s, known in taken_back.items()}
+    places = {s: Intervals.of((known.origin or 0, 2**63 - 1)) - known.covered for s, known in undone.items()}
     if any(
         rows.num_rows for rows in scan(ingestion.ledger().log, PLACE, where=in_places(places), version=state.version)
     ):
-        again = (
-            ""
-            if any(known.is_written for known in taken_back.values())
-            else (", or adopt again what is left, with: stream-assets adopt")
-        )
+        is_written = any(known.is_written for known in undone.values())
+        again = "" if is_written else ", or adopt the remaining rows with: stream-assets adopt"
         raise InvalidOptionError(
-            f"{what}, and it holds others that no commit covers",
+            f"{what}, and the table holds other rows that no commit covers",
             remedy=f"{remedy}{again}.",
             version=state.version,
         )
@@ -173,7 +170,7 @@ def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
 def losses(
     source: BatchSource, ingestion: Ingestion, state: LedgerState, extents: Mapping[Shard, Extent]
 ) -> Mapping[Shard, Range]:
-    """What the next run would find to be gone: of the stream, and what a RESTORE removed of one that has ended.
+    """Return what the next run would report as lost: in the stream, and what a RESTORE removed of an ended shard.
 
     Args:
         source: the stream, by the names of its epochs, after :meth:`BatchSource.extents` with ``state.resume``.
@@ -192,7 +189,7 @@ def losses(
 
 
 def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:
-    """What a run would find of the stream: what is gone that the group has not read.
+    """Check the stream like a run, and return the messages that are gone and that the group has not read.
 
     Args:
         source: the stream, by the names of its epochs.
@@ -219,19 +216,19 @@ def check_loss(
     Args:
         source: the stream, for the message.
         ingestion: the group, and what to do about messages that are gone.
-        lost: what is gone that was not read.
+        lost: the ranges that are gone and were not read.
         extents: what the stream holds.
 
     Raises:
-        DataLossError: with the numbers.
+        DataLossError: with the ranges.
     """
     if not lost:
         return
     ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
     error = DataLossError(
         f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
-        remedy="The stream keeps them no longer. To skip them and continue, with the loss recorded in the table's "
-        "log and its dead letters, set on_data_loss='record'; or bring them back.",
+        remedy="Bring them back. Or set on_data_loss='record' to skip them and continue, and record the loss in the "
+        "table's log and dead letters.",
         **{
             str(shard): f"committed {part.start}, earliest {part.end}, latest {extents[shard].end}"
             for shard, part in sorted(lost.items())
@@ -248,18 +245,18 @@ def check_source(
     *,
     reads_last_messages: bool = True,
 ) -> None:
-    """Refuse a stream that is not the one the ledger remembers, that was cut, or that ends before the position.
+    """Refuse a stream that is not the one in the ledger, that was cut, or that ends before the position.
 
     Args:
         source: the stream, by the names of its epochs.
         group: for the message.
         state: the ledger, read before ``extents``.
         extents: what the stream holds.
-        reads_last_messages: look at the last message that was read of each shard, too.
+        reads_last_messages: also compare the last message that was read of each shard.
 
     Raises:
         SourceRecreatedError: with both identities, or the position and the end.
-        SourceTruncatedError: with the last message that was read, and what stands in its place.
+        SourceTruncatedError: with the last message that was read, and the one that the stream has in its place.
     """
     check_epochs(state, source.identities(), url=source.url)
     for error in recreations(source, group, state, extents, reads_last_messages=reads_last_messages).values():
@@ -267,31 +264,31 @@ def check_source(
 
 
 def check_planned(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
-    """Refuse a stream that was made again, or in which other messages stand in the place of those that were read.
+    """Refuse a stream that was recreated, or that has other messages in place of those that were read.
 
     Args:
         source: the stream, by the names of its epochs, after a plan.
         group: for the message.
         state: the ledger.
-        extents: what the shards hold that are planned.
+        extents: what the planned shards hold.
 
     Raises:
         SourceRecreatedError: with the position.
-        SourceTruncatedError: with the last message that was read, and what stands in its place.
+        SourceTruncatedError: with the last message that was read, and the one that the stream has in its place.
     """
     positions = {shard: position for shard, position in state.positions.items() if shard in extents}
-    for error in _made_again(source, group, positions).values():
+    for error in _recreated(source, group, positions).values():
         raise error
     for truncation in truncations(source, group, state, extents).values():
         raise truncation
 
 
-def _made_again(source: BatchSource, group: str, positions: Mapping[Shard, int]) -> Mapping[str, SourceRecreatedError]:
-    """The streams that were made again since these positions, where fingerprints do not show it."""
+def _recreated(source: BatchSource, group: str, positions: Mapping[Shard, int]) -> Mapping[str, SourceRecreatedError]:
+    """Return the streams that were recreated since these positions, if fingerprints do not show it."""
     return {
         shard.stream: SourceRecreatedError(
-            f"{shard} of {source.url} was deleted and made again since group {group!r} has read it: its entries "
-            "are counted anew, and what was not read before is gone",
+            f"{shard} of {source.url} was deleted and recreated since group {group!r} has read it: entries that were "
+            "not read before are gone",
             remedy=accept_remedy(shard.stream),
             position=positions[shard],
         )
@@ -307,29 +304,29 @@ def truncations(
     *,
     reads_last_messages: bool = True,
 ) -> Mapping[Shard, SourceTruncatedError]:
-    """For each shard that lost messages which were read, how that is known.
+    """Return an error for each shard that lost messages which were read.
 
-    The last message that was read is compared with what the stream holds in its place. Leader epochs alone would miss a
-    broker that was restored to a snapshot, which may get the same epoch again; rows alone would miss the messages that
-    a transform drops. One fetch answers for all shards, so that plans ask each time, and need not detect a new leader
-    or a new connection.
+    The last message that was read is compared with the message that the stream has in its place. Leader epochs alone
+    would miss a broker that was restored to a snapshot, which may get the same epoch again. Rows alone would miss
+    messages that a transform drops. One fetch is enough for all shards, so that every plan compares them, and need not
+    detect a new leader or a new connection.
 
     Args:
         source: the stream, by the names of its epochs.
         group: for the message.
         state: the ledger, read before ``extents``.
-        extents: what the shards hold that are looked at.
-        reads_last_messages: look at the messages, not only at the ends.
+        extents: what the shards hold that are checked.
+        reads_last_messages: compare the messages, not only the ends.
     """
     known = {shard: last for shard, last in state.last_messages.items() if shard in extents}
     positions = {shard: state.shards[shard].covered.position for shard in known}
-    # Up to the position: where the last messages of a range were none to read, others may be there now.
+    # Up to the position: the last offsets of a range may have held no readable message, but may hold one now.
     asked = {shard: Range(MIN_SEQUENCE, max(last.sequence + 1, positions[shard] or 0)) for shard, last in known.items()}
-    held = source.last_messages(asked) if reads_last_messages else {}
+    in_stream = source.last_messages(asked) if reads_last_messages else {}
     errors: dict[Shard, SourceTruncatedError] = {}
     for shard, last in known.items():
         position, end = positions[shard], extents[shard].end + extents[shard].blocked
-        found = held.get(shard)
+        found = in_stream.get(shard)
         if end <= last.sequence:
             what = "ends before the last message that"
         elif reads_last_messages and source.is_replaced(shard, last, found):
@@ -361,8 +358,8 @@ def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) 
         newest = newest_epochs(state.identities, [stream])[stream]
         if split_epoch(newest)[1] > epoch:
             raise SourceRecreatedError(
-                f"{url} was recreated, and accepted as {newest!r} while this run was at work on {name!r}",
-                remedy="Nothing was lost; run again.",
+                f"{url} was recreated, and accepted as {newest!r} while this run was reading {name!r}",
+                remedy="Run again: nothing was lost.",
             )
 
 
@@ -374,7 +371,7 @@ def recreations(
     *,
     reads_last_messages: bool = True,
 ) -> Mapping[str, SourceRecreatedError]:
-    """For each epoch of the source that is another stream than the ledger remembers, or was cut, how that is known.
+    """Return an error for each epoch of the source that is not the stream in the ledger, or that was cut.
 
     Args:
         source: the stream, by the names of its epochs.
@@ -394,7 +391,7 @@ def recreations(
                 ledger=known,
                 found=identity,
             )
-    found = {**_made_again(source, group, state.positions), **found}
+    found = {**_recreated(source, group, state.positions), **found}
     own = {shard: extent for shard, extent in extents.items() if shard.stream not in found}
     cut = truncations(source, group, state, own, reads_last_messages=reads_last_messages)
     for shard, truncation in cut.items():
@@ -407,7 +404,7 @@ def recreations(
                 shard.stream,
                 SourceRecreatedError(
                     f"{source.url} ends before the position of group {group!r} in {shard}",
-                    remedy=f"The stream was cut or replaced. Bring it back. {accept_remedy(shard.stream)}",
+                    remedy=f"Bring the stream back, if it was cut or replaced. {accept_remedy(shard.stream)}",
                     position=position,
                     end=end,
                 ),

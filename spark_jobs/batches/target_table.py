@@ -1,11 +1,11 @@
-"""The table as one transaction sequence writes it, and its commits without rows.
+"""The target of a transaction sequence, and its empty commits.
 
-A group begins with an empty commit, registers further streams with one, and takes numbers away from other sequences
-with one (:func:`commit_empty`). A replay also asks live ingestion with one to pause (:class:`YieldRequests`), because
-Delta refuses a replace that finds another commit after its snapshot, whichever rows that has. Where ingestion commits
-every second, a replace of some seconds would never land. Ingestion sees the request before it plans its next batch, and
-waits until the replay has committed again, or the request is old. Correctness does not depend on a request: a run that
-does not see it, or waits no longer, only makes the replay try once more.
+A group uses empty commits (:func:`commit_empty`) to begin, to register further streams, and to fence other sequences by
+taking their numbers. A replay also uses one to ask live ingestion to pause (:class:`YieldRequests`), because Delta
+refuses a replace if any other commit follows its snapshot. If ingestion commits every second, a replace of some seconds
+would never land. Ingestion sees the request before it plans its next batch, and waits until the replay has committed
+again, or the request is old. Correctness does not depend on a request: if a run does not see it, or stops waiting, the
+replay only has to try once more.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAX_RACES = 20
-"""Lost races in a row after which a run gives up."""
+"""The number of lost races in a row after which a run ends with an error."""
 PATIENCE_SECONDS = 60.0
-"""How long to honour a request: the run that made it may have died."""
+"""How long to honour a request, in seconds: the run that made it may have died."""
 ASK_AFTER = 2
-"""From this lost race on, the others are asked."""
+"""From this lost race on, other runs are asked to pause."""
 LONGEST_PAUSE_SECONDS = 5.0
 MOST_COMMITS = 200
-"""A request further back than this number of commits is not looked for."""
+"""How many of the newest commits are searched for a request."""
 _POLL_SECONDS = 0.2
 _log = logging.getLogger(__name__)
 
 
 class OutdatedError(Exception):
-    """What was known of the stream, or of the table, when the batch was planned is not true any more: plan again.
+    """The stream or the table has changed since the batch was planned, so that it has to be planned again.
 
     Args:
-        reason: the error, should it be so at each try.
+        reason: the error to raise if it happens at every attempt.
     """
 
     def __init__(self, reason: StreamAssetsError) -> None:
@@ -66,15 +66,15 @@ class OutdatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the batches of one transaction sequence go.
+    """Everything that is needed to write the batches of one transaction sequence.
 
     Args:
         spark: a session that can write Delta tables.
-        ingestion: what goes where.
-        url: of the source, for messages.
+        ingestion: group and table.
+        url: the URL of the source, for messages.
         observer: called at each step.
-        ledger: of the table.
-        columns: of the rows.
+        ledger: the ledger of the group.
+        columns: the columns of the rows.
         filter: finds bad rows.
     """
 
@@ -88,11 +88,11 @@ class Target:
 
     @classmethod
     def of(cls, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> Target:
-        """The target of an ingestion.
+        """Return the target of an ingestion.
 
         Raises:
             SparkSessionError: the session cannot write Delta tables.
-            UnsafeStorageError: another driver could overwrite what this one writes.
+            UnsafeStorageError: another driver could overwrite the commits of this one.
         """
         _check_session(spark, ingestion)
         if ingestion.driver_records:
@@ -105,17 +105,17 @@ class Target:
 
     @property
     def dead_letters(self) -> DeadLetterTable:
-        """The table beside it."""
+        """The dead-letter table of its table."""
         return self.ingestion.dead_letters()
 
     @property
     def writer(self) -> DeltaWriter:
-        """Writes its rows."""
+        """The writer of its rows."""
         ingestion = self.ingestion
         return DeltaWriter(ingestion.table, ingestion.layout.all_properties(), ingestion.errors.schema_changes)
 
     def entry(self, batch: Batch, **fields: Unpack[EntryFields]) -> LedgerEntry:
-        """The batch metadata of a batch, with fields that are known after the read."""
+        """Return the ledger entry of a batch, with fields that are known after the read."""
         known: EntryFields = {
             "bid": batch.bid,
             "transform": self.ingestion.transform_name,
@@ -135,10 +135,10 @@ def initialize(
     last_messages: Mapping[Shard, LastMessage] | None = None,
     hint: Mapping[str, object] | None = None,
 ) -> None:
-    """The first commit of a group: empty, with the resolved origin, the last messages before it and a hint of it.
+    """Commit the first entry of a group, without rows: the resolved origin, with its last messages and its hint.
 
     Raises:
-        OutdatedError: the table was made by another run meanwhile, and the group is not in it.
+        OutdatedError: another run created the table meanwhile, and the group has no entry in it.
     """
     ingestion, log = target.ingestion, target.ledger.log
     target.ledger.check_first(origin)
@@ -153,7 +153,7 @@ def initialize(
     fields = PlannedFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
     failure = target.writer.try_write(empty, entry, creates=state.version < 0)
-    # A lost race to create the table shows in many ways; any entry of the group will do.
+    # A lost race to create the table causes many kinds of errors. Any entry of the group is a success.
     found = target.ledger.read().newest
     check_landed(found, failure, spark=target.spark, log=log, bid=entry.bid)
     if found is None:
@@ -168,73 +168,73 @@ def register_streams(
     identities: Mapping[str, str],
     facts: Mapping[Shard, PositionFacts] | None = None,
 ) -> None:
-    """The first commit of a group with more streams: empty, with their origins, so that other groups see it.
+    """Commit the origins of more streams of a group, without rows, so that other groups see them.
 
     Args:
         target: the table.
         origin: of the shards of these streams.
-        identities: of the streams that are read.
+        identities: the fingerprints of the streams that are read.
         facts: what the source knows at these origins.
 
     Raises:
         InvalidOptionError, LedgerTruncatedError: see :func:`check_unwritten`.
-        WriteError: Spark failed, or others were always faster.
+        WriteError: Spark failed, or other runs were always faster.
     """
 
     def fields(state: LedgerState) -> EntryFields | None:
-        begun = without_positions(state, (shard.stream for shard in origin))
-        check_unwritten(target, state, begun)
-        starts = {shard: start for shard, start in origin.items() if shard.stream in begun}
+        new = without_positions(state, (shard.stream for shard in origin))
+        check_unwritten(target, state, new)
+        starts = {shard: start for shard, start in origin.items() if shard.stream in new}
         known = {shard: one for shard, one in (facts or {}).items() if shard in starts}
         more = {**state.identities, **identities}
-        return {"origin": starts, "facts_at_start": known, "identities": more} if begun else None
+        return {"origin": starts, "facts_at_start": known, "identities": more} if new else None
 
     commit_empty(target.spark, target.ingestion, "init", fields)
 
 
 def check_unwritten(target: Target, state: LedgerState, streams: Iterable[str]) -> None:
-    """Refuse to begin with a stream whose rows the table has already, by whatever writer.
+    """Refuse to begin with a stream if the table already has rows of it.
 
-    A copy of a table (CREATE TABLE … AS SELECT, a clone, INSERT INTO) has the rows; the positions stayed in the log
-    of the table that it was made from, and to begin anew would write each message a second time.
+    A copy of a table (CREATE TABLE … AS SELECT, a clone, INSERT INTO) has the rows, but the positions are only in the
+    log of the original table. Ingestion from the start would write each message a second time.
 
     Args:
         target: the table.
-        state: the ledger; streams in which it has positions are fine.
-        streams: that are to be written.
+        state: the ledger; streams in which it has positions are not checked.
+        streams: the streams that are about to be written.
 
     Raises:
-        InvalidOptionError: another group writes them, or the rows are there and no positions are.
-        LedgerTruncatedError: the log was cleaned, so that whose rows they are is unknown.
+        InvalidOptionError: another group writes them, or the table has rows but the ledger has no positions.
+        LedgerTruncatedError: the log was cleaned, so that it is unknown which group wrote the rows.
         OutdatedError: the group has begun with them since the state was read.
     """
-    begun, ingestion = without_positions(state, streams), target.ingestion
-    if not begun:
+    new, ingestion = without_positions(state, streams), target.ingestion
+    if not new:
         return
-    check_other_group(ingestion, state, begun, url=target.url)
+    check_other_group(ingestion, state, new, url=target.url)
     snapshot = target.ledger.log.snapshot()
-    if snapshot is None or not snapshot.may_hold(begun):
+    if snapshot is None or not snapshot.may_hold(new):
         return
     table = read_table(target.spark, target.ledger.log)
-    if "_stream" in table.columns and not table.where(f.col("_stream").isin(*begun)).isEmpty():
+    if "_stream" in table.columns and not table.where(f.col("_stream").isin(*new)).isEmpty():
         refusal = InvalidOptionError(
-            f"{ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not record how "
+            f"{ingestion.table} holds rows of {', '.join(sorted(new))}, and its log does not record how "
             f"far group {ingestion.group!r} has read: a copy of a table has the rows, but no positions",
-            remedy=f"To continue behind these rows, run: stream-assets adopt --source {target.url} "
-            f"--table {ingestion.table} --group {ingestion.group}. If they are of something else, "
+            remedy=f"To continue after these rows, run: stream-assets adopt --source {target.url} "
+            f"--table {ingestion.table} --group {ingestion.group}. If the rows belong to another stream, "
             "ingest into another table.",
         )
         # Another member may have begun with the stream, and written rows, since the state was read.
-        if without_positions(target.ledger.read(), begun) != begun:
+        if without_positions(target.ledger.read(), new) != new:
             raise OutdatedError(refusal)
         raise refusal
 
 
 def lost_races(ledger: Ledger, ingestion: Ingestion) -> WriteError:
-    """The error of a run that was never the first to write."""
+    """Return the error of a run that was always slower than others."""
     return WriteError(
-        f"{ledger.app} lost {MAX_RACES} races for a commit to {ingestion.table} in a row",
-        remedy="Other runs of the same group are faster; this one stops. Limit the group to one run at a time.",
+        f"{ledger.app} lost {MAX_RACES} races for a commit to {ingestion.table} in a row, so this run ends",
+        remedy="Other runs of the same group are faster. Limit the group to one run at a time.",
     )
 
 
@@ -255,14 +255,14 @@ def commit_empty(
 
     Args:
         spark: a session that can write Delta tables.
-        ingestion: group, table, and the member or the shard whose sequence it is.
-        kind: of the entry.
-        fields: more fields of the entry, for the ledger as it is at each attempt;
-            ``None`` if there is nothing to commit any more.
-        read: gives the state of the ledger where its log was cleaned.
+        ingestion: group, table, and the member or the shard of the sequence.
+        kind: the kind of the entry.
+        fields: called at each attempt with the state of the ledger; returns more fields of the entry, or ``None`` to
+            commit nothing.
+        read: returns the state to use in place of the ledger's, if the log was cleaned.
 
     Raises:
-        WriteError: Spark failed, or others were always faster.
+        WriteError: Spark failed, or other runs were always faster.
     """
     _check_session(spark, ingestion)
     ledger, writer = ingestion.ledger(), DeltaWriter(ingestion.table)
@@ -278,31 +278,31 @@ def commit_empty(
 
 
 def no_rows(spark: SparkSession, ledger: Ledger) -> DataFrame:
-    """No rows, with the columns that a commit to the table needs."""
+    """Return an empty frame with the columns that a commit to the table needs."""
     snapshot = ledger.log.snapshot()
-    # Delta takes no rows that have a column whose identities it makes, not even none.
+    # Delta refuses a frame with an identity column, even an empty one.
     computed = snapshot.computed_columns if snapshot else frozenset[str]()
     return read_table(spark, ledger.log).limit(0).drop(*computed)
 
 
 @dataclass(frozen=True, slots=True)
 class YieldTo:
-    """In place of a plan: another run has asked this one to pause.
+    """The result of a plan if another run has asked this one to pause.
 
     Args:
-        version: of the table, where the request is.
+        version: the table version of the request.
     """
 
     version: int
 
 
 class YieldRequests:
-    """The requests to pause that one run sees and makes in one table.
+    """Finds and makes the requests to pause in one table, for one run.
 
     Args:
-        spark: commits requests.
-        ingestion: group, table, and the member or the shard whose transaction sequence it is.
-        ledger: of that sequence.
+        spark: a session that can write Delta tables.
+        ingestion: group, table, and the member or the shard of the transaction sequence.
+        ledger: the ledger of that sequence.
     """
 
     def __init__(self, spark: SparkSession, ingestion: Ingestion, ledger: Ledger) -> None:
@@ -310,22 +310,22 @@ class YieldRequests:
         self._ingestion = ingestion
         self._ledger = ledger
         self._lost = 0
-        # A request from a clock that is ahead would be waited for again and again.
+        # Wait for each request once: the clock of its run may be ahead, so that the request would never be old.
         self._waited_for = -1
 
-    def open(self, version: int) -> YieldTo | None:
-        """The newest request that no answer followed, if there is one; :meth:`wait` before a batch is planned.
+    def unanswered(self, version: int) -> YieldTo | None:
+        """Return the newest request after which its run has not committed; then :meth:`wait` before the next plan.
 
         Args:
-            version: of the table as it was read for the plan.
+            version: the version of the table that was read for the plan.
         """
         return self._newest(range(version, self._waited_for, -1))
 
     def wait(self, asked: YieldTo) -> Iterator[Waiting]:
         """Yield why this run waits, then wait until the run that asked has committed, or the request is old."""
         yield Waiting(
-            f"a run that replaces rows of {self._ingestion.table} has asked for its turn (version {asked.version}); "
-            f"this one waits until that has written, up to {PATIENCE_SECONDS:g} s"
+            f"a run that replaces rows of {self._ingestion.table} has asked others to pause (version {asked.version}); "
+            f"this one waits until that run has written, up to {PATIENCE_SECONDS:g} s"
         )
         deadline = time.monotonic() + PATIENCE_SECONDS
         request: YieldTo | None = asked
@@ -335,7 +335,7 @@ class YieldRequests:
             request = self._newest(self._ledger.log.newest_versions(after=self._waited_for - 1))
 
     def ask(self) -> None:
-        """Wait a moment after the first lost race; after each further one, ask the others to pause.
+        """Wait a moment after the first lost race; after each further one, ask other runs to pause.
 
         Raises:
             WriteError: the request cannot be committed.
@@ -343,15 +343,15 @@ class YieldRequests:
         self._lost += 1
         what = f"another run wrote to {self._ingestion.table} while this one replaced rows in it"
         if self._lost < ASK_AFTER:
-            pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
-            _log.warning("%s; it is tried again in %.1f s", what, pause)
+            pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - not a secret
+            _log.warning("%s; it tries again in %.1f s", what, pause)
             time.sleep(pause)
             return
-        _log.warning("%s; the others are asked to wait, and it is tried again", what)
+        _log.warning("%s; it asks other runs to pause, and tries again", what)
         commit_empty(self._spark, self._ingestion, PAUSE, lambda state: {})
 
     def _newest(self, newest_first: range) -> YieldTo | None:
-        """The newest request that is neither answered nor old."""
+        """Return the newest request that is neither answered nor old."""
         oldest = (time.time() - PATIENCE_SECONDS) * 1000
         answered = {self._ledger.app}
         for version in newest_first[:MOST_COMMITS]:

@@ -1,16 +1,19 @@
-"""Batches of entries that are claimed one by one, where members share a Redis group.
+"""Batches of entries that members of a Redis group claim one by one.
 
-Each batch attempt has a consumer name of its own, ``<member>/<number>/<batch id>``, and the ledger says what became of
-it: open (the number may still be written), written (it is in the table), dead (it never will be). One batch:
+Each attempt of a batch has its own consumer name, ``<member>/<number>/<batch id>``. The ledger shows the status of a
+name: open (its number may still be written), written (its batch is in the table), or dead (it never will be). A batch
+has these steps:
 
- 1. names        what idle names of others hold: acknowledge the written, fence the open ones; before entries are
-                 taken from a client of another kind, fence every open name: it may have taken them from there
- 2. loss         entries that are gone unread are recorded, once, on the transaction sequence of their shard
- 3. claim        entries of dead names and new ones into a new name; after a lost reply the name is given up. The
-                 ledger is read after it: the server may have forgotten what was given, moved or acknowledged, so
-                 that what lies before the last written entry is compared with the table
- 4. write        dead letters, rows, the look into the log; a heartbeat keeps the claim meanwhile
- 5. acknowledge  only now
+ 1. losses       Entries that are gone before they were written are recorded once, in the transaction sequence of their
+                 shard.
+ 2. names        The idle names of other members are resolved: entries of written names are acknowledged, and open names
+                 are fenced. Before entries are taken from a client of another kind, every open name is fenced, because
+                 that client may have taken the entries from one of them.
+ 3. claim        Entries of dead names and new entries are claimed into a new name. If a reply is lost, the name is
+                 abandoned. Then the ledger is read: the server may have lost its state of entries, so that those before
+                 the last written entry are compared with the table.
+ 4. write        The dead letters and rows are written, and the commit is verified. A heartbeat keeps the claim.
+ 5. acknowledge  Only now are the entries acknowledged.
 """
 
 from __future__ import annotations
@@ -54,14 +57,14 @@ from stream_consumers.redis.entries import to_sequence
 from stream_consumers.redis.group import PendingEntry
 
 MAX_ABANDONED_CLAIMS = 5
-# The ids of all entries of a batch are held in memory, and each is claimed again by the heartbeat.
+# The most entries of a batch: their ids are in memory, and the heartbeat claims each of them again.
 MOST_CLAIMED = 500_000
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Abandoned:
-    """An entry that a dead name or an idle client of another kind holds."""
+    """An entry that is pending for a dead name, or for an idle client of another kind."""
 
     shard: Shard
     name: ClaimName | bytes
@@ -69,12 +72,12 @@ class _Abandoned:
 
 
 class ClaimJob(BatchJob):
-    """One member of a group that shares by claiming entries.
+    """The job of one member of a group that shares by claiming entries.
 
     Args:
         spark: a session that can write Delta tables.
         claims: the group; the caller closes it.
-        ingestion: what goes where; ``member`` is the name of this member.
+        ingestion: group and table; ``member`` is the name of this member.
         observer: called at each step.
 
     Raises:
@@ -97,25 +100,26 @@ class ClaimJob(BatchJob):
         self._own_batch_ids: set[str] = set()
         self._released: set[tuple[Shard, str]] = set()
         # Per shard, the server's time after which every open name was fenced: entries of other clients that were not
-        # delivered or claimed since then are in no batch on its way.
+        # delivered or claimed since then are in no batch in flight.
         self._fenced_at: Mapping[Shard, int] = {}
         self._abandoned_claims = 0
         self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
+        # Rotates which shards get the larger shares of a batch.
         self._turn = 0
         self._look_at = 0.0
 
     def plan(self) -> Batch | YieldTo | None:
-        """The next batch, or ``None`` if there is nothing to claim at the moment.
+        """Steps 1 to 3: claim the next batch; ``None`` if there is nothing to claim at the moment.
 
         Raises:
-            SourceRecreatedError: the group or the stream is not what the ledger remembers.
-            DataLossError: entries are gone, and that is not to be recorded; or a RESTORE removed rows.
+            SourceRecreatedError: the group or the stream is not the one in the ledger.
+            DataLossError: entries are gone, and ``on_data_loss`` is not ``record``; or a RESTORE removed rows.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
             state = self.ledger.read()
-            if (asked := self.yields.open(state.version)) is not None:
-                return asked
+            if (request := self.yields.unanswered(state.version)) is not None:
+                return request
             check_sharing(state, self.ingestion)
             check_epochs(state, self._claims.identities(), url=self._claims.url)
             check_restored(state, self.ingestion)
@@ -126,17 +130,17 @@ class ClaimJob(BatchJob):
             if self._prepare(state):
                 continue
             self.target.columns.check(state)
-            settled = self.settled(state)
+            checked = self.delete_orphaned_dead_letters(state)
             loss = self._losses.next()
             if loss is not None:
-                check_only_group(self.ingestion, state, (loss.held.shard.stream,), url=self._claims.url)
+                check_only_group(self.ingestion, state, (loss.job_data.shard.stream,), url=self._claims.url)
                 self.telemetry(Step.PLANNED, loss)
                 return loss
-            abandoned = self._settle_names(state)
+            abandoned = self._find_abandoned()
             if abandoned is None:
                 continue
             try:
-                batch = self._claim(settled, abandoned)
+                batch = self._claim(checked, abandoned)
             except BrokerUnavailableError as error:
                 self._abandon_claim(error)
                 continue
@@ -147,71 +151,71 @@ class ClaimJob(BatchJob):
             if batch is None and self._losses.are_known:
                 continue
             if batch is None:
-                self.settled(state, again=True)
+                self.delete_orphaned_dead_letters(state, again=True)
             return batch
 
     def write(self, batch: Batch) -> WrittenBatch | None:
-        """Steps 5 to 7, while a heartbeat keeps the claim."""
-        held = batch.held
-        if isinstance(held, PlannedLoss):
-            return write_batch(self, held.target, batch)
+        """Step 4: write a batch, while a heartbeat keeps the claim."""
+        claimed = batch.job_data
+        if isinstance(claimed, PlannedLoss):
+            return write_batch(self, claimed.target, batch)
         try:
-            with Heartbeat(self._claims, held):
+            with Heartbeat(self._claims, claimed):
                 return write_batch(self, self.target, batch)
         except OutdatedError:
-            # The next plan records what is gone, and takes over the rest from our own name.
-            # If it was fenced meanwhile, the one who did it found what there was to find.
+            # The next plan records the entries that are gone, and takes over the others from our own name.
+            # If another member has fenced the name meanwhile, it has found the losses.
             if self.ledger.last_number(self.ledger.member) < batch.number:
-                for shard, ids in self._claims.missing(held.ids).items():
+                for shard, ids in self._claims.missing(claimed.ids).items():
                     self._losses.add(shard, ids)
-            self._release((shard, held.name) for shard in held.ids)
+            self._release((shard, claimed.name) for shard in claimed.ids)
             raise
         except BaseException:
-            self._release((shard, held.name) for shard in held.ids)
+            self._release((shard, claimed.name) for shard in claimed.ids)
             raise
 
     def check_read(self) -> None:
-        """Entries of a group that was created after an accept are of the next epoch."""
+        """Refuse a batch if the next epoch was accepted: entries of a group that was created then belong to it."""
         check_epochs(self.ledger.read(), self._claims.identities(), url=self._claims.url)
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
-        """Step 8: acknowledge the entries, or account for those that are gone."""
-        held = written.batch.held
-        if isinstance(held, PlannedLoss):
-            self._losses.account(held.shard, held.kind)
+        """Step 5: acknowledge the entries, or account for those that are gone."""
+        claimed = written.batch.job_data
+        if isinstance(claimed, PlannedLoss):
+            self._losses.account(claimed.shard, claimed.kind)
         else:
-            self._acknowledge_all(held)
+            self._acknowledge_all(claimed)
         self.telemetry(Step.COMMITTED, written.batch)
         return {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
 
     def has_more(self) -> bool:
-        """Whether entries were added, or shards, since the ends were captured; then they are captured anew.
+        """Return whether entries or shards were added since the ends were captured; then they are captured again.
 
         Raises:
-            StreamAssetsError: the server cannot be asked, or the Spark server of the run has ended.
+            StreamAssetsError: the server does not answer, or the Spark server of the run has ended.
         """
         check_served(self.target.spark)
-        is_look = time.monotonic() >= self._look_at
-        is_more = self._claims.has_grown(with_new_shards=is_look)
-        self._look_at = time.monotonic() + LOOK_SECONDS if is_look else self._look_at
-        if is_more:
-            # The stream may be another one by now, and new shards need a group.
+        is_due = time.monotonic() >= self._look_at
+        has_grown = self._claims.has_grown(with_new_shards=is_due)
+        self._look_at = time.monotonic() + LOOK_SECONDS if is_due else self._look_at
+        if has_grown:
+            # The stream may have been recreated, and new shards need a group.
             self._origin = None
-        return is_more
+        return has_grown
 
     def is_drained(self) -> bool:
-        """Whether the whole group is done with what was there at the beginning."""
+        """Return whether the whole group is done with the entries up to the captured ends."""
         return self._claims.is_drained()
 
     def _abandon_claim(self, error: BrokerUnavailableError) -> None:
-        """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it."""
+        """Abandon a name after a lost reply, because it may have entries on the server that its batch would lack."""
         self._abandoned_claims += 1
         if self._abandoned_claims >= MAX_ABANDONED_CLAIMS:
             raise error
-        _log.warning("a claim of group %s is given up: %s", self.ingestion.group, error)
+        _log.warning("a claim of group %s is abandoned: %s", self.ingestion.group, error)
 
     def _release(self, names: Iterable[tuple[Shard, ClaimName]]) -> None:
-        """An orderly failure is no reason to count a delivery, nor to let others wait."""
+        """Release claims after an orderly failure, so that others need not wait, and the delivery does not count."""
         try:
             for shard, name in names:
                 self._claims.release(shard, name)
@@ -226,10 +230,10 @@ class ClaimJob(BatchJob):
                     yield shard, name
 
     def _prepare(self, state: LedgerState) -> bool:
-        """The group is where it should be; once, names that were left behind are removed.
+        """Create or check the group on the server, register new streams, and once remove old empty names.
 
         Returns:
-            Whether streams were claimed, so that the ledger has to be read again.
+            Whether streams were registered, so that the ledger has to be read again.
         """
         known = {shard: known.written_end for shard, known in state.shards.items()}
         if self._origin is not None:
@@ -238,21 +242,21 @@ class ClaimJob(BatchJob):
         identities = self._claims.identities()
         check_unwritten(self.target, state, identities)
         origin = self._claims.prepare(self.ingestion.start, known=known)
-        begun = without_positions(state, (shard.stream for shard in origin))
-        if begun:
-            new = {shard: start for shard, start in origin.items() if shard.stream in begun}
-            register_streams(self.target, new, identities=identities)
+        new = without_positions(state, (shard.stream for shard in origin))
+        if new:
+            starts = {shard: start for shard, start in origin.items() if shard.stream in new}
+            register_streams(self.target, starts, identities=identities)
             return True
         self._origin = origin
         for shard, names in self._claims.names(empty=True).items():
             for name in names:
-                # Whatever became of it: its number is gone, and it holds nothing.
+                # Its number is taken and it has no entries, so that its status does not matter.
                 if name.number <= self.ledger.last_number(name.member):
                     self._claims.remove_name(shard, name)
         return False
 
-    def _settle_names(self, state: LedgerState) -> list[_Abandoned] | None:
-        """Step 1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
+    def _find_abandoned(self) -> list[_Abandoned] | None:
+        """Step 2: find entries of others that may be taken over; ``None`` after a fence, as numbers have changed."""
         holders = {shard: self._names_to_take_over(shard, names) for shard, names in self._claims.holders().items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
         if self._fence_open(parsed):
@@ -263,22 +267,22 @@ class ClaimJob(BatchJob):
         for shard, names in holders.items():
             for name in names:
                 if not isinstance(name, ClaimName):
-                    others += self._held(shard, name)
+                    others += self._pending_of(shard, name)
                 elif statuses[name] is ClaimStatus.WRITTEN:
                     self._acknowledge(shard, name)
                 else:
-                    abandoned += self._held(shard, name)
+                    abandoned += self._pending_of(shard, name)
         if abandoned or not others:
             return abandoned
         if not self._fenced_at:
-            # In this order: a batch that had an entry before another client took it is in a name that is listed.
+            # In this order: if a batch had an entry before another client took it, its name is in the list.
             self._fenced_at = {shard: self._claims.now(shard) for shard in holders}
             if self._fence_open(name for names in self._claims.names().values() for name in names):
                 return None
         return [one for one in others if one.shard in self._fenced_at]
 
     def _fence_open(self, names: Iterable[ClaimName]) -> bool:
-        """Fence the names that are open; whether there were any, so that numbers have changed."""
+        """Fence the names that are open; return whether there were any, so that numbers have changed."""
         numbers = {(name.member, name.number) for name in names}
         last = {member: self.ledger.last_number(member) for member, _ in numbers}
         still_open = sorted((member, number) for member, number in numbers if number > last[member])
@@ -287,7 +291,7 @@ class ClaimJob(BatchJob):
         return bool(still_open)
 
     def _fence(self, member: str, number: int) -> None:
-        """Take the next number of another member, so that a batch that is on its way with it never lands."""
+        """Take the next number of another member, so that a batch in flight with that number never lands."""
 
         def fields(state: LedgerState) -> EntryFields | None:
             return {"by": self.ledger.member} if state.last_number < number else None
@@ -295,7 +299,7 @@ class ClaimJob(BatchJob):
         commit_empty(self.target.spark, replace(self.ingestion, member=member), "fence", fields)
 
     def _names_to_take_over(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
-        """Idle names, or those that were given up; others: their entries are looked at singly."""
+        """Return the names that are idle or abandoned, and all other clients, whose entries are checked one by one."""
         idle = self._claims.idle_names(shard)
         found: list[ClaimName | bytes] = []
         for raw in names:
@@ -311,17 +315,17 @@ class ClaimJob(BatchJob):
             self._claims.acknowledge({shard: [entry.id for entry in page]})
         self._claims.remove_name(shard, name)
 
-    def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Abandoned]:
-        """The entries of a dead name, or the idle ones of another client, as many as one batch can hold."""
-        # Of a name that is dead all may be taken: nothing is added to it, and what it held is not in the table.
+    def _pending_of(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Abandoned]:
+        """Yield the entries of a dead name, or the idle ones of another client, as many as one batch can hold."""
+        # All entries of a dead name may be taken: none is added to it, and none is in the table.
         needs_idle = not isinstance(name, ClaimName)
         if isinstance(name, ClaimName) and name.bid in self._own_batch_ids and (shard, name.bid) not in self._released:
-            # Given up or outrun, but by no means killed: that one delivery does not count.
+            # It was abandoned or lost a race, but its process was not killed, so that the delivery does not count.
             self._claims.release(shard, name)
             self._released.add((shard, name.bid))
         count = 0
         for page in self._claims.pending(shard, name, idle=needs_idle):
-            # What clients of another kind did is no try of ours.
+            # Deliveries to other clients are not attempts of ours.
             tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
             yield from (_Abandoned(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
             count += len(page)
@@ -329,75 +333,76 @@ class ClaimJob(BatchJob):
                 return
 
     def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
-        """Step 3: fill a new name; from here on nothing is added to it."""
+        """Step 3: claim entries into a new name, to which nothing is added later."""
         policy, limits = self._claims.policy, self.sizer.limits
         worst = max((one.entry.deliveries for one in abandoned), default=0)
         records = policy.batch_limit(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex
-        held = ClaimedEntries(ClaimName(self.ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
+        claimed = ClaimedEntries(ClaimName(self.ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
         self._own_batch_ids.add(bid)
         since, self._fenced_at = self._fenced_at, {}
         chosen = [one for one in abandoned if worst <= 1 or one.entry.deliveries == worst]
-        is_full = self._take_over(held, chosen, worst, since)
+        is_full = self._take_over(claimed, chosen, worst, since)
         if worst <= 1 and not is_full:
-            self._claim_new(held)
-        if not held.count:
+            self._claim_new(claimed)
+        if not claimed.count:
             return None
-        ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
+        ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in claimed.ids.items()}
         check_only_group(self.ingestion, state, {shard.stream for shard in ids}, url=self._claims.url)
-        # In this order: what others have written of them is in the ledger by now, whatever the server knows of it.
+        # In this order: if others have written some of the entries, the ledger has them by now, even if the server
+        # has lost that.
         written = {shard: known.written_end or 0 for shard, known in self.ledger.read().shards.items()}
         maybe_written = {
             shard: Range(places[0], min(places[-1] + 1, written.get(shard, 0))) for shard, places in ids.items()
         }
-        return self._planned(
+        return self._new_batch(
             "batch",
             state,
-            self._claims.plan(held, parallelism=self._parallelism),
+            self._claims.plan(claimed, parallelism=self._parallelism),
             maybe_written={shard: part for shard, part in maybe_written.items() if part.start < part.end},
             bid=bid,
-            held=held,
+            job_data=claimed,
             identities=self._claims.identities(),
             claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
             origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
         )
 
     def _take_over(
-        self, held: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int, since: Mapping[Shard, int]
+        self, claimed: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int, since: Mapping[Shard, int]
     ) -> bool:
         most = self._claims.policy.max_deliveries
         error = None
         if deliveries >= most:
             error = f"given up after {deliveries} deliveries: each time the process ended before the batch was written"
         names: dict[tuple[Shard, ClaimName | bytes], list[PendingEntry]] = {}
-        for one in abandoned[: held.records]:
+        for one in abandoned[: claimed.records]:
             names.setdefault((one.shard, one.name), []).append(one.entry)
         for (shard, name), entries in names.items():
             idle_since = None if isinstance(name, ClaimName) else since.get(shard)
-            is_full, gone = self._claims.take_over(held, shard, name, entries, since=idle_since, error=error)
+            is_full, gone = self._claims.take_over(claimed, shard, name, entries, since=idle_since, error=error)
             if gone:
                 self._losses.add(shard, gone)
             if isinstance(name, ClaimName):
                 self._claims.remove_name(shard, name)
             if is_full:
                 return True
-        return held.count >= held.records
+        return claimed.count >= claimed.records
 
-    def _claim_new(self, held: ClaimedEntries) -> None:
+    def _claim_new(self, claimed: ClaimedEntries) -> None:
         self._turn += 1
         unread = {shard: backlog.unread for shard, backlog in self._claims.backlog().items() if backlog.unread}
-        while unread and held.count < held.records:
-            shares = fair_shares(unread, held.records - held.count, turn=self._turn)
+        while unread and claimed.count < claimed.records:
+            shares = fair_shares(unread, claimed.records - claimed.count, turn=self._turn)
             for shard, share in shares.items():
-                before = len(held.ids.get(shard, ()))
-                if self._claims.claim_new(held, shard, share):
+                before = len(claimed.ids.get(shard, ()))
+                if self._claims.claim_new(claimed, shard, share):
                     return
-                got = len(held.ids.get(shard, ())) - before
+                got = len(claimed.ids.get(shard, ())) - before
                 unread[shard] = unread[shard] - got if got == share else 0
             unread = {shard: left for shard, left in unread.items() if left > 0}
 
-    def _acknowledge_all(self, held: ClaimedEntries) -> None:
-        """Step 5: acknowledge every entry of the batch, whichever consumer holds it by now."""
-        self._claims.acknowledge(held.ids)
-        for shard in held.ids:
-            self._claims.remove_name(shard, held.name)
+    def _acknowledge_all(self, claimed: ClaimedEntries) -> None:
+        """Acknowledge every entry of the batch, even if another consumer has claimed it meanwhile."""
+        self._claims.acknowledge(claimed.ids)
+        for shard in claimed.ids:
+            self._claims.remove_name(shard, claimed.name)

@@ -1,7 +1,7 @@
-"""What the ledger and the server say of claimed entries: written, open or dead, and which are gone.
+"""Finds the status of claimed entries in the ledger (open, written or dead), and the entries that are gone.
 
-A loss is recorded by a batch without rows in the transaction sequence of its shard, so that of several members that see
-it one records it. Only then are the entries acknowledged, or accounted for at the server.
+A loss is recorded by a batch without rows in the transaction sequence of its shard, so that only one of several members
+records it. Only then are the entries acknowledged, or accounted for at the server.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from stream_consumers.redis.entries import id_before, printable_key, to_id, to_s
 
 
 class ClaimStatus(enum.Enum):
-    """Of a claim, known by its consumer name. ``WRITTEN`` and ``DEAD`` never change again.
+    """The status of a claim, which is identified by its consumer name. ``WRITTEN`` and ``DEAD`` never change again.
 
     ``OPEN``: its number may still be written. ``WRITTEN``: its batch is in the table, so its entries are acknowledged
-    and never written again. ``DEAD``: it never will be, so its entries may be moved into another batch.
+    and never written again. ``DEAD``: its batch never will be in the table, so its entries may go into another batch.
     """
 
     OPEN = "open"
@@ -53,10 +53,10 @@ class ClaimStatuses:
         self._known: dict[ClaimName, ClaimStatus] = {}
 
     def of(self, names: Iterable[ClaimName]) -> Mapping[ClaimName, ClaimStatus]:
-        """The status of each claim.
+        """Return the status of each claim.
 
         Raises:
-            LedgerTruncatedError: the log was cleaned, so that it is unknown.
+            LedgerTruncatedError: the log was cleaned, so that a status is unknown.
         """
         wanted = set(names)
         unknown = wanted - self._known.keys()
@@ -73,14 +73,14 @@ class ClaimStatuses:
 
 @dataclass(frozen=True, slots=True)
 class ClaimState:
-    """What a group that claims entries is done with.
+    """The entries of a group that were delivered, are pending, or are lost.
 
     Args:
-        delivered: per shard, from where the group began to after the last entry that was delivered, without what is
+        delivered: per shard, from where the group began to after the last delivered entry, without entries that are
             recorded as skipped.
-        pending: the sequences in it that are pending, and not in the table.
-        lag: entries that are unread or pending.
-        lost: what is gone before it was written, or was skipped, and is not recorded.
+        pending: the sequences in it that are pending and not in the table.
+        lag: the number of entries that are unread or pending.
+        lost: the range of entries that were removed before they were written, or were skipped, and are not recorded.
     """
 
     delivered: Mapping[Shard, Intervals]
@@ -90,11 +90,11 @@ class ClaimState:
 
 
 class SkippedEntries(NamedTuple):
-    """Entries that no member was given, since another client moved the group forwards.
+    """Entries that were delivered to no member, because another client moved the group forwards.
 
     Args:
-        part: from the first one to the position of the group.
-        entries: how many the stream holds.
+        part: the range from the first one to the position of the group.
+        entries: how many of them the stream holds.
     """
 
     part: Range
@@ -102,16 +102,16 @@ class SkippedEntries(NamedTuple):
 
 
 def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, SkippedEntries]:
-    """What lies between the last entry that a member was given and the position of the group, and is not recorded.
+    """Find the entries between the last delivered one and the position of the group that are not recorded as skipped.
 
-    An entry that a member was given is pending, or its batch is in the table. Other clients in the group acknowledge
-    what they like, so that where there are some nothing is found.
+    An entry that was delivered to a member is pending, or its batch is in the table. Other clients in the group may
+    acknowledge any entry, so that no skipped entries are reported for a shard with such clients.
 
     Args:
-        claims: the group; it refuses from here on to claim from another position, unless a member has moved it.
-        ledger: of the group.
+        claims: the group; from here on it refuses to claim from another position, unless a member has moved it.
+        ledger: the ledger of the group.
     """
-    # In this order: what is acknowledged between two of these steps is seen by the next one.
+    # In this order: entries that are acknowledged between two of these steps are seen by the next step.
     positions = claims.positions()
     ends = claims.pending_ends(positions)
     shards = ledger.read().shards
@@ -131,7 +131,7 @@ def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, Skipp
 
 
 def recorded_skips(ledger: Ledger) -> Mapping[Shard, Intervals]:
-    """What the ledger says that the group skipped."""
+    """Return the ranges that the ledger records as skipped."""
     found: dict[Shard, Intervals] = {}
     for commit in ledger.surviving():
         for shard, part in commit.entry.skipped.items() if commit.entry is not None else ():
@@ -142,12 +142,12 @@ def recorded_skips(ledger: Ledger) -> Mapping[Shard, Intervals]:
 def losses_of_claims(
     claims: RedisClaims, ingestion: Ingestion | None = None, ledger: Ledger | None = None
 ) -> Mapping[Shard, Range]:
-    """What a run would find of the group: entries that are gone, or were skipped, before a member was given them.
+    """Check the group like a run, and return the entries that were removed or skipped before they were delivered.
 
     Args:
         claims: the group.
-        ingestion: the group, where there is a table.
-        ledger: of the group, where the caller has one: what one read of it has found, the next one need not.
+        ingestion: the group, if there is a table.
+        ledger: the ledger of the group, if the caller has one, which caches what it has read.
 
     Raises:
         DataLossError: see :func:`spark_jobs.batches.source_checks.check_restored`.
@@ -164,7 +164,7 @@ def losses_of_claims(
 
 
 def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> ClaimState:
-    """What a run would find: ask the server, and the ledger for what became of the names.
+    """Return the state of the claims of a group, from the server and the ledger.
 
     Args:
         claims: the group.
@@ -174,7 +174,7 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
     Raises:
         DataLossError: see :func:`spark_jobs.batches.source_checks.check_restored`.
         SourceRecreatedError: see :meth:`stream_consumers.redis.claims.RedisClaims.check`.
-        LedgerTruncatedError: the log was cleaned, so that it is unknown.
+        LedgerTruncatedError: the log was cleaned, so that the status of a claim is unknown.
     """
     ledger = ingestion.ledger()
     lost = dict(losses_of_claims(claims, ingestion, ledger))
@@ -199,13 +199,12 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoss:
-    """What is held for a batch that records what is gone of one shard.
+    """The ``job_data`` of a batch that records the loss of entries of one shard.
 
     Args:
-        target: the table, by the transaction sequence of the shard.
-        shard: what the loss is of.
-        kind: what is recorded: entries that were skipped, that were trimmed before they were read, or ``None``, if
-            claimed ones are gone.
+        target: the target of the transaction sequence of the shard.
+        shard: the shard.
+        kind: the entries that were skipped, or trimmed before they were read; ``None`` if claimed entries are gone.
     """
 
     target: Target
@@ -214,12 +213,12 @@ class PlannedLoss:
 
 
 class ClaimLosses:
-    """What is known to be gone, and its batches.
+    """Finds lost entries, and plans the batches that record them.
 
     Args:
         spark: a session that can write Delta tables.
         claims: the group.
-        ingestion: what goes where, and whether losses are recorded.
+        ingestion: group and table, and whether losses are recorded.
         observer: called at each step.
     """
 
@@ -233,25 +232,25 @@ class ClaimLosses:
 
     @property
     def are_known(self) -> bool:
-        """Whether claimed entries were found to be gone that are not recorded yet."""
+        """Whether claimed entries are known to be gone, and are not recorded yet."""
         return bool(self._gone)
 
     def of(self, shard: Shard) -> frozenset[bytes]:
-        """The ids of these entries."""
+        """Return the ids of these entries."""
         return frozenset(self._gone.get(shard, ()))
 
     def add(self, shard: Shard, ids: Iterable[bytes]) -> None:
-        """Remember claimed entries that are not in the stream any more."""
+        """Remember claimed entries that are no longer in the stream."""
         self._gone.setdefault(shard, set()).update(ids)
 
     def next(self) -> Batch | None:
-        """The batch that records what is gone of one shard; ``None`` if nothing is.
+        """Plan the batch that records the lost entries of one shard; ``None`` if none are lost.
 
         Raises:
-            DataLossError: something is, and losses are not to be recorded.
+            DataLossError: entries are lost, and ``on_data_loss`` is not ``record``.
         """
         while True:
-            # In this order: a group that another client has moved counts anew, which hides what it was moved over.
+            # In this order: the server restarts the count of a group that another client moved, which hides the loss.
             skipped = skipped_entries(self._claims, self._ledger)
             self._claims.count_reads()
             trimmed = self._claims.trimmed()
@@ -283,13 +282,13 @@ class ClaimLosses:
             claims={shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},
             hint=hint,
         )
-        opened = PlannedLoss(target, shard, kind)
-        return Batch("batch", state, identities=self._claims.identities(), fields=fields, held=opened)
+        loss = PlannedLoss(target, shard, kind)
+        return Batch("batch", state, identities=self._claims.identities(), fields=fields, job_data=loss)
 
     def _missing(
         self, ledger: Ledger, shard: Shard, unread: TrimmedEntries | None
     ) -> tuple[Intervals, int, Mapping[str, object] | None]:
-        """What is not recorded yet: a crash may have come between the record and the acknowledgement."""
+        """Return the lost entries that are not recorded yet, after a possible crash before they were acknowledged."""
         records = [
             commit.entry
             for commit in ledger.newest_first()
@@ -301,13 +300,13 @@ class ClaimLosses:
             places = [place for place in map(to_sequence, sorted(gone)) if place not in known]
             return Intervals.of(*((place, place + 1) for place in places)), len(places), None
         assert unread is not None
-        # Once it is accounted for the group has counted more: the same place and count mean the same loss.
+        # After a loss is accounted for, the group's count is higher. So the same start and count are the same loss.
         hint = {"start": unread.start, "read": unread.read}
         count = unread.entries - sum(entry.claims[shard].entries for entry in records if _of_unread(entry) == hint)
         return Intervals.of((unread.start, unread.end)), max(0, count), hint
 
     def account(self, shard: Shard, kind: SkippedEntries | TrimmedEntries | None) -> None:
-        """What was gone of a shard is recorded: acknowledge it, or let the group's count go on after it."""
+        """Acknowledge recorded losses of a shard, or let the group's count continue after them."""
         if isinstance(kind, SkippedEntries):
             return
         gone = self._gone.pop(shard, set())
@@ -331,25 +330,25 @@ class ClaimLosses:
         return DataLossError(
             f"{count} entries of {self._claims.url} were trimmed or deleted before group {self._ingestion.group!r} "
             f"wrote them ({'; '.join(texts)})",
-            remedy="To skip them and continue, with the loss recorded in the table's log and its dead letters, set "
-            "on_data_loss='record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
+            remedy="Set on_data_loss='record' to skip them and continue, and record the loss in the table's log and "
+            "dead letters. To prevent it, keep more entries (MAXLEN, MINID), or ingest more often.",
         )
 
 
 def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, SkippedEntries]) -> DataLossError:
-    """The error about entries that another client moved the group over."""
+    """Return the error about entries that were skipped because another client moved the group."""
     shard, (part, entries) = min(skipped.items())
     key, group = printable_key(claims.server.key(shard)), claims.group.name
     return DataLossError(
         f"group {group!r} of {shard} at {claims.url} was moved forwards by another client: "
-        f"{counted(entries, 'entry', 'entries')} from {part.start} to {part.end} were given to no member",
-        remedy=f"To read them, move it back: XGROUP SETID {key} {group} {id_before(part.start)}. To skip them, "
-        "with that recorded in the table's log and its dead letters, set on_data_loss='record'.",
+        f"{counted(entries, 'entry', 'entries')} from {part.start} to {part.end} were delivered to no member",
+        remedy=f"To read them, move it back: XGROUP SETID {key} {group} {id_before(part.start)}. Or set "
+        "on_data_loss='record' to skip them, and record that in the table's log and dead letters.",
         given=part.start,
         position=part.end,
     )
 
 
 def _of_unread(entry: LedgerEntry) -> Mapping[str, object]:
-    """Where unread entries were trimmed that an entry records; empty if it records others."""
+    """Return the start and count of trimmed unread entries in the hint of an entry; empty if it records others."""
     return {name: entry.hint[name] for name in ("start", "read") if entry.hint and name in entry.hint}

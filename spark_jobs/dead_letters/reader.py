@@ -1,4 +1,4 @@
-"""Reads dead letters without Spark: filtered, in order, by kind of reason, and as messages again for a redrive."""
+"""Reads dead letters without Spark: filtered, in order, counted by kind of reason, and as messages for a redrive."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.dead_letters.table import (
+    COPIED_COLUMNS,
     DEAD_LETTER_SCHEMA,
-    RECORDED,
     UNPLACED,
     DeadLetterTable,
     NotCounting,
@@ -41,41 +41,42 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Places = Mapping[Shard, Sequences]
-"""The places of dead letters: growing sequences, each once."""
+"""The places of dead letters: per shard, the sorted sequences without repetitions."""
 _TIME = pa.timestamp("ms", "UTC")
 _UNREAD = "the stream held no whole message"
 MAX_DEAD_LETTERS = 8192
-"""The most dead letters that are held at a time,"""
+"""The most dead letters in memory at a time."""
 MOST_BYTES = 32 * 1024 * 1024
-"""and their most bytes; but one is held whatever its size."""
+"""The most bytes of dead letters in memory at a time; a single larger one is still read."""
 COUNTS, DISMISSED, REPLACED, ORPHANED, CORRECTED = "counts", "dismissed", "replaced", "orphaned", "corrected"
 STATUS = "status"
-_FIRST_LETTERS = 8
+_FIRST_READ = 8
 _GROWTH = 4
 STATUS_KEY = (*PLACE, "_timestamp", "_batch", "dismissed_by", "corrected_by")
-"""The columns that decide whether a dead letter is meant, and whether it counts."""
+"""The columns that decide whether a dead letter is selected, and whether it counts."""
 MOST_KINDS = 100
+"""The most kinds of reasons that are counted separately; further ones are counted as :data:`OTHER_REASONS`."""
 MOST_SHOWN = 200
-"""The most characters of the payload of an example."""
+"""The most characters of a payload in an example."""
 _EXAMPLES_AT_A_TIME = 20
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
-_KEY = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at"]
+_COLUMNS_OF_KINDS = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at"]
 MOST_CHARACTERS = 200
-"""A longer reason is of the kind of its beginning."""
+"""The most characters of a kind of reason; the end of a longer one is cut off."""
 _MOST_READ = 50 * MOST_CHARACTERS
 NO_REASON = "no reason is given"
 OTHER_REASONS = "other reasons"
-"""What those of very many kinds are counted as that are met last."""
+"""The kind that counts all kinds beyond :data:`MOST_KINDS`."""
 _VALUES = re.compile(
     r"""
     (?P<quoted>(?<!\w)[bru]?(?P<mark>['"`])(?:\\.|(?!(?P=mark)).)*(?:(?P=mark)(?!\w)|\Z))
-    # Times, and ids of eight hexadecimal digits and more, which have letters in them.
+    # Times, and ids of at least eight hexadecimal digits.
     | (?<![\w.])(?:
         \d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?
         | 0[xX][0-9a-fA-F]+
         | (?=[a-f-]*[0-9])[0-9a-f]{8,}(?:-[0-9a-f]{4,12})*
       )(?!\w)
-    # No number: the one in UTF-8, or behind the letters of a name.
+    # Numbers, but not in UTF-8 or after the letters of a name.
     | (?<![A-Za-z_0-9])(?<![A-Za-z]-)(?:(?<![0-9])[-+](?=\d))?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?
     """,
     re.VERBOSE | re.DOTALL,
@@ -84,17 +85,17 @@ _VALUES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which dead letters are meant, by the time of their messages and by their sequences.
+    """Selects dead letters by the time of their messages and by their sequences.
 
     Args:
-        start_ms: the first time, in milliseconds since 1970.
-        stop_ms: the first time that is not meant any more.
-        start: the first sequence of each shard; other shards are not meant. ``None`` for all.
-        stop: likewise the first sequence that is not meant any more; other shards are meant to their ends.
+        start_ms: the start time, in milliseconds since 1970.
+        stop_ms: the end time, exclusive.
+        start: the first sequence of each shard; other shards are not selected. ``None`` for all shards.
+        stop: the end of each shard, exclusive; other shards are selected up to their ends.
         start_sequence, stop_sequence: the same for every shard.
 
     Example:
-        >>> Span(start_ms=0).is_all, Span().is_all
+        >>> Span(start_ms=0).is_unbounded, Span().is_unbounded
         (False, True)
     """
 
@@ -106,13 +107,13 @@ class Span:
     stop_sequence: int | None = None
 
     @property
-    def is_all(self) -> bool:
-        """Whether every dead letter is meant."""
+    def is_unbounded(self) -> bool:
+        """Whether every dead letter is selected."""
         return self == Span()
 
     @property
     def has_sequences(self) -> bool:
-        """Whether it is bounded by a sequence, so that nothing without one is meant."""
+        """Whether it is bounded by a sequence, so that dead letters without one are not selected."""
         return replace(self, start_ms=None, stop_ms=None) != Span()
 
     def where(self) -> list[str]:
@@ -129,27 +130,28 @@ class Span:
             parts.append(f"_sequence < {self.stop_sequence}")
         return [*parts, *(f"NOT ({in_ranges({shard: Range(end, last)})})" for shard, end in sorted(self.stop.items()))]
 
-    def times(self, letters: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows whose time is meant; those without a time only where none is asked for."""
+    def filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows in the span of time; those without a time only if the span has no times."""
         for bound, compare in ((self.start_ms, pc.greater_equal), (self.stop_ms, pc.less)):
             if bound is not None:
-                times = letters.column("_timestamp").cast(_TIME)
-                letters = letters.filter(compare(times, pa.scalar(bound, pa.int64()).cast(_TIME)))
-        return letters
+                times = batch.column("_timestamp").cast(_TIME)
+                batch = batch.filter(compare(times, pa.scalar(bound, pa.int64()).cast(_TIME)))
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
-    """Which dead letters are looked at; all that count, if it says nothing.
+class DeadLetterFilter:
+    """Selects dead letters; by default all that count and are not dismissed.
 
     Args:
-        streams: the keys of streams, in all their epochs.
-        span: between two places of the stream, or two times of messages.
-        reason: a text that the reason has in it, in upper or lower case.
-        places: single ones.
-        batches: the ids of the batches that they are of.
-        is_all: whether those that do not count, those that were dismissed, and records of corrections are meant, too.
-        is_dismissed: whether those that were dismissed are meant, and no others.
+        streams: the keys of streams, which select all their epochs.
+        span: selects by sequences, or by times of messages.
+        reason: a text that the reason contains, in upper or lower case.
+        places: selects single dead letters.
+        batches: the ids of batches.
+        includes_uncounted: whether to include those that do not count, those that were dismissed, and records of
+            corrections.
+        is_dismissed: whether to select only those that were dismissed.
     """
 
     streams: Collection[str] = ()
@@ -157,11 +159,11 @@ class LetterFilter:
     reason: str = ""
     places: Mapping[Shard, Intervals] | None = None
     batches: Collection[str] | None = None
-    is_all: bool = False
+    includes_uncounted: bool = False
     is_dismissed: bool = False
 
     def where(self) -> str:
-        """What a SQL condition can say of it."""
+        """Return the part of the filter that a SQL condition can express."""
         parts = self.span.where()
         if self.places is not None:
             parts.append(f"({in_places(self.places)})")
@@ -170,26 +172,26 @@ class LetterFilter:
             parts.append(f"_batch IN ({listed})" if listed else "FALSE")
         return " AND ".join(parts)
 
-    def filtered(self, letters: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of these that are meant, as far as :meth:`where` does not say so."""
+    def filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Apply the part of the filter that :meth:`where` cannot express."""
         if self.streams:
-            names = letters.column("_stream").dictionary_encode()
+            names = batch.column("_stream").dictionary_encode()
             own = [split_epoch(str(name))[0] in self.streams for name in names.dictionary.to_pylist()]
-            meant: Any = pa.array(own, pa.bool_()).take(names.indices)
-            letters = letters.filter(meant)
+            is_selected: Any = pa.array(own, pa.bool_()).take(names.indices)
+            batch = batch.filter(is_selected)
         if self.reason:
-            found: Any = pc.match_substring(letters.column("error"), self.reason, ignore_case=True)
-            letters = letters.filter(found)
-        return self.span.times(letters)
+            found: Any = pc.match_substring(batch.column("error"), self.reason, ignore_case=True)
+            batch = batch.filter(found)
+        return self.span.filtered(batch)
 
 
-COUNTING = LetterFilter()
-"""All that count."""
+COUNTING = DeadLetterFilter()
+"""Selects all that count and are not dismissed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSnapshot:
-    """One version of a dead-letter table, and what of it does not count."""
+    """One version of a dead-letter table, with the dead letters in it that do not count."""
 
     table: DeadLetterTable
     group: str
@@ -199,40 +201,41 @@ class DeadLetterSnapshot:
 
     @classmethod
     def of(cls, table: DeadLetterTable, ledger: Ledger) -> DeadLetterSnapshot:
-        """The newest version."""
+        """Return the newest version."""
         now = table.log().snapshot()
         if now is None:
             return cls(table, ledger.group, -1, NotCounting(), frozenset())
-        # Behind the version: what comes later may be of a batch on its way, which is not known not to count.
+        # Read after the version: a later version may have dead letters of a batch in flight, whose status is open.
         left_out = table.not_counting(ledger, version=now.version)
         columns = frozenset(column_names(table.log(), version=now.version))
         return cls(table, ledger.group, now.version, left_out, columns)
 
-    def scan(self, wanted: LetterFilter, names: Sequence[str], where: str = "") -> Iterator[pa.RecordBatch]:
-        """Those that are meant, in no order, with their status."""
+    def scan(self, wanted: DeadLetterFilter, names: Sequence[str], where: str = "") -> Iterator[pa.RecordBatch]:
+        """Yield the selected dead letters with their status, in no order."""
         if self.version < 0:
             return
         condition = " AND ".join(filter(None, (wanted.where(), where)))
         key = (*STATUS_KEY, *(("error", "offset") if wanted.reason or self.left_out.dismissed else ()))
         needed = [name for name in dict.fromkeys([*names, *key]) if name in self.columns]
+        has_all = wanted.includes_uncounted
         for found in self.table.scan(
-            self.group, NotCounting(), needed, where=condition, version=self.version, has_corrected=wanted.is_all
+            self.group, NotCounting(), needed, where=condition, version=self.version, has_corrected=has_all
         ):
-            letters = wanted.filtered(found)
-            status = _status(letters, self.left_out)
-            if wanted.is_dismissed or not wanted.is_all:
-                is_meant: Any = pc.equal(status, pa.scalar(DISMISSED if wanted.is_dismissed else COUNTS))
-                letters, status = letters.filter(is_meant), status.filter(is_meant)
-            if letters.num_rows:
-                yield _with_columns(letters, [*names, STATUS], status)
+            batch = wanted.filtered(found)
+            status = _status(batch, self.left_out)
+            if wanted.is_dismissed or not has_all:
+                is_selected: Any = pc.equal(status, pa.scalar(DISMISSED if wanted.is_dismissed else COUNTS))
+                batch, status = batch.filter(is_selected), status.filter(is_selected)
+            if batch.num_rows:
+                yield _with_columns(batch, [*names, STATUS], status)
 
-    def in_order(self, wanted: LetterFilter, names: Sequence[str], limit: int | None) -> Iterator[pa.Table]:
-        """Those that are meant, some at a time, in the order of their places."""
+    def in_order(self, wanted: DeadLetterFilter, names: Sequence[str], limit: int | None) -> Iterator[pa.Table]:
+        """Yield the selected dead letters in chunks, in the order of their places."""
         places = self.places(wanted)
         if limit is not None:
             places = first_places(places, limit)
-        # The reader of the files is ahead of who stops it, so that large ones are not asked for many at a time.
-        most = _FIRST_LETTERS
+        # The file reader prefetches before we can stop it, so start with small requests.
+        most = _FIRST_READ
         while chunk := first_places(places, min(most, MAX_DEAD_LETTERS)):
             count = sum(map(len, chunk.values()))
             found = self.read(wanted, chunk, names, max_bytes=MOST_BYTES)
@@ -246,21 +249,21 @@ class DeadLetterSnapshot:
             for part in self.scan(wanted, names, UNPLACED):
                 yield _ordered(pa.Table.from_batches([part]), names)
 
-    def _has_places(self, wanted: LetterFilter) -> bool:
-        """Whether only those with a sequence are meant."""
+    def _has_places(self, wanted: DeadLetterFilter) -> bool:
+        """Return whether only dead letters with a sequence are selected."""
         return wanted.span.has_sequences or wanted.places is not None
 
-    def places(self, wanted: LetterFilter) -> Places:
-        """Where those are that are meant and have a sequence."""
+    def places(self, wanted: DeadLetterFilter) -> Places:
+        """Return the places of the selected dead letters that have a sequence."""
         found: dict[Shard, list[Sequences]] = {}
-        for letters in self.scan(wanted, PLACE):
-            placed = letters.filter(letters.column("_sequence").is_valid())
+        for batch in self.scan(wanted, PLACE):
+            placed = batch.filter(batch.column("_sequence").is_valid())
             for shard, sequences in by_shard(placed.to_pandas(), *PLACE):
                 found.setdefault(shard, []).append(sequences)
         return {shard: np.unique(np.concatenate(found[shard])) for shard in sorted(found)}
 
-    def read(self, wanted: LetterFilter, places: Places, names: Sequence[str], *, max_bytes: int) -> pa.Table | None:
-        """All that are meant between the first and the last of these places, in order; ``None`` if that is too much."""
+    def read(self, wanted: DeadLetterFilter, places: Places, names: Sequence[str], max_bytes: int) -> pa.Table | None:
+        """Read the selected ones between the first and last of these places, in order; ``None`` if too large."""
         parts = [DEAD_LETTER_SCHEMA.empty_table()]
         size = 0
         is_one = sum(map(len, places.values())) == 1
@@ -273,15 +276,15 @@ class DeadLetterSnapshot:
         return _ordered(pa.concat_tables(parts, promote_options="default"), names)
 
 
-def _ordered(letters: pa.Table, names: Sequence[str]) -> pa.Table:
-    known = set(letters.column_names)
+def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    known = set(table.column_names)
     order: Any = [(name, "ascending") for name in (*PLACE, "_recorded_at", "_batch") if name in known]
-    return letters.sort_by(order).select(list(names))
+    return table.sort_by(order).select(list(names))
 
 
-def _with_columns(letters: pa.RecordBatch, names: Sequence[str], status: pa.Array[Any]) -> pa.RecordBatch:
-    """With these columns and no others; what an older version of the table lacks is null."""
-    known = set(letters.schema.names)
+def _with_columns(batch: pa.RecordBatch, names: Sequence[str], status: pa.Array[Any]) -> pa.RecordBatch:
+    """Return the batch with exactly these columns; those that an older version of the table lacks are null."""
+    known = set(batch.schema.names)
     arrays, schema = [], []
     for name in dict.fromkeys(names):
         if name == STATUS:
@@ -289,20 +292,20 @@ def _with_columns(letters: pa.RecordBatch, names: Sequence[str], status: pa.Arra
             schema.append(pa.field(STATUS, pa.string()))
             continue
         kind = DEAD_LETTER_SCHEMA.field(name)
-        arrays.append(letters.column(name) if name in known else pa.nulls(letters.num_rows, kind.type))
+        arrays.append(batch.column(name) if name in known else pa.nulls(batch.num_rows, kind.type))
         schema.append(kind)
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(schema))
 
 
-def _status(letters: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
-    """Of each dead letter whether it counts, or why it does not."""
+def _status(batch: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
+    """Return the status of each dead letter."""
     whole = pa.array([bid for bid, ranges in left_out.ranges.items() if not ranges], pa.string())
-    not_counting = pc.if_else(pc.is_in(letters.column("_batch"), whole), ORPHANED, REPLACED)
+    not_counting = pc.if_else(pc.is_in(batch.column("_batch"), whole), ORPHANED, REPLACED)
     counting: Any = COUNTS
     for name, status in (("dismissed_by", DISMISSED), ("corrected_by", CORRECTED)):
-        if name in letters.schema.names:
-            counting = pc.if_else(letters.column(name).is_valid(), status, counting)
-    found: pa.Array[Any] = pc.if_else(counts(letters, left_out), counting, not_counting)
+        if name in batch.schema.names:
+            counting = pc.if_else(batch.column(name).is_valid(), status, counting)
+    found: pa.Array[Any] = pc.if_else(counts(batch, left_out), counting, not_counting)
     return found
 
 
@@ -311,10 +314,10 @@ class DeadLetterReader:
     """Reads the dead letters of a group that count and are not dismissed.
 
     Args:
-        table: of the dead letters.
-        ledger: of the main table.
-        streams: the keys of the streams that are meant, in all their epochs.
-        span: which of them.
+        table: the dead-letter table.
+        ledger: the ledger of the main table.
+        streams: the keys of the streams, which select all their epochs.
+        span: selects by sequences, or by times of messages.
     """
 
     table: DeadLetterTable
@@ -323,37 +326,37 @@ class DeadLetterReader:
     span: Span = field(default_factory=Span)
 
     def places(self) -> tuple[Places, int]:
-        """Where they are, and how many more have no sequence, so that it is unknown where their rows would belong.
+        """Return the places of the dead letters, and how many more have no place, so that no row can replace them.
 
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
         """
         now = DeadLetterSnapshot.of(self.table, self.ledger)
-        unplaced = now.scan(self._wanted, (), UNPLACED) if self.span.is_all else ()
+        unplaced = now.scan(self._wanted, (), UNPLACED) if self.span.is_unbounded else ()
         return now.places(self._wanted), sum(part.num_rows for part in unplaced)
 
     def messages(self, places: Places, *, max_bytes: int) -> pa.Table | None:
-        """What the stream held at these places, as in :data:`stream_consumers.batches.MESSAGE_SCHEMA`.
+        """Return the dead letters at these places as messages, in :data:`stream_consumers.batches.MESSAGE_SCHEMA`.
 
         Args:
-            places: neighbours among those that are meant.
-            max_bytes: the most to hold in memory; one message is read whatever its size.
+            places: successive places of selected dead letters.
+            max_bytes: the most bytes in memory; a single larger message is still read.
 
         Returns:
-            In the order of their places; ``None``: there is more, ask for fewer.
+            The messages in the order of their places; ``None`` if they are too large, so ask for fewer.
         """
-        letters = self._read(places, max_bytes)
-        return None if letters is None else _messages(letters)
+        found = self._read(places, max_bytes)
+        return None if found is None else _messages(found)
 
-    def letters(self, places: Places) -> pa.Table:
-        """The dead letters at these places as their table has them, one of each place."""
-        letters = self._read(places, sys.maxsize)
-        assert letters is not None
-        return letters
+    def dead_letters(self, places: Places) -> pa.Table:
+        """Return the dead letters at these places with the columns of their table, one for each place."""
+        found = self._read(places, sys.maxsize)
+        assert found is not None
+        return found
 
     def _read(self, places: Places, max_bytes: int) -> pa.Table | None:
         now = DeadLetterSnapshot.of(self.table, self.ledger)
-        found = now.read(self._wanted, places, RECORDED, max_bytes=max_bytes)
+        found = now.read(self._wanted, places, COPIED_COLUMNS, max_bytes=max_bytes)
         if found is None:
             return None
         wanted = {(shard.stream, shard.id, sequence) for shard, own in places.items() for sequence in own.tolist()}
@@ -365,12 +368,12 @@ class DeadLetterReader:
         return found.take(pa.array(rows, pa.int64()))
 
     @property
-    def _wanted(self) -> LetterFilter:
-        return LetterFilter(self.streams, self.span)
+    def _wanted(self) -> DeadLetterFilter:
+        return DeadLetterFilter(self.streams, self.span)
 
 
 def first_places(places: Places, most: int) -> Places:
-    """The first ``most`` of them.
+    """Return the first ``most`` places.
 
     Example:
         >>> found = first_places({Shard("a"): np.array([1, 2]), Shard("b"): np.array([5, 6])}, 3)
@@ -387,7 +390,7 @@ def first_places(places: Places, most: int) -> Places:
 
 
 def without_first(places: Places, count: int) -> Places:
-    """The others.
+    """Return the places after the first ``count``.
 
     Example:
         >>> found = without_first({Shard("a"): np.array([1, 2]), Shard("b"): np.array([5, 6])}, 3)
@@ -403,18 +406,18 @@ def without_first(places: Places, count: int) -> Places:
     return found
 
 
-def _messages(letters: pa.Table) -> pa.Table:
-    """Dead letters as the stream gave them; what was no whole message keeps its error."""
-    # Older versions did not write it; only files have offsets, of places that are damaged.
-    is_message = pc.coalesce(letters.column("is_message"), pc.is_null(letters.column("offset")))
-    errors = pc.coalesce(letters.column("error"), pa.scalar(_UNREAD))
-    own = {name: letters.column(name) for name in ("key", "payload", "headers", "offset")}
+def _messages(table: pa.Table) -> pa.Table:
+    """Convert dead letters to the messages of the stream; those that were no whole message keep their error."""
+    # Older releases did not write is_message. Then an offset marks a damaged part of a file.
+    is_message = pc.coalesce(table.column("is_message"), pc.is_null(table.column("offset")))
+    errors = pc.coalesce(table.column("error"), pa.scalar(_UNREAD))
+    own = {name: table.column(name) for name in ("key", "payload", "headers", "offset")}
     columns = {
         **own,
-        "stream": letters.column("_stream"),
-        "shard": letters.column("_shard"),
-        "sequence": letters.column("_sequence"),
-        "timestamp_ms": letters.column("_timestamp").cast(_TIME).cast(pa.int64()),
+        "stream": table.column("_stream"),
+        "shard": table.column("_shard"),
+        "sequence": table.column("_sequence"),
+        "timestamp_ms": table.column("_timestamp").cast(_TIME).cast(pa.int64()),
         "error": pc.if_else(is_message, pa.scalar(None, pa.string()), errors),
     }
     return pa.table([columns[column.name].cast(column.type) for column in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
@@ -422,12 +425,12 @@ def _messages(letters: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterExample:
-    """One dead letter of a kind.
+    """An example of a kind of dead letters.
 
     Args:
-        place: where its message is in the stream, as ``orders/0=17``; without a sequence only the shard.
-        reason: why it is one.
-        payload: its payload, shortened: text where it is, else hexadecimal digits.
+        place: the place of its message in the stream, as ``orders/0=17``; without a sequence only the shard.
+        reason: the reason.
+        payload: its payload, shortened, as text if it is text, otherwise as hexadecimal digits.
     """
 
     place: str
@@ -442,12 +445,12 @@ class DeadLetterKind:
     Args:
         reason: the kind; see :func:`spark_jobs.dead_letters.reader.kind_of_reason`.
         count: how many count.
-        replaced: how many more do not, since their messages were redriven or replayed.
-        orphaned: how many more do not, since their batch is not in the table.
+        replaced: how many more do not count, because their messages were redriven or replayed.
+        orphaned: how many more do not count, because their batch is not in the table.
         dismissed: how many more were dismissed.
-        first: the earliest time of a message; where that is not known, when the dead letter was recorded.
-        last: the latest.
-        shards: of the messages, sorted.
+        first: the earliest time of a message; of one without a time, the time when the dead letter was recorded.
+        last: the latest such time.
+        shards: the shards of the messages, sorted.
         example: the first one, by its place in the stream.
     """
 
@@ -460,7 +463,7 @@ class DeadLetterKind:
     last: datetime | None = None
     shards: Sequence[Shard] = ()
     example: DeadLetterExample | None = None
-    # Of the example: those that count go first, then those with a sequence.
+    # The sort key of the example: those that count come first, then those with a sequence.
     _at: tuple[bool, bool, Shard, int] | None = None
     _key: tuple[str, str] | None = None
 
@@ -472,24 +475,24 @@ class DeadLetterKind:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """The dead letters of a table that count; nothing here needs Spark but the view.
+    """The dead letters of a table; only :meth:`create_view` needs Spark.
 
-    One counts while its batch is in the table, and nothing has replaced it since, as a redrive or a replay does. Each
-    call looks at the table anew.
+    A dead letter counts while its batch is in the table, and until a redrive or a replay replaces it. Each call reads
+    the newest version of the table.
 
     Args:
-        table: the table of the rows, a path or URI; its dead letters are in the one beside it.
+        table: the table of the rows, a path or URI.
         group: the consumer group.
-        storage_options: of an object store.
+        storage_options: the options of an object store.
 
     Raises:
-        InvalidOptionError: there cannot be such a table, or such a group.
+        InvalidOptionError: the table or the group is not valid.
 
     Example::
 
-        letters = DeadLetters("lake/orders", group="lakehouse")
-        letters.to_arrow(columns=["_sequence", "error", "payload"]).to_pandas()
-        letters.create_view(spark, "orders_dead_letters")  # for SQL
+        dead_letters = DeadLetters("lake/orders", group="lakehouse")
+        dead_letters.to_arrow(columns=["_sequence", "error", "payload"]).to_pandas()
+        dead_letters.create_view(spark, "orders_dead_letters")  # for SQL
     """
 
     table: str
@@ -501,20 +504,20 @@ class DeadLetters:
         object.__setattr__(self, "table", check_location(self.table))
 
     @property
-    def _letters(self) -> DeadLetterTable:
+    def _table(self) -> DeadLetterTable:
         return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
 
     def kinds(
-        self, wanted: LetterFilter = COUNTING, *, limit: int | None = None, most_shown: int = MOST_SHOWN
+        self, wanted: DeadLetterFilter = COUNTING, *, limit: int | None = None, most_shown: int = MOST_SHOWN
     ) -> list[DeadLetterKind]:
-        """How many there are of each kind of reason, the most frequent kind first.
+        """Count the dead letters of each kind of reason, the most frequent kind first.
 
-        Of very many kinds those that are met last are counted together.
+        Beyond :data:`MOST_KINDS` kinds, further ones are counted as :data:`OTHER_REASONS`.
 
         Args:
-            wanted: which of them.
-            limit: look at no more than this number.
-            most_shown: the most characters of the payload of an example; without any it is not read.
+            wanted: selects the dead letters.
+            limit: read at most this number.
+            most_shown: the most characters of the payload of an example; with 0 it is not read.
 
         Raises:
             StreamNotFoundError: the group has written nothing into the table.
@@ -522,19 +525,21 @@ class DeadLetters:
         """
         snapshot = self._snapshot()
         found: dict[str, DeadLetterKind] = {}
-        for letters in _first(snapshot.scan(wanted, _KEY), limit):
-            _tally(letters, found)
+        for batch in _first(snapshot.scan(wanted, _COLUMNS_OF_KINDS), limit):
+            _tally(batch, found)
         kinds = sorted(found.values(), key=lambda kind: (-kind.total, kind.reason))
         _find_examples(snapshot, wanted, kinds, most_shown)
         return kinds
 
     def tables(
-        self, wanted: LetterFilter = COUNTING, *, columns: Sequence[str] | None = None, limit: int | None = None
+        self, wanted: DeadLetterFilter = COUNTING, *, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> Iterator[pa.Table]:
-        """Them as the table has them, some at a time, in the order of their places; those without a place at last.
+        """Yield the dead letters with the columns of the table, in chunks.
+
+        They are in the order of their places; those without a place come last.
 
         Args:
-            wanted: which of them. With those that do not count there is a column ``status`` behind the others.
+            wanted: selects the dead letters. With ``includes_uncounted`` there is a last column ``status``.
             columns: all by default.
             limit: the most to return.
 
@@ -548,15 +553,15 @@ class DeadLetters:
                 yield found
 
     def to_arrow(
-        self, wanted: LetterFilter = COUNTING, *, columns: Sequence[str] | None = None, limit: int | None = None
+        self, wanted: DeadLetterFilter = COUNTING, *, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> pa.Table:
-        """Them as one table, which pandas, Polars and DuckDB take; see :meth:`tables`."""
+        """Return the dead letters as one table, which pandas, Polars and DuckDB can read; see :meth:`tables`."""
         found = self.tables(wanted, columns=columns, limit=limit)
         return pa.concat_tables([self.schema(wanted, columns).empty_table(), *found])
 
     @staticmethod
-    def schema(wanted: LetterFilter = COUNTING, columns: Sequence[str] | None = None) -> pa.Schema:
-        """The columns of :meth:`tables`.
+    def schema(wanted: DeadLetterFilter = COUNTING, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Return the columns of :meth:`tables`.
 
         Raises:
             InvalidOptionError: there is no column of this name.
@@ -568,21 +573,23 @@ class DeadLetters:
             raise InvalidOptionError(
                 f"dead letters have no column {unknown[0]!r}", remedy=f"Use {', '.join(DEAD_LETTER_SCHEMA.names)}."
             )
-        names += [STATUS] if wanted.is_all else []
+        names += [STATUS] if wanted.includes_uncounted else []
         return pa.schema([known[name] for name in dict.fromkeys(names)])
 
     def create_view(self, spark: SparkSession, name: str) -> None:
-        """A temporary view of them for Spark SQL: those that count now, also where others come or are redriven later.
+        """Create a temporary view for Spark SQL of the dead letters that count now and are not dismissed.
+
+        The view is a snapshot: it keeps these dead letters, whatever is added or redriven later.
 
         Args:
-            spark: the session that knows the view.
-            name: of the view, as Spark takes it; one of this name is replaced.
+            spark: the session of the view.
+            name: the name of the view; a view with this name is replaced.
 
         Raises:
             StreamNotFoundError: see :meth:`kinds`.
             StorageMismatchError: Spark sees another table.
         """
-        counted = self._letters.counted(spark, self._written_ledger())
+        counted = self._table.counted(spark, self._written_ledger())
         if counted is None:
             counted = spark.createDataFrame([], from_arrow_schema(DEAD_LETTER_SCHEMA))
         elif "dismissed_by" in counted.columns:
@@ -590,28 +597,28 @@ class DeadLetters:
         counted.createOrReplaceTempView(name)
 
     def _snapshot(self) -> DeadLetterSnapshot:
-        return DeadLetterSnapshot.of(self._letters, self._written_ledger())
+        return DeadLetterSnapshot.of(self._table, self._written_ledger())
 
     def _written_ledger(self) -> Ledger:
-        """The ledger; a mistyped table or group is an error, and not an empty list."""
+        """Return the ledger, and raise an error if the group has written nothing, as the name may be mistyped."""
         ledger = Ledger(DeltaLog(self.table, storage_options=self.storage_options), group=self.group, member="main")
         if ledger.read().newest is not None:
             return ledger
-        log = self._letters.log()
+        log = self._table.log()
         groups: Counter[str] = Counter()
-        for letters in scan(log, ["_group"]) if log.snapshot() else ():
-            groups.update(map(str, letters.column("_group").to_pylist()))
+        for batch in scan(log, ["_group"]) if log.snapshot() else ():
+            groups.update(map(str, batch.column("_group").to_pylist()))
         others = ", ".join(f"{group!r} ({count})" for group, count in groups.most_common(5))
         raise StreamNotFoundError(
-            f"group {self.group!r} has written nothing into {self.table}, so that no dead letter of it counts",
-            remedy=f"Correct the table or the group; dead letters there are of {others}."
+            f"group {self.group!r} has written nothing into {self.table}, so none of its dead letters count",
+            remedy=f"Correct the table or the group. Groups with dead letters of this table: {others}."
             if others
             else "Correct the table or the group, or ingest first.",
         )
 
 
 def _first(batches: Iterator[Rows], limit: int | None) -> Iterator[Rows]:
-    """The first rows, as many as the limit allows."""
+    """Yield the first rows, up to the limit."""
     for batch in batches:
         yield batch if limit is None else batch.slice(0, limit)
         limit = None if limit is None else limit - batch.num_rows
@@ -619,17 +626,17 @@ def _first(batches: Iterator[Rows], limit: int | None) -> Iterator[Rows]:
             return
 
 
-def _tally(letters: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
-    """Count these with their kinds; what records a correction is no dead letter."""
-    is_letter: Any = pc.not_equal(letters.column(STATUS), pa.scalar(CORRECTED))
-    letters = letters.filter(is_letter)
-    reasons = letters.column("error").dictionary_encode()
+def _tally(batch: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
+    """Add dead letters to the counts of their kinds, without records of corrections."""
+    is_dead_letter: Any = pc.not_equal(batch.column(STATUS), pa.scalar(CORRECTED))
+    batch = batch.filter(is_dead_letter)
+    reasons = batch.column("error").dictionary_encode()
     kinds = pa.array([kind_of_reason(reason) for reason in reasons.dictionary.to_pylist()], pa.string())
     table = pa.table(
         {
-            **{name: letters.column(name) for name in (*PLACE, STATUS)},
+            **{name: batch.column(name) for name in (*PLACE, STATUS)},
             "kind": kinds.take(reasons.indices).fill_null(NO_REASON),
-            "time": pc.coalesce(letters.column("_timestamp"), letters.column("_recorded_at")),
+            "time": pc.coalesce(batch.column("_timestamp"), batch.column("_recorded_at")),
         }
     )
     groups = table.group_by(["kind", STATUS, "_stream", "_shard"]).aggregate(
@@ -649,11 +656,11 @@ def _tally(letters: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
 
 
 def _find_examples(
-    snapshot: DeadLetterSnapshot, wanted: LetterFilter, kinds: Sequence[DeadLetterKind], most_shown: int
+    snapshot: DeadLetterSnapshot, wanted: DeadLetterFilter, kinds: Sequence[DeadLetterKind], most_shown: int
 ) -> None:
-    """Read the example of each kind, some kinds at a time: each of them may be large."""
+    """Read the example of each kind, for some kinds at a time, because each may be large."""
     of_kinds = iter([kind for kind in kinds if kind._at is not None and kind.reason != OTHER_REASONS])
-    names = [*_KEY, "payload"] if most_shown else _KEY
+    names = [*_COLUMNS_OF_KINDS, "payload"] if most_shown else _COLUMNS_OF_KINDS
     while some := list(islice(of_kinds, _EXAMPLES_AT_A_TIME)):
         conditions = []
         by_place: dict[tuple[Shard, int | None], list[DeadLetterKind]] = {}
@@ -663,34 +670,34 @@ def _find_examples(
             by_place.setdefault((shard, None if is_unplaced else sequence), []).append(kind)
             part = UNPLACED if is_unplaced else f"_sequence = {sequence}"
             conditions.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND {part})")
-        for letters in snapshot.scan(wanted, names, f"({' OR '.join(dict.fromkeys(conditions))})"):
-            for row in range(letters.num_rows):
-                # Each alone: of many large ones no more than one is held a second time.
-                letter = letters.slice(row, 1).to_pylist()[0]
-                place = Shard(letter["_stream"], letter["_shard"]), letter["_sequence"]
+        for batch in snapshot.scan(wanted, names, f"({' OR '.join(dict.fromkeys(conditions))})"):
+            for index in range(batch.num_rows):
+                # One at a time, so that at most one large payload is in memory twice.
+                row = batch.slice(index, 1).to_pylist()[0]
+                place = Shard(row["_stream"], row["_shard"]), row["_sequence"]
                 for kind in by_place.get(place, ()):
-                    _show(kind, letter, most_shown)
+                    _show(kind, row, most_shown)
 
 
-def _show(kind: DeadLetterKind, letter: Mapping[str, Any], most_shown: int) -> None:
-    """Make the dead letter the example of its kind, if it is, and if of several at its place it is the first."""
+def _show(kind: DeadLetterKind, row: Mapping[str, Any], most_shown: int) -> None:
+    """Make a dead letter the example of a kind if it is of that kind, and the first one at its place."""
     assert kind._at is not None
-    key = (str(letter["_batch"]), str(letter["error"]))
-    is_of_kind = kind_of_reason(letter["error"]) == kind.reason and (letter[STATUS] != COUNTS) == kind._at[0]
+    key = (str(row["_batch"]), str(row["error"]))
+    is_of_kind = kind_of_reason(row["error"]) == kind.reason and (row[STATUS] != COUNTS) == kind._at[0]
     if not is_of_kind or (kind._key is not None and kind._key <= key):
         return
-    shard = Shard(letter["_stream"], letter["_shard"])
-    place = str(shard) if letter["_sequence"] is None else f"{shard}={letter['_sequence']}"
-    shown = shown_bytes(letter["payload"], most=most_shown) if most_shown else ""
+    shard = Shard(row["_stream"], row["_shard"])
+    place = str(shard) if row["_sequence"] is None else f"{shard}={row['_sequence']}"
+    shown = shown_bytes(row["payload"], most=most_shown) if most_shown else ""
     kind._key = key
-    kind.example = DeadLetterExample(place, shortened(letter["error"] or NO_REASON, 10 * MOST_SHOWN), shown)
+    kind.example = DeadLetterExample(place, shortened(row["error"] or NO_REASON, 10 * MOST_SHOWN), shown)
 
 
 def kind_of_reason(reason: str | None) -> str:
-    r"""The kind of a reason: quoted text in it becomes ``'…'``, and a number, a time or an id ``#``.
+    r"""Return the kind of a reason: quoted text in it becomes ``'…'``, and a number, a time or an id becomes ``#``.
 
-    Reasons of one kind have one cause, as a rule, and one remedy. The same reason always has the same kind. Logs and
-    Dagster show kinds, so that a reason quotes what it says of a payload that is no number.
+    Reasons of one kind usually have one cause and one remedy. The same reason always has the same kind. Logs and
+    Dagster show kinds, so a reason must put quotes around every value from a payload that is not a number.
 
     Example:
         >>> kind_of_reason("field 'amount' is not a whole number of 64 bits")

@@ -39,7 +39,7 @@ from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
     from spark_jobs.batches.dead_letter_jobs import Outcome
-    from spark_jobs.dead_letters.reader import DeadLetterKind, DeadLetters, LetterFilter
+    from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetterKind, DeadLetters
     from spark_jobs.ledger.intervals import Intervals
 
 _BYTES = ("key", "payload", "correction")
@@ -58,7 +58,7 @@ def make_reader(table: str, group: str, storage: Mapping[str, str]) -> DeadLette
 
 def make_filter(
     source: str | None, start: str | None, stop: str | None, reason: str, is_all: bool, is_dismissed: bool
-) -> LetterFilter:
+) -> DeadLetterFilter:
     """Which of them are meant.
 
     Raises:
@@ -67,11 +67,11 @@ def make_filter(
     """
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.dead_letter_jobs import dead_letter_span
-    from spark_jobs.dead_letters.reader import LetterFilter
+    from spark_jobs.dead_letters.reader import DeadLetterFilter
 
     streams = () if source is None else StreamUrl.parse(source).required_streams()
     span = dead_letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
-    return LetterFilter(streams, span, reason, is_all=is_all, is_dismissed=is_dismissed)
+    return DeadLetterFilter(streams, span, reason, includes_uncounted=is_all, is_dismissed=is_dismissed)
 
 
 reader_options = combine_options(
@@ -118,7 +118,7 @@ def dead_letters() -> None:
 @filter_options
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most this many kinds, the most frequent ones.")
 @json_option
-def list_kinds(reader: DeadLetters, wanted: LetterFilter, limit: int | None, as_json: bool) -> None:
+def list_kinds(reader: DeadLetters, wanted: DeadLetterFilter, limit: int | None, as_json: bool) -> None:
     """How many there are of each kind of reason, with an example each.
 
     Reasons are of one kind if they differ only in numbers, times, ids and what stands in quotes. The times are those of
@@ -131,7 +131,7 @@ def list_kinds(reader: DeadLetters, wanted: LetterFilter, limit: int | None, as_
       stream-assets dead-letters list --table lake/orders --group lakehouse --reason "not a JSON object" --all
     """
     kinds = reader.kinds(wanted)
-    rows = [_kind_row(kind, is_all=wanted.is_all or wanted.is_dismissed) for kind in kinds[:limit]]
+    rows = [_kind_row(kind, is_all=wanted.includes_uncounted or wanted.is_dismissed) for kind in kinds[:limit]]
     count = counted(sum(kind.count for kind in kinds), "dead letter")
     title = f"{reader.table}, group {reader.group}: {count} of {counted(len(kinds), 'kind')}"
     print_rows(rows, as_json=as_json, title=title, empty="there are no dead letters")
@@ -158,7 +158,7 @@ def _kind_row(kind: DeadLetterKind, *, is_all: bool) -> dict[str, Any]:
 @click.option("--full", is_flag=True, help="Payloads as they are, whole and with their lines.")
 @json_option
 def show(
-    reader: DeadLetters, wanted: LetterFilter, places: Sequence[str], limit: int, full: bool, as_json: bool
+    reader: DeadLetters, wanted: DeadLetterFilter, places: Sequence[str], limit: int, full: bool, as_json: bool
 ) -> None:
     """Single ones, in the order of their places in the stream: all that is known of them.
 
@@ -269,7 +269,7 @@ def _print(line: str, *, style: str = "") -> None:
 @json_option
 def dismiss(
     reader: DeadLetters,
-    wanted: LetterFilter,
+    wanted: DeadLetterFilter,
     note: str,
     by: str | None,
     limit: int | None,

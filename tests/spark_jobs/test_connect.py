@@ -77,7 +77,7 @@ def test_strings_that_went_through_python_are_strings_in_the_table(server: str, 
 def test_a_udf_that_was_made_for_another_spark_has_a_remedy(server: str, folder: Path) -> None:
     done = ingested(server, folder, "early")
     assert done.returncode == 1
-    assert "Make it inside the transform; or have such a Spark" in " ".join(done.stderr.split())
+    assert "Create it inside the transform; or use such a Spark" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

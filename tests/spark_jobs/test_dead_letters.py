@@ -15,7 +15,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import dead_letter_span
 from spark_jobs.dead_letters import reader as module
 from spark_jobs.dead_letters import reader as reading
-from spark_jobs.dead_letters.reader import NO_REASON, OTHER_REASONS, DeadLetters, LetterFilter, kind_of_reason
+from spark_jobs.dead_letters.reader import NO_REASON, OTHER_REASONS, DeadLetterFilter, DeadLetters, kind_of_reason
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
@@ -24,7 +24,7 @@ from tests.support.letter_tables import CLICKS, NOON, ORDERS, SECOND, Tables
 from tests.support.python_programs import run_python
 from tests.support.s3_server import BUCKET, SECRET, object_store
 
-EVERYTHING = LetterFilter(is_all=True)
+EVERYTHING = DeadLetterFilter(includes_uncounted=True)
 
 
 @pytest.fixture
@@ -93,21 +93,21 @@ def test_those_that_do_not_count_are_told_apart_when_asked(tables: Tables) -> No
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (LetterFilter(streams=("clicks",)), ["clicks/0=5"]),
-        (LetterFilter(streams=("orders",), reason="WHOLE NUMBER OF 32"), ["orders#2/1=7"]),
-        (LetterFilter(span=dead_letter_span(Bound.parse("6"), Bound.parse("10"))), ["orders/0=9", "orders#2/1=7"]),
+        (DeadLetterFilter(streams=("clicks",)), ["clicks/0=5"]),
+        (DeadLetterFilter(streams=("orders",), reason="WHOLE NUMBER OF 32"), ["orders#2/1=7"]),
+        (DeadLetterFilter(span=dead_letter_span(Bound.parse("6"), Bound.parse("10"))), ["orders/0=9", "orders#2/1=7"]),
         (
-            LetterFilter(span=dead_letter_span(None, Bound.parse("orders/0=9"))),
+            DeadLetterFilter(span=dead_letter_span(None, Bound.parse("orders/0=9"))),
             ["clicks/0=5", "orders/0=2", "orders#2/1=7"],
         ),
-        (LetterFilter(span=dead_letter_span(Bound.parse("2026-11-17T12:30:00Z"), None)), ["orders/0=40"]),
-        (LetterFilter(places={ORDERS: Intervals.of((9, 10), (41, 42))}), ["orders/0=9"]),
-        (LetterFilter(places={}), []),
-        (LetterFilter(batches=["b9", "it's"]), []),
-        (LetterFilter(reason="lost"), ["orders/0=None"]),
+        (DeadLetterFilter(span=dead_letter_span(Bound.parse("2026-11-17T12:30:00Z"), None)), ["orders/0=40"]),
+        (DeadLetterFilter(places={ORDERS: Intervals.of((9, 10), (41, 42))}), ["orders/0=9"]),
+        (DeadLetterFilter(places={}), []),
+        (DeadLetterFilter(batches=["b9", "it's"]), []),
+        (DeadLetterFilter(reason="lost"), ["orders/0=None"]),
     ],
 )
-def test_a_filter_leaves_those_that_are_meant(tables: Tables, wanted: LetterFilter, expected: list[str]) -> None:
+def test_a_filter_leaves_those_that_are_meant(tables: Tables, wanted: DeadLetterFilter, expected: list[str]) -> None:
     assert places(tables.letters().to_arrow(wanted)) == expected
     assert sum(kind.count for kind in tables.letters().kinds(wanted)) == len(expected)
 
@@ -232,7 +232,7 @@ import re, sys
 from pathlib import Path
 from spark_jobs.dead_letters.reader import DeadLetters
 from spark_jobs.dead_letters import reader as reading
-from spark_jobs.dead_letters.reader import LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetterFilter
 
 def memory(name):
     return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

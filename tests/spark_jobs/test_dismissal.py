@@ -14,7 +14,7 @@ from spark_jobs.batches.dead_letter_jobs import NOT_OPEN, Corrections, Dismissal
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, DeadLetters, LetterFilter
+from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
@@ -29,7 +29,7 @@ from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
 BROKEN = (3, 8, 21)
-EVERYTHING = LetterFilter()
+EVERYTHING = DeadLetterFilter()
 WHY = Dismissal("ann", "test messages")
 
 
@@ -51,7 +51,7 @@ class Lake:
             pass
 
     def dismiss(
-        self, observer: Observer = ignore_steps, limit: int | None = None, wanted: LetterFilter = EVERYTHING
+        self, observer: Observer = ignore_steps, limit: int | None = None, wanted: DeadLetterFilter = EVERYTHING
     ) -> int:
         job = DismissJob(self.spark, self.what, wanted, WHY, limit=limit, observer=observer)
         return sum(report.dead for report in drain_batches(job))
@@ -72,7 +72,7 @@ class Lake:
         self.spark.sql(f"RESTORE TABLE delta.`{self.what.table}` TO VERSION AS OF {version}")
 
     def statuses(self) -> Counter[str]:
-        return Counter(self.letters.to_arrow(LetterFilter(is_all=True)).column("status").to_pylist())
+        return Counter(self.letters.to_arrow(DeadLetterFilter(includes_uncounted=True)).column("status").to_pylist())
 
     def open(self) -> list[int]:
         found: list[int] = self.letters.to_arrow(columns=["_sequence"]).column("_sequence").to_pylist()
@@ -123,10 +123,10 @@ def test_dismissed_ones_are_done_with_and_still_account_for_their_messages(lake:
     before = lake.version()
     assert lake.dismiss(limit=2) == 2
     assert lake.open() == [22]
-    (kind,) = lake.letters.kinds(LetterFilter(is_dismissed=True))
+    (kind,) = lake.letters.kinds(DeadLetterFilter(is_dismissed=True))
     assert (kind.count, kind.dismissed) == (0, 2)
     columns = ["_sequence", "payload", "dismissed_by", "note"]
-    first = lake.letters.to_arrow(LetterFilter(is_dismissed=True), columns=columns).to_pylist()[0]
+    first = lake.letters.to_arrow(DeadLetterFilter(is_dismissed=True), columns=columns).to_pylist()[0]
     assert list(first.values()) == [4, b'{"id": ', "ann", WHY.note]
     totals = lake.what.ledger().read().totals
     assert totals is not None
@@ -145,7 +145,7 @@ def test_dismissed_ones_are_done_with_and_still_account_for_their_messages(lake:
 def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None:
     lake.lose_framing()
     before = lake.version()
-    wanted = LetterFilter(reason="unreadable")
+    wanted = DeadLetterFilter(reason="unreadable")
     (framing,) = lake.letters.to_arrow(wanted).to_pylist()
     assert (framing["_sequence"], framing["offset"] is not None) == (None, True)
     rows = sequences_in_table(lake.what.table)
@@ -220,7 +220,8 @@ def test_a_corrected_payload_becomes_a_row_and_the_original_is_kept(lake: Lake) 
     table = DeltaTable(lake.what.table).to_pyarrow_table(columns=["_sequence", "id"]).to_pylist()
     assert {row["_sequence"]: row["id"] for row in table}[4] == 400
     assert lake.open() == [9, 22]
-    (record,) = [r for r in lake.letters.to_arrow(LetterFilter(is_all=True)).to_pylist() if r["status"] == CORRECTED]
+    rows = lake.letters.to_arrow(DeadLetterFilter(includes_uncounted=True)).to_pylist()
+    (record,) = [row for row in rows if row["status"] == CORRECTED]
     assert (record["payload"], record["correction"]) == (b'{"id": ', b'{"id": 400}')
     assert (record["corrected_by"], record["note"]) == ("ann", "by hand")
     lake.assert_each_once()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Continues, Event, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import BatchJob, drain_batches, written_events
-from spark_jobs.batches.run_control import HeldSignals
+from spark_jobs.batches.run_control import DeferredSignals
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
@@ -51,7 +51,8 @@ def drain(spark: SparkSession, url: str, what: Ingestion, observer: Observer = i
 
 def run_batch(job: BatchJob, batch: Batch) -> BatchReport | None:
     """Write a planned batch; ``None`` if it has to be planned again."""
-    return next((event for event in written_events(job, batch, HeldSignals()) if isinstance(event, BatchReport)), None)
+    events = written_events(job, batch, DeferredSignals())
+    return next((event for event in events if isinstance(event, BatchReport)), None)
 
 
 def reports_with(events: Iterable[Event], act: Callable[[], object]) -> Iterator[BatchReport]:

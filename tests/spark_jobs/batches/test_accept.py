@@ -338,9 +338,9 @@ def test_a_replay_of_what_is_gone_says_so_and_touches_nothing(stage: Stage) -> N
     stage.drain()
     with open_batch_source(stage.url) as source:
         job = ReplayJob(stage.spark, source, stage.what, Replay(start=Bound.parse("orders/0=2")))
-        with pytest.raises(InvalidOptionError, match="orders/0 is of another epoch"):
+        with pytest.raises(InvalidOptionError, match="orders/0 belongs to another epoch"):
             job.plan()
-        with pytest.raises(DataLossError, match="recreated since this replay was begun"):
+        with pytest.raises(DataLossError, match="recreated since this replay began, so the messages that it has left"):
             ReplayJob(stage.spark, source, stage.what, wanted).plan()
         assert stage.rows() == stage.sent
         list(drain_batches(ReplayJob(stage.spark, source, stage.what, Replay())))

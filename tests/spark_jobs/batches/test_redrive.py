@@ -20,7 +20,7 @@ from spark_jobs.batches.dead_letter_jobs import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.dead_letters.reader import DeadLetters, LetterFilter
+from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetters
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.rejection import reject
@@ -298,7 +298,7 @@ def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSessi
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
     assert sum(entry.messages for entry in entries) == len(FIXED), "none was redriven twice"
-    listed = DeadLetters(lake.strict.table, group=lake.strict.group).kinds(LetterFilter(is_all=True))
+    listed = DeadLetters(lake.strict.table, group=lake.strict.group).kinds(DeadLetterFilter(includes_uncounted=True))
     assert [(kind.count, kind.replaced) for kind in listed] == [(0, len(FIXED)), (len(HOPELESS), 0)]
 
 

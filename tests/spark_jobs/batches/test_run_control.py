@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion
 from spark_jobs.batches.job import batch_events, drain_batches
-from spark_jobs.batches.run_control import FEWEST_RECORDS, BatchSizer, HeldSignals, Retries, result_of
+from spark_jobs.batches.run_control import FEWEST_RECORDS, BatchSizer, DeferredSignals, Retries, result_of
 from spark_jobs.writing.failures import raised_on_executor
 from stream_assets import RunLimits
 from stream_assets.options import StreamConfig
@@ -266,9 +266,9 @@ def test_a_signal_waits_until_the_batch_is_finished(number: signal.Signals, erro
     done: list[str] = []
 
     def work() -> None:
-        with HeldSignals() as held:
+        with DeferredSignals() as signals:
             interrupt(number)
-            assert held.is_pending
+            assert signals.is_pending
             done.append("the batch")
 
     with pytest.raises(error) as caught:
@@ -284,7 +284,7 @@ def test_neither_a_second_signal_nor_the_deadline_waits(again: Callable[[], None
     done: list[str] = []
 
     def work() -> None:
-        with HeldSignals(0.2):
+        with DeferredSignals(0.2):
             interrupt(signal.SIGTERM)
             again()
             done.append("never")
@@ -297,7 +297,7 @@ def test_neither_a_second_signal_nor_the_deadline_waits(again: Callable[[], None
 @pytest.mark.usefixtures("default_handlers")
 def test_an_error_of_the_batch_does_not_take_the_place_of_a_signal() -> None:
     def work() -> None:
-        with HeldSignals():
+        with DeferredSignals():
             interrupt(signal.SIGTERM)
             raise ValueError
 
@@ -323,9 +323,9 @@ def test_a_handler_of_ones_own_is_called_and_an_ignored_signal_stays_ignored(han
     called: list[int] = []
     handle(lambda number, frame: called.append(number), signal.SIGTERM)
     handle(signal.SIG_IGN, signal.SIGINT)
-    with HeldSignals() as held:
+    with DeferredSignals() as signals:
         interrupt(signal.SIGINT)
-        assert not held.is_pending
+        assert not signals.is_pending
         interrupt(signal.SIGTERM)
         assert called == []
     assert called == [signal.SIGTERM]
@@ -360,7 +360,7 @@ def test_a_signal_while_handlers_change_counts_once(
     alarm, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     with monkeypatch.context() as patched:
         interrupting(patched, number, at=at)
-        with HeldSignals():
+        with DeferredSignals():
             pass
     assert called == [number]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == [own, own, alarm]
@@ -378,7 +378,7 @@ def test_what_a_handler_raises_before_it_is_held_leaves_nothing_held(
     with monkeypatch.context() as patched:
         interrupting(patched, signal.SIGTERM, at=1)
         with pytest.raises(SystemExit):
-            HeldSignals().__enter__()
+            DeferredSignals().__enter__()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (own, other)
 
 
@@ -386,7 +386,7 @@ def test_in_another_thread_nothing_is_held() -> None:
     found: list[object] = []
 
     def work() -> None:
-        with HeldSignals():
+        with DeferredSignals():
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

@@ -53,7 +53,7 @@ class Table:
         self.log.ours(entry, timestamp_ms=int((time.time() - age_seconds) * 1000))
 
     def waits(self) -> bool:
-        asked = self.yields.open(self.log.next - 1)
+        asked = self.yields.unanswered(self.log.next - 1)
         if asked is not None:
             self.told += [waiting.why for waiting in self.yields.wait(asked)]
         return asked is not None
@@ -127,7 +127,7 @@ def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
     finally:
         is_over.set()
         ingesting.join()
-    asked = [record for record in caplog.records if "the others are asked to wait" in record.message]
+    asked = [record for record in caplog.records if "it asks other runs to pause, and tries again" in record.message]
     assert asked, "or it was no race"
     told = [record for record in caplog.records if record.name == target_table.__name__]
     assert len(told) <= 2 + 3 * len(reports), told

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.dead_letters.table import DeadLetterTable, Settlement
+from spark_jobs.dead_letters.table import CheckedDeadLetters, DeadLetterTable
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
@@ -40,7 +40,7 @@ class Tables:
         self.main = WrittenLog(folder / "t")
         self.letters = DeadLetterTable(str(folder / "t_dead_letters"))
         self.number = 0
-        self.settlement = Settlement(-1)
+        self.settlement = CheckedDeadLetters(-1)
 
     def batch(
         self, index: int, *, dead: int = 0, bid: str = "", lands: bool = True, base: int | None = None, **details: Any
@@ -72,7 +72,7 @@ class Tables:
     def settle(self) -> None:
         """What a run does first, and again at its end."""
         session: Any = DeltaRsSession(self.letters.path)
-        self.settlement = self.letters.settle(session, self.ledger(), self.ledger().read())
+        self.settlement = self.letters.clean_up(session, self.ledger(), self.ledger().read())
 
     def clean_before(self, version: int) -> None:
         DeltaTable(str(self.main.path)).create_checkpoint()

@@ -65,7 +65,7 @@ def test_bounds_are_sequences_or_times_of_messages(
 ) -> None:
     reader = tables.reader(wanted.span())
     assert found(reader) == expected
-    assert reader.places()[1] == (1 if wanted.span().is_all else 0)
+    assert reader.places()[1] == (1 if wanted.span().is_unbounded else 0)
 
 
 def test_bounds_that_leave_nothing_and_a_limit_that_is_none_are_refused() -> None:
