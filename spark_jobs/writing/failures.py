@@ -62,17 +62,29 @@ _NO_METASTORE = re.compile(
 )
 _DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the database (\S+?)\.?\s")
 # The state that Spark gives to what is wrong with a value, to a function of the user's, and to what raise_error() says;
-# reflect() raises what the method does, which may be an error of a file or a connection.
+# reflect() raises what the method does, which may be an error of a file or a connection, and xpath() what Java does.
 _OF_A_VALUE = re.compile(
-    r"SQLSTATE: (22\w{3}|39000|P0001)\b|\bat org\.apache\.spark\.sql\.catalyst\.expressions\.CallMethodViaReflection\."
+    r"SQLSTATE: (22\w{3}|39000|P0001)\b"
+    r"|\bat org\.apache\.spark\.sql\.catalyst\.expressions\.(?:CallMethodViaReflection|xml)\."
 )
+# What else is wrong with a value, under states that errors of other kinds have, too.
+_OF_VALUES = frozenset({
+    "COLLECTION_SIZE_LIMIT_EXCEEDED", "DUPLICATED_MAP_KEY", "EXCEED_LIMIT_LENGTH", "MALFORMED_CSV_RECORD",
+    "MALFORMED_PROTOBUF_MESSAGE", "TOO_MANY_ARRAY_ELEMENTS",
+})  # fmt: skip
 # As Spark and Delta begin a message, before any value.
 _CONDITION = re.compile(r"^(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ?")
+# Errors that hold no value of a row, but have a cause, or the words of a storage, that say what failed.
+_OF_SYSTEM = re.compile(
+    r"\(?(?:java\.(?:io|nio|net|util\.concurrent|lang\.reflect)|software\.amazon|com\.(?:amazonaws|google|microsoft)"
+    r"|io\.delta|org\.apache\.(?:hadoop|spark)|org\.sparkproject)\.|Job aborted"
+)
 _JAVA_ERROR = re.compile(r"\(?((?:\w+\.)+[A-Z][\w$]*)(?:\) |: |$)(.*)")
 _LOST_TASK = re.compile(r".*?Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
 _PYTHON = "org.apache.spark.api.python.PythonException: "
 # The conditions of errors that hold no value of a row, but have a cause that says what failed.
-_WRAPPERS = frozenset({"", "TASK_WRITE_FAILED", "INTERNAL_ERROR"})
+_WRAPPERS = frozenset({"TASK_WRITE_FAILED", "INTERNAL_ERROR"})
+_CAUSED_BY = "Caused by: "
 # The frames of a traceback, and what was raised. That a worker cannot unpickle something is in another error.
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n((?:[ \t].*\n)+)"
@@ -84,14 +96,8 @@ _OF_STORAGE = re.compile(
 )
 # The name of a folder of a partition, in which Spark escapes "/", ":" and "=".
 _VALUE_OF_FOLDER = re.compile(r"(?<=\w)=(?:(?! \(exists=)[^/:\n])*")
-# An error that was raised because of the one before, by anything but the deserializer of PySpark.
-_CHAINED = re.compile(
-    r"\n(?:During handling of the above exception, another exception occurred"
-    r"|The above exception was the direct cause of the following exception):\n\n"
-    r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?!pyspark\.serializers\.SerializationError: )\S"
-)
 # The frame of the function that reads a split, in the process of an executor.
-_READING = ", in stream_assets_splits\n"
+_READING = "stream_assets_splits"
 # The parameters of the messages of Spark and Delta that are names of columns and functions, and types.
 _NAMES = frozenset({
     "columnList", "columnName", "columnPath", "currentDataType", "currentField", "currentName", "dataType",
@@ -101,7 +107,7 @@ _NAMES = frozenset({
 })  # fmt: skip
 # This one has no parameters: its text says how the columns of the rows and those of the table differ.
 _OF_COLUMNS = "DELTA_METADATA_MISMATCH"
-_PLACE = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
+_FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
 
@@ -145,7 +151,8 @@ _CONSTRAINT = _FailureKind(
 _FOLDER = _FailureKind(
     re.compile(
         r"File name too long|PathComponentTooLong|Nul character not allowed"
-        rf"|Mkdirs failed to create (?:(?! \(exists=)[^\n])*?(?:\0|/(?:(?! \(exists=)[^/\n]){{{LONGEST_NAME + 1}}})"
+        r"|Mkdirs failed to create (?:(?! \(exists=|Mkdirs )[^\n])*?"
+        rf"(?:\0|/(?:(?! \(exists=)[^/\n]){{{LONGEST_NAME + 1}}})"
     ),
     ConstraintViolatedError,
     "a value of a row cannot be the name of a folder of the table {table}",
@@ -236,13 +243,34 @@ def explained(table: str) -> Iterator[None]:
 
 
 def _explained(error: Exception, *, table: str) -> StreamAssetsError:
-    text, said = text_of(error), public_text(error, table=table)
+    said = public_text(error, table=table)
     if ours := _raised_by_us(error, table=table):
         return ours
     raised, frames = _raised_in_python(error)
-    if _CHAINED.search(text) and _READING not in frames:
-        # A function of the transform handled an error, and raised another one, perhaps for one row only.
-        raised = ""
+    if _is_of_read(frames) and (unread := _failed_read(raised, table=table)):
+        return unread
+    if failed := _failed_row(error, table=table):
+        return failed
+    # File systems count bytes: here each is a character.
+    lines = "\n".join(_deciding(line) for line in first_lines(error)).encode(errors="replace").decode("latin-1")
+    octets = _VALUE_OF_FOLDER.sub(_masked, lines)
+    is_schema = isinstance(error, AnalysisException) and "schema" in text_of(error).lower()
+    known = next((kind for kind in _KINDS if kind.pattern.search(octets)), _SCHEMA if is_schema else _OTHER)
+    if known.error is not ConstraintViolatedError and (away := catalog_unavailable(error)):
+        return away
+    return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
+
+
+def _is_of_read(frames: str) -> bool:
+    """Whether the process of an executor failed while it read a split, or loaded what it was to run.
+
+    A function of the transform may raise the same errors, or handle them, for one row only.
+    """
+    called = [name for path, _, name in _FRAME.findall(frames) if "/pyspark/" not in path]
+    return not called or called[-1] == "<module>" or _READING in called
+
+
+def _failed_read(raised: str, *, table: str) -> StreamAssetsError | None:
     kind = raised_on_executor(raised)
     if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
         # To read it once more at once would wait for the same broker as long again, without a word.
@@ -252,16 +280,14 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
             f"the messages for {table} could not be read as planned: {redacted(raised.partition(': ')[2])}",
             remedy="Nothing of the batch was written; it is read again at the next run.",
         )
-    failed = _failed_row(error, text, table=table)
-    if failed is not None:
-        return failed
-    # File systems count bytes: here each is a character.
-    octets = _VALUE_OF_FOLDER.sub(_masked, text.encode(errors="replace").decode("latin-1"))
-    is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
-    known = next((kind for kind in _KINDS if kind.pattern.search(octets)), _SCHEMA if is_schema else _OTHER)
-    if known.error is not ConstraintViolatedError and (away := catalog_unavailable(error)):
-        return away
-    return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
+    return None
+
+
+def _deciding(line: str) -> str:
+    """What of a first line may decide what failed: after a condition, and in errors of others, there may be values."""
+    if condition := _condition(line):
+        return f"[{condition}]"
+    return line if _OF_SYSTEM.match(line) else ""
 
 
 def _masked(value: re.Match[str]) -> str:
@@ -275,7 +301,6 @@ def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
     Args:
         error: what Spark raised, in a classic or in a Connect session.
     """
-    text = text_of(error)
     heads = first_lines(error)
     if not (any(map(_OF_HIVE.match, heads)) and any(map(_NO_METASTORE.search, heads))):
         return None
@@ -287,7 +312,7 @@ def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
             f"the Hive metastore of this Spark is a Derby database that another process has open: {redacted(lock[1])}",
             remedy="One Spark at a time can have it: end the other one, or run a metastore server for both.",
         )
-    reasons = re.findall(r"java\.net\.\w+: (.*)", f"{text}\n{causes}")
+    reasons = re.findall(r"java\.net\.\w+: (.*)", "\n".join([*heads, causes]))
     said = redacted(reasons[-1].strip()) if reasons else cause_of(error)
     return CatalogUnavailableError(
         f"the Hive metastore of this Spark does not answer: {said}",
@@ -295,7 +320,7 @@ def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
     )
 
 
-def _failed_row(error: Exception, text: str, *, table: str) -> FailedRowError | None:
+def _failed_row(error: Exception, *, table: str) -> FailedRowError | None:
     """What failed in the transform; ``None`` if nothing did."""
     raised, frames = _raised_in_python(error)
     if raised:
@@ -306,7 +331,8 @@ def _failed_row(error: Exception, text: str, *, table: str) -> FailedRowError | 
         )
         failed.detail = said
         return failed
-    if isinstance(error, _EXPRESSION_ERRORS) or _OF_A_VALUE.search(text):
+    conditions = {_condition(line).partition(".")[0] for line in first_lines(error)}
+    if isinstance(error, _EXPRESSION_ERRORS) or conditions & _OF_VALUES or _OF_A_VALUE.search(text_of(error)):
         return FailedRowError(
             f"an expression of the transform failed while writing {table}: {public_text(error, table=table)}",
             remedy="Correct it: try_cast and try_divide give null, and so do all casts and divisions with the setting "
@@ -426,13 +452,23 @@ def first_lines(error: BaseException) -> list[str]:
 
     The last one is the first that may hold a value, which may have lines that look like causes.
     """
-    text = text_of(error)
-    own = re.sub(r"^An error occurred while calling \S+\n: ", "", text.lstrip()).partition("\n")[0]
-    task = _LOST_TASK.match(own)
-    causes = re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)
-    heads = [own, *([own[task.end() :]] if task else []), *causes]
-    valued = (at for at, head in enumerate(heads) if _condition(head) not in _WRAPPERS or head.startswith(_PYTHON))
-    return heads[: next(valued, len(heads)) + 1]
+    own, *lines = re.sub(r"^An error occurred while calling \S+\n: ", "", text_of(error).lstrip()).split("\n")
+    task = _LOST_TASK.match(own[:MOST_CHARACTERS])
+    found = [own, own[task.end() :]] if task else [own]
+    found += [cause for line in lines if (cause := _cause(line))]
+    valued = (at for at, line in enumerate(found) if _may_hold_value(line))
+    return found[: next(valued, len(found)) + 1]
+
+
+def _may_hold_value(line: str) -> bool:
+    condition = _condition(line)
+    is_of_system = condition in _WRAPPERS if condition else bool(_OF_SYSTEM.match(line))
+    return not is_of_system or line.startswith(_PYTHON)
+
+
+def _cause(line: str) -> str:
+    """The cause that a line of a Java stack trace names; empty if it names none."""
+    return line.lstrip()[len(_CAUSED_BY) :] if line.lstrip().startswith(_CAUSED_BY) else ""
 
 
 def _condition(head: str) -> str:
@@ -459,7 +495,7 @@ def _public(line: str, table: str) -> str:
 def _place(frames: str) -> str:
     """Where a Python function raised."""
     # A function may have compiled code under a name that holds a value.
-    places = [place for place in _PLACE.findall(frames) if "/pyspark/" not in place[0] and Path(place[0]).is_file()]
+    places = [one for one in _FRAME.findall(frames) if "/pyspark/" not in one[0] and Path(one[0]).is_file()]
     return f" in line {places[-1][1]} of {redacted(places[-1][0])}" if places else ""
 
 
@@ -486,18 +522,25 @@ def cause_of(error: BaseException) -> str:
         'it failed; caused by: disk full'
     """
     text = text_of(error)
-    said = re.split(r"\n\s*at |\n\s*JVM stacktrace:|\nCaused by:", text)[0]
+    said = re.split(r"\n[ \t]*at |\n[ \t]*JVM stacktrace:|\nCaused by:", text)[0]
     said = re.sub(r"^An error occurred while calling \S+\n: ", "", said)
     # Delta's advice on how to let columns in is not ours, and longer than what is wrong.
-    said = re.sub(r"To enable schema migration.*?for details\.", "", said, flags=re.DOTALL)
+    said = said.replace(_between(said, "To enable schema migration", "for details."), "")
     # The class of a Java error, before its text.
     said = re.sub(r"^(\((\w+\.)+[\w$]+\) |(\w+\.)+[\w$]+: )", "", said.strip())
     # A secret that is cut may not be known as one.
     shown = redacted(" ".join(said.split())) or type(error).__name__
     shown = shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]} …"
-    causes = re.findall(r"^\s*Caused by: (?:(?:\w+\.)+[\w$]+: )?(.+)$", text, re.MULTILINE)
+    causes = [re.sub(r"^(\w+\.)+[\w$]+: ", "", cause) for line in text.split("\n") if (cause := _cause(line))]
     cause = redacted(causes[-1].strip()) if causes else ""
     return shown if cause in shown else f"{shown}; caused by: {cause}"
+
+
+def _between(text: str, first: str, last: str) -> str:
+    """The part of a text from the one word to the other, with them; empty if it has none."""
+    _, found, rest = text.partition(first)
+    inner, end, _ = rest.partition(last)
+    return f"{found}{inner}{end}" if end else ""
 
 
 def raised_on_executor(reason: str) -> type[StreamAssetsError]:

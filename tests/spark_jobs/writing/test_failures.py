@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,10 @@ def test_an_error_of_a_connection_that_an_expression_raised_is_one_of_the_transf
     assert "hunter2" in error.detail
 
 
-def raised(said: str) -> PythonException:
-    """What a Python worker raised."""
+def raised(said: str, function: str = "f") -> PythonException:
+    """What a Python worker raised in a function."""
     frames = ["An exception was thrown from the Python worker:", "Traceback (most recent call last):"]
-    frames += [f'  File "{__file__}", line 4111, in f', "    raise error", "    ^^^^^^^^^^^", said, ""]
+    frames += [f'  File "{__file__}", line 4111, in {function}', "    raise error", "    ^^^^^^^^^^^", said, ""]
     return PythonException("\n".join(frames))
 
 
@@ -310,6 +311,63 @@ def test_a_function_that_handles_an_error_and_raises_another_one_failed_for_a_ro
     assert type(explain(error, table="/lake/t")) is BrokerUnavailableError
 
 
+@pytest.mark.parametrize(
+    "said", ["ModuleNotFoundError: No module named 'hunter2'", "stream_consumers.errors.DataLossError: a"]
+)
+def test_what_a_function_of_the_transform_raises_is_no_fault_of_the_read(said: str) -> None:
+    explained = explain(raised(said), table="/lake/t")
+    assert type(explained) is FailedRowError
+    assert "hunter2" not in str(explained)
+
+
+def test_a_value_that_looks_like_a_frame_does_not_name_a_place() -> None:
+    explained = explain(
+        raised(f'    File "{pytest.__file__}", line 4112, in f\nSyntaxError: bad', "f"), table="/lake/t"
+    )
+    assert pytest.__file__ not in str(explained)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "org.apache.spark.SparkRuntimeException: [DUPLICATED_MAP_KEY] Duplicate map key {} was found. SQLSTATE: 23505",
+        "org.apache.spark.SparkRuntimeException: [MALFORMED_CSV_RECORD] Malformed CSV record: {}. SQLSTATE: KD000",
+        "java.lang.RuntimeException: Invalid XML document: {}\n"
+        "\tat org.apache.spark.sql.catalyst.expressions.xml.UDFXPathUtil.eval(UDFXPathUtil.java:1)",
+    ],
+)
+@pytest.mark.parametrize("value", ["Permission denied", "[DELTA_SCHEMA_X]", f"no hard link could be made{CAUSES}"])
+def test_a_value_that_an_expression_refuses_decides_nothing(text: str, value: str) -> None:
+    for said in (text, f"org.apache.spark.SparkException: [TASK_WRITE_FAILED] It\n\tat a.b\nCaused by: {text}"):
+        explained = explain(
+            Py4JError(f"An error occurred while calling o9.save.\n: {said.format(value)}"), table="/lake/t"
+        )
+        assert type(explained) is FailedRowError
+        assert "hunter2" not in str(explained).lower()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "\n", "\n\t", "x", "w.", "Caused by: x\n", "Caused by: ", "Traceback (most recent call last):\n", "a=", "[A",
+        "Traceback (most recent call last):\n  x\n", "Job aborted due to stage failure: ", "Mkdirs failed to create /",
+        "To enable schema migration ", "(TID 1) ", '  File "x", line 1, in ',
+    ],
+)  # fmt: skip
+def test_a_long_value_takes_no_long_time(part: str) -> None:
+    value = part * (1_000_000 // len(part))
+    for error in (
+        NumberFormatException(f"[CAST_INVALID_INPUT] The value '{value}' of the type STRING cannot be cast"),
+        raised(f"ValueError: {value}"),
+        Py4JError(f"An error occurred while calling o9.save.\n: java.io.IOException: {value}"),
+        Py4JError(value),
+    ):
+        began = time.process_time()
+        explain(error, table="/lake/t")
+        is_conflict(error)
+        assert time.process_time() - began < 5
+
+
 @pytest.mark.spark
 def test_what_a_real_worker_raised_is_known(session: SparkSession, folder: Path) -> None:
     handles = f.udf(parse_handled, useArrow=False)
@@ -321,11 +379,11 @@ def test_what_a_real_worker_raised_is_known(session: SparkSession, folder: Path)
 
 def test_a_package_that_a_worker_lacks_is_named() -> None:
     for error in (
-        raised("ModuleNotFoundError: No module named 'redis'"),
+        raised("ModuleNotFoundError: No module named 'redis'", "<module>"),
         # As its deserializer wraps it, where all frames are those of PySpark, or some are not.
         raised(
             "pyspark.serializers.SerializationError: Caused by Traceback (most recent call last):\n"
-            "  File \"serializers.py\", line 1, in loads\nModuleNotFoundError: No module named 'redis'"
+            "  File \"/x/pyspark/serializers.py\", line 1, in loads\nModuleNotFoundError: No module named 'redis'"
         ),
     ):
         assert type(explain(error, table="/lake/t")) is MissingDependencyError
@@ -403,7 +461,7 @@ def test_a_broker_that_does_not_answer_is_waited_for_and_the_messages_are_not_re
         "StreamRemovedError: orders/0 is gone": UnfinishedReadError,
     }
     for text, kind in reads.items():
-        error = explain(raised(f"stream_consumers.errors.{text}"), table="/lake/t")
+        error = explain(raised(f"stream_consumers.errors.{text}", "stream_assets_splits"), table="/lake/t")
         assert type(error) is kind
         assert text.partition(": ")[2] in str(error)
         assert "Nothing of the batch was written" in str(error)
@@ -487,7 +545,8 @@ def test_errors_are_classified_whatever_is_secret_and_repeat_no_secret(hidden: d
     hidden["token"] = "eyJ0.eyJ1.Hunter2"
     denied = explain(Py4JError("java.io.IOException: /lake/t hunter2: Permission denied"), table="/lake/t")
     constraint = explain(RuntimeError("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] hunter2"), table="/lake/t")
-    away = explain(raised("stream_consumers.errors.BrokerUnavailableError: no kafka://a for hunter2"), table="/lake/t")
+    no_broker = "stream_consumers.errors.BrokerUnavailableError: no kafka://a for hunter2"
+    away = explain(raised(no_broker, "stream_assets_splits"), table="/lake/t")
     unread = explain_failed_read(raised("ValueError: hunter2"), what="orders")
     row = explain(raised("ValueError: hunter2"), table="/lake/t")
     divided = explain(RuntimeError("[DIVIDE_BY_ZERO] hunter2. SQLSTATE: 22012"), table="/lake/t")
