@@ -320,7 +320,8 @@ class Constraints:
         configuration: the table properties.
         columns: as the log has them.
         types: the columns as Spark has them.
-        folders: the columns whose values name folders.
+        partitions: the columns that the table is partitioned by.
+        has_folders: whether their values name folders.
 
     Example:
         >>> columns = [{"name": "id", "type": "long", "nullable": False, "metadata": {}}]
@@ -334,7 +335,8 @@ class Constraints:
     configuration: Mapping[str, str]
     columns: Sequence[Mapping[str, Any]]
     types: StructType = field(default_factory=StructType)
-    folders: Collection[str] = ()
+    partitions: Collection[str] = ()
+    has_folders: bool = False
 
     @classmethod
     def of(cls, spark: SparkSession, log: DeltaLog) -> Constraints:
@@ -346,8 +348,8 @@ class Constraints:
         # Then Delta gives folders random names.
         is_random = takes_any_name(properties) or properties.get(_RANDOM_FOLDERS, "").lower() == "true"
         has_folders = scheme(log.path) in _WITH_FOLDERS and not is_random
-        folders = snapshot.partition_columns if has_folders else ()
-        return cls(properties, snapshot.columns, read_table(spark, log).schema, folders)
+        schema = read_table(spark, log).schema
+        return cls(properties, snapshot.columns, schema, snapshot.partition_columns, has_folders)
 
     def on(self, names: Collection[str]) -> list[Constraint]:
         """The constraints on rows that have these columns.
@@ -363,13 +365,14 @@ class Constraints:
         ]
         given = [one for one in self.columns if one["name"].lower() in known]
         made = [one for one in self.columns if one not in given and _is_generated(one)]
-        named = [one for one in (*given, *made) if one["name"] in self.folders and one["type"] == "string"]
+        dividing = [c for c in (*given, *made) if c["name"] in self.partitions and c["type"] in ("string", "binary")]
         return [
             *checks,
             *_not_null([*given, *made]),
             *_lengths([*given, *made]),
             *_generated(given),
-            *map(_name_of_folder, named),
+            *map(_not_empty, dividing),
+            *(map(_name_of_folder, dividing) if self.has_folders else ()),
         ]
 
     def judged(self, rows: DataFrame) -> DataFrame | None:
@@ -430,9 +433,17 @@ def _generated(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
             )
 
 
+def _not_empty(column: Mapping[str, Any]) -> Constraint:
+    name = column["name"]
+    return Constraint(
+        f"COALESCE(OCTET_LENGTH({quoted(name)}) = 0, FALSE)",
+        f"the column {name} is empty, and Delta would write NULL, because the table is partitioned by it",
+    )
+
+
 def _name_of_folder(column: Mapping[str, Any]) -> Constraint:
     name = column["name"]
-    found, escaped = quoted(name), text(ESCAPED)
+    found, escaped = f"CAST({quoted(name)} AS STRING)", text(ESCAPED)
     escapes = f"LENGTH({found}) - LENGTH(TRANSLATE({found}, {escaped}, ''))"
     most = LONGEST_NAME - len(f"{name}=".encode()) - 2 * sum(map(ESCAPED.count, name))
     return Constraint(

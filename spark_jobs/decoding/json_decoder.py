@@ -251,6 +251,11 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
                 fields = _rescued(document, kind, known)
             except _DuplicateFieldError as twice:
                 error = str(twice)
+            except (ValueError, StopIteration):
+                # The decoder gives the reason, if it does not take the document either.
+                error = "its fields without a column cannot be read"
+            except RecursionError:
+                error = "nested too deep"
             found.append(fields)
             errors.append(error)
     return RescuedFields(pa.array(found, pa.string()), pa.array(errors, pa.string()))
@@ -278,13 +283,9 @@ def _merge(one: Any, other: Any) -> Any:
 def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] | None) -> str | None:
     if document is None:
         return None
-    try:
-        value, _ = _scan(document.decode().strip(), 0)
-        left = _left(value, kind, (), known) if isinstance(value, dict) else None
-        return None if left is None else _written(left, known is not None)
-    except (ValueError, RecursionError, StopIteration):
-        # The decoder gives the reason.
-        return None
+    value, _ = _scan(document.decode().strip(), 0)
+    left = _left(value, kind, (), known) if isinstance(value, dict) else None
+    return None if left is None else _written(left, known is not None)
 
 
 def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | None) -> Any:

@@ -298,6 +298,7 @@ BROKEN = {
         {"id": 8, "place": {"zip": 1}, "kind": f"{LONGEST}x", "twice": 16}
     ).encode(): "the column kind names a fol",
     b'{"id": 9, "place": {"zip": 1}, "kind": "a\\u0000b", "twice": 18}': "the column kind names a folder",
+    b'{"id": 10, "place": {"zip": 1}, "kind": "", "twice": 20}': "the column kind is empty, and Delta would write NULL",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.json_decoder import FieldFinder, Json, rescued
+from spark_jobs.decoding.json_decoder import FieldFinder, Json, Path, rescued
 from tests.support.profiles import examples
 
 SCHEMA = pa.schema(
@@ -100,6 +101,14 @@ def test_a_field_without_a_column_that_is_there_twice_is_an_error(document: byte
     assert [error is None for error in found.errors.to_pylist()] == [True, False]
     finder = FieldFinder(Json("id BIGINT, shop STRUCT<name: STRING>"))
     assert finder.decode(payloads, schema).errors[1].as_py() is not None
+
+
+@pytest.mark.parametrize("depth", [1000, 100_000])
+@pytest.mark.parametrize("known", [None, ()])
+def test_fields_beside_one_that_is_nested_too_deep_are_not_left_out(depth: int, known: Collection[Path] | None) -> None:
+    document = b'{"id":1,"tax":1.10,"extra":%s}' % (b"[" * depth + b"]" * depth)
+    found = rescued(pa.array([document]), pa.schema([("id", pa.int64())]), known)
+    assert (found.fields.to_pylist(), found.errors.to_pylist()) == ([None], ["nested too deep"])
 
 
 def test_a_name_that_is_too_long_for_a_column_is_found_by_none() -> None:
