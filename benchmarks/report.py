@@ -61,8 +61,8 @@ SCALE = """\
 
 For JSON of 95 bytes in one topic and one table, calculated from two measured cores:
 
-* **Cores.** 2 cores decode 350,000 a second, so 6 decode a million, and 12 also catch up after an outage. Messages of
-  2 KB need 39, or 77 to catch up.
+* **Cores.** 2 cores decode 486,000 a second, so 5 decode a million, and 9 also catch up after an outage. Messages of
+  2 KB need 28, or 55 to catch up.
 * **Network.** 95 MB a second from the brokers, and a third of it to the storage; 2 GB a second with 2 KB.
 * **Mode** `resumable`: one driver plans for all partitions (64 to 256), and a batch is one commit.
 * **Batches** of about a minute: `max_records=60_000_000`, `max_bytes=8 GiB`; daily maintenance keeps fewer than
