@@ -64,6 +64,21 @@ class StreamAssetsError(Exception):
         return _rebuild, (type(self), self.what, self.remedy, dict(self.facts))
 
 
+def described(error: BaseException) -> str:
+    r"""Describe the error of a function of the user without values of messages, which its text may contain.
+
+    Example:
+        >>> described(ValueError("no user 4111"))
+        'ValueError'
+        >>> described(UnicodeDecodeError("utf-8", b"4111 \xe9", 5, 6, "unexpected end of data"))
+        'UnicodeDecodeError: unexpected end of data at 5'
+    """
+    said = error.what if isinstance(error, StreamAssetsError) else ""
+    if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
+        said = f"{error.reason} at {error.start}"
+    return f"{type(error).__name__}{said and ': '}{said}"
+
+
 def _shown(text: str) -> str:
     if len(text) > LONGEST_PART:
         # In a long text, the long part is a value in the middle of the sentence.

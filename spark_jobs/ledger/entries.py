@@ -21,7 +21,7 @@ import numpy as np
 
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals, json_values, per_shard
 from stream_consumers.batches import LastMessage, PositionFacts, Range
-from stream_consumers.errors import FormatError, InvalidUrlError
+from stream_consumers.errors import FormatError, InvalidUrlError, described
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
 from stream_consumers.versions import check_choice, check_keys, check_version, newer
@@ -448,7 +448,7 @@ class LedgerEntry:
             self._read(json.loads(text))
         except _UNREADABLE as error:
             raise FormatError(
-                f"the metadata of batch {self.bid!r:.100} would not be readable ({error!r:.200}), so it is not written",
+                f"metadata of batch {self.bid!r:.100} would not be readable ({described(error)}), so it is not written",
                 remedy="Name sequences below 2^63-1 only. If you named none, report this as a bug.",
             ) from error
         return text
@@ -480,7 +480,7 @@ class LedgerEntry:
         try:
             return cls._read(document)
         except _UNREADABLE as error:
-            raise newer(f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})") from error
+            raise newer(f"metadata of batch {document['bid']!r:.100} cannot be read ({described(error)})") from error
 
     @classmethod
     def _read(cls, document: Mapping[str, Any]) -> LedgerEntry:

@@ -402,7 +402,7 @@ def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
                 raise TypeError("it has no payload")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOptionError(
-                f"line {number} of {file} is no corrected dead letter ({error!r:.200})",
+                f"line {number} of {file} is no corrected dead letter ({type(error).__name__}: {error!s:.200})",
                 remedy="Write a JSON object with _stream, _shard, _sequence, and payload or payload_base64.",
             ) from error
         if (Shard(stream, shard), sequence) in found:

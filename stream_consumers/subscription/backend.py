@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError, StreamAssetsError
+from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError, StreamAssetsError, described
 from stream_consumers.options import check_iterable
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
@@ -249,11 +249,11 @@ class Envelope:
             )
         try:
             sealed = self._codec.encode(message)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a codec is the user's
             raise FormatError(
-                f"message {message.uid!r} cannot be encoded: {error!r}",
+                f"message {message.uid!r} cannot be encoded: {described(error)}",
                 remedy="Check its fields, or use another codec.",
-            ) from error
+            ) from None
         if self._most and len(sealed) > self._most_sealed:
             raise SizeLimitError(
                 f"message {message.uid!r} is too large to publish with its headers",
@@ -272,7 +272,7 @@ class Envelope:
             message = self._codec.decode(raw)
             check_readable(message)
         except Exception as error:  # noqa: BLE001 - a codec is the user's
-            return self.malformed(entry_id, raw, f"it cannot be decoded: {error!r}", delivery)
+            return self.malformed(entry_id, raw, f"it cannot be decoded: {described(error)}", delivery)
         if self._most and len(message.payload) > self._most:
             return self._oversize(entry_id, size, delivery)
         return DecodedEntry(entry_id, message, delivery)

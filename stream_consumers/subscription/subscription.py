@@ -22,6 +22,7 @@ from stream_consumers.errors import (
     SizeLimitError,
     StreamEndedError,
     Terminal,
+    described,
 )
 from stream_consumers.options import choose_fields, new_consumer_name
 from stream_consumers.subscription.backend import (
@@ -265,7 +266,7 @@ class ObserverThread:
                 self._observer(report)
             except BaseException as error:  # noqa: BLE001 - an observer must not end what it observes
                 if not self._has_failed:
-                    _log.warning("the error observer raised %r; later errors of it are not logged", error)
+                    _log.warning("the error observer raised %s; later errors of it are not logged", described(error))
                 self._has_failed = True
 
 
@@ -653,7 +654,7 @@ class _Runtime:
         if failure is None:
             self._acknowledged(entry)
             return None
-        return self._retry(entry, repr(failure))
+        return self._retry(entry, f"{type(failure).__name__}: {failure}")
 
     def _call(self, entry: DecodedEntry, *, is_settled: bool = False) -> tuple[ReceivedMessage, BaseException | None]:
         received = ReceivedMessage(

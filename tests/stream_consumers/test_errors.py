@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+import re
 
 import pytest
 
 from stream_consumers import errors
 from stream_consumers.errors import StreamAssetsError, Terminal, Transient
+from tests.support.settings import ROOT
 
 LEAVES = [
     kind
@@ -40,3 +43,25 @@ def test_texts_from_outside_are_bounded_and_obeyed_by_no_terminal() -> None:
         assert str(one).count("pwned") >= 3
     endless = "x" * 3_000_000
     assert len(str(StreamAssetsError(endless, remedy=endless, fact=endless))) < 20_000
+
+
+def shown_by_repr(node: ast.AST) -> list[ast.expr]:
+    """The values that an expression writes into a text by repr()."""
+    match node:
+        case ast.FormattedValue(value, 114) | ast.Call(ast.Name("repr"), [value]):
+            return [value]
+        case ast.Call(_, [ast.Constant(str(form)), *values]):
+            return [value for kind, value in zip(re.findall(r"%[-.\d]*(\w)", form), values) if kind == "r"]
+    return []
+
+
+def test_no_text_has_the_repr_of_an_error_which_may_hold_a_payload() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{value.lineno}": ast.unparse(value)
+        for package in ("stream_consumers", "spark_jobs", "sensors", "stream_assets")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for value in shown_by_repr(node)
+    }
+    names = re.compile(r"(.*[._])?(error|exc|exception|failure)")
+    assert not {place: name for place, name in found.items() if names.fullmatch(name)}
