@@ -40,9 +40,10 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
     secrets = {name: value for name, value in settings.items() if _SECRET_SETTING.search(name)}
     for name, value in settings.items():
         secrets |= {f"{name} {option}": secret for option, secret in _secret_options(value)}
-    _hidden.update({f"session {name}": value for name, value in {**options, **secrets}.items()})
     if remote:
-        _hidden["session token"] = _behind_server(remote)
+        secrets["token"] = _behind_server(remote)
+    # A later session may have other values, and texts may still have the earlier ones.
+    _hidden.update({f"session {hash(value)} {name}": value for name, value in [*options.items(), *secrets.items()]})
 
 
 def redacted(text: str, options: Mapping[str, str] | None = None) -> str:

@@ -53,6 +53,13 @@ def test_a_secret_setting_is_in_no_text_of_an_error(name: str) -> None:
     assert redacted(f"Spark cannot use {SECRET}") == "Spark cannot use [hidden]"
 
 
+def test_secrets_stay_hidden_when_a_later_session_has_others_of_the_same_names() -> None:
+    secrets = [f"{number}-{name}-of-the-lake" for number in range(2) for name in ("option", "setting", "token")]
+    for option, setting, token in (secrets[:3], secrets[3:]):
+        hide({"AWS_SECRET_ACCESS_KEY": option}, {"spark.hadoop.fs.s3a.secret.key": setting}, f"sc://a/;token={token}")
+    assert redacted(", ".join(secrets)) == ", ".join(["[hidden]"] * len(secrets))
+
+
 def test_other_settings_are_shown_in_the_text_of_an_error() -> None:
     hide({}, SHOWN, None)
     said = ", ".join(SHOWN.values())
