@@ -63,9 +63,9 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "spark.python.daemon.module": "spark_jobs.reading.worker_daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Each failure is raised and reported once; Spark would log it before, with a page of Java frames.
-    "spark.log.level": "FATAL",
 }
+# Each failure is raised and reported once; Spark would log it before, with values of rows and a page of Java frames.
+LOG_LEVEL: Mapping[str, str] = {"spark.log.level": "FATAL"}
 DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
@@ -189,7 +189,8 @@ def _session(options: SparkOptions) -> SparkSession:
     is_local = options.master.startswith("local")
     # Some bring what they need.
     of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
-    settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config, **(GUARD if is_local else {})}
+    defaults = {**LOG_LEVEL, **(LOCAL_DEFAULTS if is_local else {})}
+    settings = {**defaults, **of_table, **options.config, **(GUARD if is_local else {})}
     is_served = is_local and REMOTE_VARIABLE not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
         # The import takes a second, and only sessions on a Spark server need it.

@@ -95,6 +95,14 @@ def test_a_local_spark_asks_for_a_secret_whatever_its_settings_say(spark: Spark,
     assert settings["spark.authenticate"] == "true"
 
 
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
+def test_spark_logs_no_values_of_rows_unless_the_user_sets_a_level(spark: Spark, master: str) -> None:
+    create_session(SparkOptions(master=master, in_process=True))
+    assert spark.settings["spark.log.level"] == "FATAL"
+    create_session(SparkOptions(master=master, in_process=True, config={"spark.log.level": "WARN"}))
+    assert spark.settings["spark.log.level"] == "WARN"
+
+
 def test_what_says_otherwise(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     assert create_session(SparkOptions(in_process=True)) == "in process"
     assert create_session(SparkOptions(master="spark://host:7077")) == "in process"
