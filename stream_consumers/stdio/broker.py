@@ -103,7 +103,7 @@ class StdioBroker:
         # Weak references, so that a consumer that is garbage-collected without being closed blocks no other.
         self._known: list[weakref.ref[ConsumerQueue]] = []
         # The streams of all consumers so far: a header with another stream counts only if it is complete.
-        self._named: set[str | None] = {None, BROADCAST}
+        self._named: set[str | None] = set()
         self._next: dict[Shard, int] = {}
         self._reader: threading.Thread | None = None
         self._is_read = False
@@ -221,7 +221,7 @@ class StdioBroker:
                     read = parse_line(line)
                     with self._changed:
                         if not read.is_certain and read.stream not in self._named:
-                            # Text that begins like "[INFO] …", not a message of a stream INFO.
+                            # Text like "[INFO] …" or "[2022-01-02T03:04:05] …", as logs have it.
                             read = Line(line)
                         self._unclaimed += not self._deliver(self._numbered(read, moment), waits_for_consumers=True)
                         self._undelivered -= 1

@@ -6,8 +6,9 @@ payload. Lines are bytes. Where this differs from SeaStreamer:
 * A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. A line with a shard
   above 2^63 - 1 or a reserved stream key is a payload, too. So is a JSON array of one bare number, ``true``, ``false``
   or ``null``, which could also be a stream's name without a payload.
-* A header without a time or a sequence names a stream only if a consumer reads that stream: ``[INFO] started`` is a
-  payload otherwise (:mod:`stream_consumers.stdio.broker`).
+* A header without a time or a sequence counts only if a consumer reads its stream. Otherwise the line is a
+  payload, like ``[INFO] started`` or text after a time alone (:mod:`stream_consumers.stdio.broker`).
+* A time finer than milliseconds makes no header, because a message has no place for its digits.
 * A payload that a line cannot contain (a newline, white space around it, bytes that are not UTF-8) is written in base64
   after :data:`ESCAPE`, and decoded if the header has a timestamp, a stream and a sequence, as ours do. For SeaStreamer
   it is text.
@@ -38,7 +39,7 @@ SEQUENCES = 2**64
 _RESERVED = {INTERNAL_KEY.encode(), WILDCARD.encode()}
 ESCAPE = b"data:application/vnd.stream-assets;base64,"
 _HEADER = re.compile(rb"\[([^\]]+)\]")
-_TIMESTAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_TIMESTAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,3}))?")
 _STREAM = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % MAX_STREAM_KEY_BYTES)
 _NUMBER = re.compile(rb"\d{1,20}")
 _JSON_SCALAR = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?|true|false|null")
@@ -50,7 +51,7 @@ class Line:
 
     Args:
         payload: the bytes of the message.
-        timestamp_ms: unix milliseconds; finer digits are cut off.
+        timestamp_ms: unix milliseconds.
         stream: the stream key; a line without one is for every consumer.
         sequence: the sequence of the message in its shard.
         shard: the shard id.
@@ -169,7 +170,7 @@ def _milliseconds(text: bytes) -> int | None:
         moment = to_milliseconds(datetime(year, month, day, hour, minute, second))  # noqa: DTZ001 - naive means UTC
     except ValueError:
         return None
-    return moment + int((fraction or b"0")[:3].ljust(3, b"0"))
+    return moment + int((fraction or b"").ljust(3, b"0"))
 
 
 def _timestamp(milliseconds: int) -> str:

@@ -92,7 +92,7 @@ def test_an_explicit_sequence_sets_the_counter_of_its_shard() -> None:
 
 
 def test_a_line_without_a_stream_is_for_everybody_and_one_with_a_stream_for_its_consumers() -> None:
-    broker = broker_of(b"[clicks] 1\nall\n[orders] 2\n[broadcast|9] all\n")
+    broker = broker_of(b"[clicks] 1\nall\n[orders] 2\n[2022-01-02T03:04:05|broadcast|9] all\n")
     consumers = [StdioConsumer(url, broker=broker) for url in (ORDERS, StreamUrl.parse("stdio:///clicks"), BOTH)]
     assert [[m.payload for m in consumer] for consumer in consumers] == [
         [b"all", b"2", b"all"],

@@ -98,8 +98,12 @@ def test_a_header_that_no_reader_takes_is_text(path: Path) -> None:
         b"[2022-01-02T03:04:05 | SEA_STREAMER_INTERNAL | 1] EOS",
         b"[worker-1 | 7] done ",
         b"[42] hello",
+        b"[2026-11-01T12:00:00.123987] INFO  stopped ",
+        b"[2026-11-01T12:00:00] INFO  restarted ",
+        b"[2026-11-01T12:00:00.123987 | orders | 7] ready ",
+        b"[broadcast] sent ",
     ]
-    assert spool_stdin(ORDERS, path, broker=broker_of(b"\n".join(lines))) == SpoolResult(messages=4, others=0)
+    assert spool_stdin(ORDERS, path, broker=broker_of(b"\n".join(lines))) == SpoolResult(messages=len(lines), others=0)
     assert [(str(f.shard), f.payload) for f in frames(path)] == [("orders/0", line) for line in lines]
 
 
