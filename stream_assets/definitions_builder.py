@@ -26,8 +26,8 @@ DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDefinition = DAILY) -> dg.JobDefinition:
     """Build a job that replays the messages of a partition, selected by their timestamps; the group does not move.
 
-    Partitions do not overlap, and every message is in one. Several may be replayed at the same time: a run whose commit
-    conflicts with another one logs that, waits a moment, and writes again.
+    Several partitions may be replayed at the same time: a run whose commit conflicts with another one logs that, waits
+    a moment, and writes again.
 
     Args:
         stream: the asset.

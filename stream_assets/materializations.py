@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Continues, Event, Ingestion, Waiting
-from spark_jobs.batches.replay import replay_commits
+from spark_jobs.batches.replay import ReplayPlan, replay_commits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.delta_table import read_table
 from stream_assets.metadata import (
@@ -30,9 +30,8 @@ from stream_assets.metadata import (
     replay_metadata,
     table_metadata,
 )
-from stream_assets.partitions import PartitionRows, changed_by, changed_since, count_rows_outside, rows_in_partitions
+from stream_assets.partitions import PartitionRows, changed_by, changed_since, rows_in_partitions
 from stream_assets.stream_to_table import StreamToTable
-from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
@@ -285,18 +284,20 @@ class ReplayMaterialization(MaterializationReporter):
         super().__init__(run)
         self._replay_id = replay_id
         self._what = what
-        self._last_copies: Mapping[Shard, Range] = {}
+        self._rows_left_out = 0
         self._messages = 0
         self._left: int | None = None
 
-    def keep_last_copies(self, last_copies: Mapping[Shard, Range]) -> None:
-        """Warn that the rows of these ranges cannot be recreated, and do not count them as late rows."""
-        self._last_copies = last_copies
-        if last_copies:
+    def warn_of_kept_rows(self, plan: ReplayPlan) -> None:
+        """Warn of rows of the replayed time that the replay does not replace."""
+        self._rows_left_out = sum(part.rows for part in plan.left_out.values())
+        if plan.last_copies:
             self._run.log.warning(
-                f"the stream no longer has the messages of {describe_ranges(last_copies)}: their rows of this time are "
-                "the last copy, and are kept"
+                f"the stream no longer has the messages of {describe_ranges(plan.last_copies)}: their rows of this "
+                "time are the last copy, and are kept"
             )
+        if plan.note:
+            self._run.log.warning(plan.note)
 
     def add(self, report: BatchReport) -> None:
         """Add a batch that was committed, and log the progress of the replay."""
@@ -336,7 +337,8 @@ class ReplayMaterialization(MaterializationReporter):
 
     def _replay_materialization(self) -> dg.AssetMaterialization:
         version = self._totals.last.version if self._totals else self._ledger.read().version
-        return self._build(replay_metadata(self._totals, self._what), version)
+        metadata = replay_metadata(self._totals, self._what, rows_left_out=self._rows_left_out)
+        return self._build(metadata, version)
 
     def _changed_rows(self, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> PartitionRows:
         changed = changed_by(self._ledger, partitions, commits)
@@ -371,18 +373,6 @@ class PartitionMaterialization(ReplayMaterialization):
         commits = replay_commits(self._ledger, self._replay_id)
         for partition, count in self._row_counts(self._time_partitions, context.partition_keys).items():
             context.add_asset_metadata(count, asset_key=self._run.key, partition_key=partition)
-        replayed = _merge_ranges(_replay_ranges(commits), self._last_copies)
-        try:
-            streams = self._run.source.url.required_streams()
-            late = count_rows_outside(self._ledger, context.partition_time_window, replayed, streams=streams)
-        except (LedgerUnreadableError, TableUnreadableError) as error:
-            context.log.warning(f"the rows of late messages cannot be counted: {error}")
-        else:
-            if late:
-                context.log.warning(
-                    f"rows of these partitions that were not replayed: {late}. Their messages arrived late, lie in "
-                    "the stream among those of other partitions, and are replayed with those"
-                )
         made = self._replay_materialization()
         # Late messages of other partitions lie in the replayed ranges, so their rows were replaced, too.
         others = self._changed_rows(self._time_partitions, commits).rows.keys() - set(context.partition_keys)
@@ -461,17 +451,6 @@ def to_materialize_result(made: dg.AssetMaterialization) -> dg.MaterializeResult
     """Convert a materialization to the result of an asset."""
     version = dg.DataVersion((made.tags or {})[_DATA_VERSION])
     return dg.MaterializeResult(made.asset_key, metadata=made.metadata, data_version=version)
-
-
-def _replay_ranges(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
-    """Return the ranges that a replay replaces, which each of its commits records."""
-    return commits[-1].entry.goal if commits and commits[-1].entry else {}
-
-
-def _merge_ranges(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-    """Return, per shard, the range from the first start to the last end."""
-    both = {shard: [ranges[shard] for ranges in (one, other) if shard in ranges] for shard in {**one, **other}}
-    return {s: Range(min(part.start for part in p), max(part.end for part in p)) for s, p in both.items()}
 
 
 def _for_partition(

@@ -40,7 +40,7 @@ MATERIALIZATIONS_PER_PAGE = 100
 """How many materializations one query fetches."""
 PARTITION_METADATA = (
     *(KIND, VERSION, TABLE_URI, COLUMN_SCHEMA),
-    *("replay/start", "replay/stop", "replay/partitions"),
+    *("replay/start", "replay/stop", "replay/partitions", "replay/rows_left_out"),
 )
 """The metadata of a run that applies to each partition that it changed; the rest are totals of the run."""
 
@@ -158,16 +158,21 @@ def ingest_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
     }
 
 
-def replay_metadata(total: BatchTotals | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
+def replay_metadata(
+    total: BatchTotals | None, what: Mapping[str, str], *, rows_left_out: int
+) -> dict[str, dg.MetadataValue]:
     """Metadata of a replay. Its keys differ from those of ingestion, so a replay does not change plots of ingestion.
 
     Args:
         total: the totals of this run; ``None`` if there was nothing to replace.
         what: descriptions of what was replayed, like the partitions.
+        rows_left_out: the number of rows of the replayed time that lie outside of the replayed ranges.
     """
+    left_out = {"replay/rows_left_out": dg.MetadataValue.int(rows_left_out)} if rows_left_out else {}
     metadata: dict[str, dg.MetadataValue] = {
         KIND: dg.MetadataValue.text("replay"),
         **{f"replay/{name}": dg.MetadataValue.text(value) for name, value in what.items()},
+        **left_out,
         "replay/batches": dg.MetadataValue.int(total.batches if total else 0),
     }
     return metadata if total is None else {**metadata, **_total_metadata(total, "replay")}

@@ -67,6 +67,7 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
         MetadataKey("replay/start", "Where the replayed range starts."),
         MetadataKey("replay/stop", "Where the replayed range ends."),
         MetadataKey("replay/partitions", "The partitions that were replayed."),
+        MetadataKey("replay/rows_left_out", "Rows of the replayed time outside of the replayed ranges. Missing if 0."),
     ),
     REDRIVE: (
         MetadataKey("redrive/batches", "Micro-batches."),

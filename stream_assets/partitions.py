@@ -15,22 +15,15 @@ from spark_jobs.batches.replay import OnReplay, Replay
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import (
-    PLACE,
     ROW_TIME,
     Sequences,
     changed_times,
-    in_ranges,
     in_time,
     names_in_files,
-    scan,
-    sequences_of,
     times_in_table,
 )
 from stream_assets.options import ReplayConfig, StreamConfig
-from stream_consumers.batches import Range
-from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Shard
 
 _MINUTE_MS = 60_000
 _MAX_WINDOW_TERMS = 32
@@ -210,25 +203,6 @@ def rows_in_partitions(
     where = " OR ".join(f"({window_condition(window)})" for window in windows)
     found = count_by_partition(times_in_table(ledger.log, where), partitions).rows
     return {key: found.get(key, 0) for key in keys}
-
-
-def count_rows_outside(
-    ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range], *, streams: Collection[str]
-) -> int:
-    """Count the rows of a time window that lie outside of these ranges, because their messages arrived late.
-
-    Args:
-        ledger: the ledger of the group.
-        window: the time window.
-        ranges: the ranges that were replayed, and those that cannot be replayed.
-        streams: the keys of the replayed streams; the table may have rows of others.
-
-    Raises:
-        TableUnreadableError: delta-rs cannot read the table's data.
-    """
-    outside = f" AND NOT ({in_ranges(ranges)})" if ranges else ""
-    found = sequences_of(scan(ledger.log, PLACE, where=window_condition(window) + outside))
-    return sum(len(part) for shard, part in found.items() if split_epoch(shard.stream)[0] in streams)
 
 
 def window_condition(window: dg.TimeWindow) -> str:

@@ -203,7 +203,7 @@ def _run_replay(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) 
         plan = result_of(job.retries.call(job.resolve), run.log.warning)
         ranges = describe_ranges(plan.progress.goal) or "nothing"
         run.log.info(f"replaying from {start} to {stop}: {ranges}")
-        reporter.keep_last_copies(plan.last_copies)
+        reporter.warn_of_kept_rows(plan)
         return reporter.report(batch_events(job))
 
 

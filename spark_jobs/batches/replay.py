@@ -23,6 +23,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain, islice
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -46,8 +48,9 @@ from spark_jobs.ledger.entries import (
 from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import PLACE, extents_of, in_ranges, in_time, scan
+from spark_jobs.ledger.table_rows import PLACE, extents_of, in_ranges, in_time, scan, sequences_of
 from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.display import counted
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import (
     DataLossError,
@@ -55,12 +58,15 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     StreamNotFoundError,
+    TableUnreadableError,
     UnsupportedError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import choose_fields
+from stream_consumers.options import AutoStreamReset, choose_fields
 
 REPLAY_MEMBER = "replay"
+_MAX_PLACES = 5
+"""How many shards a note names at most."""
 _log = logging.getLogger(__name__)
 
 
@@ -205,6 +211,56 @@ def last_copies(
     return extents_of(scan(ledger.log, PLACE, where=f"{time} AND ({in_ranges(gone)})"))
 
 
+class LeftOut(NamedTuple):
+    """Rows of the time of a replay, in one shard, that lie outside of the range that it replaces.
+
+    Args:
+        rows: their number.
+        within: the range from the first to after the last of them.
+    """
+
+    rows: int
+    within: Range
+
+
+def rows_left_out(
+    replay: Replay,
+    source: BatchSource,
+    ledger: Ledger,
+    *,
+    extents: Mapping[Shard, Extent],
+    replaced: Mapping[Shard, Range],
+    version: int,
+) -> Mapping[Shard, LeftOut]:
+    """Find the rows of the time of a replay that it leaves out, because a range cannot select by time exactly.
+
+    A time stands for the first message with that timestamp or a later one. So the range of a time leaves out messages
+    that came late, and messages that came after one with a timestamp in the future.
+
+    Args:
+        replay: what to replay; without a time, it leaves out no row.
+        source: the stream.
+        ledger: the ledger of the group.
+        extents: what the stream holds.
+        replaced: the ranges that the replay replaces, and those that it cannot replace.
+        version: the version of the table; a newer one may have rows that came after the plan.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    start = replay.start or Bound(edge=AutoStreamReset.EARLIEST)
+    stop = replay.stop or Bound(edge=AutoStreamReset.LATEST)
+    if start.moment is stop.moment is None:
+        return {}
+    starts = dict.fromkeys(extents, 0) if start.moment else start.resolve(source, extents)
+    stops = {} if stop.moment else stop.resolve(source, extents)
+    asked = {shard: Range(first, stops.get(shard, extents[shard].end)) for shard, first in starts.items()}
+    where = f"{in_time(start.moment, stop.moment)} AND ({in_ranges(asked) or 'FALSE'})"
+    where += f" AND NOT ({in_ranges(replaced)})" if replaced else ""
+    found = sequences_of(scan(ledger.log, PLACE, where=where, version=version))
+    return {s: LeftOut(len(own), Range(int(own.min()), int(own.max()) + 1)) for s, own in sorted(found.items())}
+
+
 def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
     """Refuse to replay or move a group that has no positions.
 
@@ -233,11 +289,15 @@ class ReplayPlan:
         progress: everything that it replaces, and how much of it is done.
         left: the next range to replace, per shard.
         last_copies: the ranges of rows in its time whose messages are gone; these rows stay as they are.
+        left_out: the rows in its time that lie outside of what it replaces.
+        note: a sentence about these rows with a remedy, or why they cannot be counted; empty if there are none.
     """
 
     progress: ReplayProgress
     left: Mapping[Shard, Range]
     last_copies: Mapping[Shard, Range]
+    left_out: Mapping[Shard, LeftOut] = field(default_factory=dict)
+    note: str = ""
 
 
 def plan_replay(
@@ -260,7 +320,8 @@ def plan_replay(
         first_plan: an earlier plan of the same replay in this process, whose goal is kept.
 
     Raises:
-        StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
+        StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed; or its time selects no message
+            of a shard of which the table has rows of that time.
         SourceRecreatedError: the stream is not the one in the ledger.
         DataLossError: the stream no longer holds the messages.
     """
@@ -278,8 +339,14 @@ def plan_replay(
                 remedy="Start later. Or set on_data_loss='record' to keep them as they are and replace the others.",
             )
             ingestion.refuse_or_record(error)
+        replaced = _hulls(progress.goal, last)
+        try:
+            left_out = rows_left_out(replay, source, ledger, extents=extents, replaced=replaced, version=state.version)
+            note = _note_left_out(left_out, progress.goal, extents, is_begun=known is not None)
+        except TableUnreadableError as error:
+            left_out, note = {}, f"the rows of this time that are not replayed cannot be counted: {error}"
     else:
-        last = first_plan.last_copies
+        last, left_out, note = first_plan.last_copies, first_plan.left_out, first_plan.note
     left = next_ranges(progress, state)
     names = {shard.stream for shard in extents}
     if gone := {shard: part for shard, part in left.items() if shard.stream not in names}:
@@ -291,7 +358,53 @@ def plan_replay(
     if lost := source.lost(left):
         what = f"{source.url} no longer holds messages that this replay has left"
         raise last_copies_error(what, lost, remedy="Start later.")
-    return ReplayPlan(progress, left, last)
+    return ReplayPlan(progress, left, last, left_out, note)
+
+
+def _note_left_out(
+    left_out: Mapping[Shard, LeftOut], goal: Mapping[Shard, Range], extents: Mapping[Shard, Extent], *, is_begun: bool
+) -> str:
+    """Return the note on rows that a replay leaves out.
+
+    A message that came late beside others of its time is normal. If a shard has only such rows, nothing of the time
+    would be replayed there, and that must not look like success.
+
+    Raises:
+        InvalidOptionError: the replay has not begun, and would replace nothing of a shard that has rows of its time.
+    """
+    if not left_out:
+        return ""
+    held = {shard: Range(extent.start, extent.end) for shard, extent in extents.items()}
+    within = {shard: part.within for shard, part in left_out.items()}
+    hulls = {shard: part.clamp(held[shard]) for shard, part in sorted(_hulls(goal, within).items()) if shard in held}
+    start, stop = (",".join(f"{shard}={part[at]}" for shard, part in hulls.items()) for at in (0, 1))
+    remedy = (
+        f"To replay them too, give sequences in place of the time: --from {start} --until {stop}, or in a run config "
+        "start and stop with rewind."
+    )
+    places = {
+        str(shard): f"{counted(rows, 'row')} from {part.start} to {part.end - 1}"
+        for shard, (rows, part) in left_out.items()
+    }
+    if not is_begun and (empty := [shard for shard in left_out if shard not in goal]):
+        raise InvalidOptionError(
+            f"no message of this time would be replayed in {', '.join(map(str, empty))}, but the table has rows of it: "
+            "they came late, or after a message with a time in the future",
+            remedy=remedy,
+            **places,
+        )
+    listed = "; ".join(f"{shard}: {place}" for shard, place in islice(places.items(), _MAX_PLACES))
+    return (
+        f"rows of this time that are not replayed: {sum(part.rows for part in left_out.values())} ({listed}). Their "
+        "messages came late, or after one with a time in the future, and lie in the stream among those of other times. "
+        f"{remedy}"
+    )
+
+
+def _hulls(*ranges: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+    """Return, per shard, the range from the first start to the last end."""
+    parts = {shard: [one[shard] for one in ranges if shard in one] for shard in chain.from_iterable(ranges)}
+    return {s: Range(min(part.start for part in p), max(part.end for part in p)) for s, p in parts.items()}
 
 
 def last_copies_error(what: str, gone: Mapping[Shard, Range], *, remedy: str) -> DataLossError:

@@ -88,7 +88,10 @@ def replay(
         if replay_id and replay_progress(ledger, replay_id) is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {pipeline.table}", remedy="Leave --id out.")
         find = partial(plan_replay, wanted, opened, ingestion, ledger, state)
-        goal = result_of(Retries(ingestion.retry_seconds).call(find), print_waiting).progress.goal
+        plan = result_of(Retries(ingestion.retry_seconds).call(find), print_waiting)
+        goal = plan.progress.goal
+        if plan.note:
+            inform(f"note: {plan.note}", style="yellow")
         messages = opened.count(goal)
         if dry_run:
             progress.stop()

@@ -13,6 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.replay import LeftOut, ReplayPlan
+from spark_jobs.ledger.entries import ReplayProgress
 from stream_assets import ErrorPolicy
 from stream_assets.materializations import IngestMaterializations, PartitionMaterialization, RunScope
 from stream_assets.options import PlaceConfig, StreamConfig
@@ -20,7 +22,6 @@ from stream_assets.partitions import (
     PartitionRows,
     changed_since,
     count_by_partition,
-    count_rows_outside,
     partition_replay,
     rows_in_partitions,
 )
@@ -123,15 +124,10 @@ def test_what_vacuum_has_removed_is_unknown(tmp_path: Path) -> None:
 
 def test_the_rows_of_partitions_are_counted(tmp_path: Path) -> None:
     write_batch(tmp_path / "t", {0: "2026-11-16T23:59", 1: "2026-11-17", 2: "2026-11-17T08:00", 3: "2026-11-19"})
-    window = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 19, tzinfo=timezone.utc))
     ledger = ingestion(tmp_path).ledger()
     assert rows_in_partitions(ledger, DAYS, ["2026-11-17", "2026-11-18"]) == {"2026-11-17": 2, "2026-11-18": 0}
     assert rows_in_partitions(ledger, DAYS, ["2026-11-19", "2026-11-16"]) == {"2026-11-16": 1, "2026-11-19": 1}
     assert rows_in_partitions(ledger, DAYS, []) == {}
-    replayed = {Shard("orders", 0): Range(0, 2)}
-    assert count_rows_outside(ledger, window, replayed, streams=["orders"]) == 1, "sequence 2"
-    assert count_rows_outside(ledger, window, {}, streams=["orders"]) == 2
-    assert count_rows_outside(ledger, window, {}, streams=["returns"]) == 0, "the table has rows of another stream"
 
 
 def scope(context: Any, folder: Path) -> RunScope:
@@ -256,20 +252,22 @@ def test_a_retry_tells_what_the_run_has_replaced_that_was_killed_before_it_could
     assert made is not None
     assert replayed.counts["2026-11-17"]["dagster/partition_row_count"].value == 2
     assert [one.partition for one in replayed.made] == ["2026-11-16"]
-    assert replayed.warned == [], "no row of the day is as it was"
 
 
-def test_rows_that_the_stream_does_not_hold_any_more_did_not_come_late(
+def test_rows_of_the_day_that_stay_as_they_are_are_logged_and_in_the_metadata(
     tmp_path: Path, instance: dg.DagsterInstance
 ) -> None:
-    write_batch(tmp_path / "t", {0: "2026-11-17", 1: "2026-11-17", 2: "2026-11-17", 3: "2026-11-18", 4: "2026-11-17"})
     write_batch(tmp_path / "t", {2: "2026-11-17"}, kind="replay", ranges=[2], replay="killed")
     replayed = ReplayedDay(tmp_path, instance)
-    replayed.reporter.keep_last_copies({Shard("orders", 0): Range(0, 2)})
-    replayed.reporter.report(())
+    left_out = {Shard("orders", 0): LeftOut(3, Range(7, 12))}
+    plan = ReplayPlan(ReplayProgress({}), {}, {Shard("orders", 0): Range(0, 2)}, left_out, "3 rows are left out")
+    replayed.reporter.warn_of_kept_rows(plan)
+    made = replayed.reporter.report(())
+    assert made is not None
+    assert made.metadata["replay/rows_left_out"].value == 3
     gone, late = replayed.warned
     assert gone.startswith("the stream no longer has the messages of orders/0 [0, 2)")
-    assert late.startswith("rows of these partitions that were not replayed: 1. Their messages arrived late")
+    assert late == plan.note
 
 
 class ReplayedDay:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -12,12 +14,22 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_assets import ErrorPolicy, Json, OpOptions, RunLimits, StreamAsset, build_redrive_job, stream_definitions
+from spark_jobs.batches import target_table
+from stream_assets import (
+    ErrorPolicy,
+    Json,
+    OpOptions,
+    RunLimits,
+    StreamAsset,
+    build_redrive_job,
+    stream_definitions,
+    stream_run,
+)
 from stream_assets.options import RedriveConfig
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute, materializations, plain_asset, tick
-from tests.support.ledger_tables import at
+from tests.support.ledger_tables import at, write_batch
 from tests.support.streams import sequences_in_table, shard, write_stream
 
 pytestmark = pytest.mark.dagster
@@ -112,6 +124,31 @@ def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, i
     config = {"ops": {"replay_orders_partition": {"config": {"on_replay": "append"}}}}
     assert job.execute_in_process(instance=instance, partition_key="2026-11-16", run_config=config).success
     assert makers(folder) == {"old": 60, "new": 60}
+
+
+@pytest.fixture
+def planning_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without Spark, as far as the plan."""
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    monkeypatch.setattr(stream_run, "run_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr(target_table, "_check_session", lambda *_: None)
+
+
+def test_a_day_after_a_message_with_a_time_in_the_future_fails_and_names_its_sequences(
+    planning_only: None, tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    moments = ["2026-11-16", "2030-01-01", "2026-11-17", "2026-11-17"]
+    with create_producer(f"file://{tmp_path}/orders.ss/orders") as producer:
+        sequences = [producer.send(b"{}", timestamp_ms=at(moment)).sequence for moment in moments]
+    write_batch(tmp_path / "t", dict(zip(sequences, moments)))
+    stream = declare(tmp_path, "new")
+    job = stream_definitions([stream]).resolve_job_def("replay_orders")
+    of_day = job.execute_in_process(instance=instance, partition_key="2026-11-17", raise_on_error=False)
+    times = {"start": {"seek": "2026-11-17"}, "stop": {"seek": "2026-11-18"}}
+    for result in (of_day, execute(stream, instance, config=times)):
+        (failed,) = [event for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
+        assert "--from orders/0=3 --until orders/0=5" in str(failed.step_failure_data.error)
+    assert DeltaTable(str(tmp_path / "t")).version() == 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,18 @@ from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, goal_of, last_copies, plan_moves, plan_replay, rewind
+from spark_jobs.batches.replay import (
+    LeftOut,
+    OnReplay,
+    Replay,
+    ReplayJob,
+    ReplayPlan,
+    goal_of,
+    last_copies,
+    plan_moves,
+    plan_replay,
+    rewind,
+)
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.run_ingestion import drain
@@ -423,6 +434,86 @@ def test_a_plan_keeps_the_rows_that_are_the_last_copies(half: Ingestion) -> None
     with open_batch_source(URL) as source:
         plan = plan_replay(between("2026-11-17", "2026-11-18"), source, recording, half.ledger(), half.ledger().read())
     assert (plan.left, plan.last_copies) == ({ORDERS: Range(2, 4)}, {ORDERS: Range(1, 2)})
+
+
+# Rows of the time of a replay that it leaves out
+
+# The message 3 is of a producer whose clock was wrong; the message 9 came late.
+CLOCKS = ["2026-11-16", "2026-11-16T08:00", "2026-11-16T12:00", "2030-01-01", "2026-11-16T18:00", "2026-11-17",
+          "2026-11-17T12:00", "2030-01-02", "2030-01-03", "2029-12-31T23:00"]  # fmt: skip
+
+
+@pytest.fixture
+def clocks(tmp_path: Path) -> Iterator[Ingestion]:
+    """A table with all messages of a stream whose times do not only grow."""
+    with create_producer(URL) as producer:
+        for moment in CLOCKS:
+            producer.send(b"{}", timestamp_ms=at(moment))
+    write_batch(tmp_path / "t", dict(enumerate(CLOCKS)))
+    yield Ingestion("lakehouse", str(tmp_path / "t"))
+    forget_memory_broker(StreamUrl.parse(URL))
+
+
+def planned(clocks: Ingestion, replay: Replay) -> ReplayPlan:
+    with open_batch_source(URL) as source:
+        return plan_replay(replay, source, clocks, clocks.ledger(), clocks.ledger().read())
+
+
+@pytest.mark.parametrize(
+    ("replay", "replaced", "left_out"),
+    [
+        (between("2026-11-16", "2026-11-17"), Range(0, 3), LeftOut(1, Range(4, 5))),
+        (between("2026-11-16", "2026-11-18"), Range(0, 3), LeftOut(3, Range(4, 7))),
+        (between("earliest", "2026-11-17"), Range(0, 3), LeftOut(1, Range(4, 5))),
+        (between("orders/0=1", "2026-11-17"), Range(1, 3), LeftOut(1, Range(4, 5))),
+        (between("2030-01-01", "2030-01-02"), Range(3, 7), None),
+        (between("2026-11-17", "orders/0=6"), Range(3, 6), None),
+        (between("2026-11-16", "latest"), Range(0, 10), None),
+        (between("orders/0=2", "orders/0=3"), Range(2, 3), None),
+    ],
+)
+def test_a_replay_by_time_counts_the_rows_that_it_leaves_out(
+    clocks: Ingestion, replay: Replay, replaced: Range, left_out: LeftOut | None
+) -> None:
+    plan = planned(clocks, replay)
+    assert plan.progress.goal == {ORDERS: replaced}
+    assert plan.left_out == ({ORDERS: left_out} if left_out else {})
+    assert bool(plan.note) == bool(left_out)
+
+
+def test_a_time_whose_range_is_empty_although_the_table_has_rows_of_it_is_refused(clocks: Ingestion) -> None:
+    """After a message with a time in the future, each day before that time begins and ends at that message."""
+    with pytest.raises(InvalidOptionError) as error:
+        planned(clocks, between("2026-11-17", "2026-11-18"))
+    assert error.value.facts == {"orders/0": "2 rows from 5 to 6"}
+    assert "--from orders/0=5 --until orders/0=7" in error.value.remedy
+
+
+def test_rows_that_came_after_the_plan_are_not_left_out(clocks: Ingestion) -> None:
+    state = clocks.ledger().read()
+    write_batch(Path(clocks.table), {10: "2026-11-19"})
+    with open_batch_source(URL) as source:
+        plan = plan_replay(between("2026-11-19", "2026-11-20"), source, clocks, clocks.ledger(), state)
+    assert (plan.progress.goal, plan.left_out) == ({}, {})
+
+
+def test_a_replay_that_has_begun_is_not_refused_for_rows_that_came_meanwhile(clocks: Ingestion) -> None:
+    write_batch(Path(clocks.table), {0: CLOCKS[0]}, kind="replay", ranges=[0], replay="begun")
+    plan = planned(clocks, replace(between("2026-11-17", "2026-11-18"), id="begun"))
+    assert plan.left_out == {ORDERS: LeftOut(2, Range(5, 7))}
+
+
+def test_the_command_replay_refuses_an_empty_time_and_notes_late_rows(clocks: Ingestion) -> None:
+    words = ("replay", "--source", URL, "--table", clocks.table, "--group", clocks.group, "--dry-run", "--json")
+    empty = run(*words, "--from", "2026-11-17", "--until", "2026-11-18")
+    assert (empty.exit_code, empty.stdout) == (1, "")
+    assert "2 rows from 5 to 6" in empty.stderr
+    instead = run(*words, "--from", "orders/0=5", "--until", "orders/0=7")
+    assert (instead.exit_code, '"rows replaced": 2' in instead.stdout) == (0, True)
+    late = run(*words, "--from", "2026-11-16", "--until", "2026-11-17")
+    assert late.exit_code == 0
+    assert "not replayed: 1 (orders/0: 1 row from 4 to 4)" in late.stderr
+    assert "--from orders/0=0 --until orders/0=5" in late.stderr
 
 
 # The traps
