@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import product
-from typing import NamedTuple
+from itertools import permutations, product
+from typing import Any, NamedTuple
 
 from tests.model.search import Model, Result, State, Variant, put, quick, search
 
@@ -154,9 +154,9 @@ def model(
         purge: of tombstones, in the transaction sequence of the replay, where a replay has one of its own. ``plain``:
             at once; ``declared``: after an empty commit in the sequence of ingestion that says the floor; ``both``: at
             once, with a number in the sequence of ingestion, too; none if empty.
-        floor: what happens below the floor: ``nothing``; ``refused``, a rewind or a replay to a change below is; or
-            ``insert``, a change below it that meets no row makes none, and is a dead letter if it is read for the first
-            time.
+        floor: what happens below the floor: ``nothing``; ``refused``, a rewind or a replay to a change below is, and a
+            purge while something is to be read again; or
+            ``insert``, a change below it that meets no row makes none, and an upsert is a dead letter then.
         stops: ingestion stops at a merge that was planned with a lower floor than that where it landed, until an
             operator RESTOREs the version before it.
         unchanged: a merge that would change nothing in the version that it was planned from is ``refused`` like others;
@@ -169,8 +169,8 @@ def model(
     everything = frozenset((shard, at) for shard, found in enumerate(messages) for at in range(len(found)))
     keys = 1 + max(change.key for found in messages for change in found)
     merges: dict[State, Version] = {}
-    # The state: the version; those that a RESTORE may go back to; what ingestion, the replay and the purge have planned,
-    # or what is to become of them; how many RESTOREs and rewinds are left; the version before a merge that stops it.
+    # The state: the version; those that RESTOREs will go back to; what ingestion, the replay and the purge have planned,
+    # or what is to become of them; how many RESTOREs and rewinds there may be more; the version before a merge that stops it.
 
     def change_at(place: Place) -> Change:
         return messages[place[0]][place[1]]
@@ -206,7 +206,7 @@ def model(
             result = None if new.operation == "d" and deletes == "row goes" else new
             if old is None:
                 if floor == "insert" and new.order < c.floor:
-                    dropped.update(found)
+                    dropped.update(place for place in found if new.operation == change_at(place).operation == "u")
                 else:
                     rows[key] = result
             elif new[:3] == old[:3]:
@@ -240,14 +240,13 @@ def model(
         for shard, part in enumerate(c.parts):
             if part and (redo == "end" or c.kind == "rewind"):
                 again |= frozenset((shard, at) for at in range(part[1], len(messages[shard]))) & covered
-        first_read = written if c.is_late else written - before.covered | before.dead
         return Version(
             rows,
             covered,
             again,
             before.replayed - written if c.kind == "merge" else before.replayed | written,
             before.floor,
-            before.dead - written | dropped & first_read,
+            before.dead - written | dropped,
             is_known,
             before.redriven or c.kind == "redrive",
         )
@@ -290,7 +289,9 @@ def model(
         return any(len({s for k, s in keys_of_shards if k == key}) > 1 for key, _ in found)
 
     def is_below(at: Version, shard: int, start: int) -> bool:
-        return floor == "refused" and any(messages[shard][x].order < at.floor for x in range(start, len(messages[shard])))
+        return floor == "refused" and any(
+            messages[shard][x].order < at.floor for x in range(start, len(messages[shard]))
+        )
 
     def touched(c: State | Commit | str | None, *, apps: str = "", is_late: bool = False) -> object:
         """A planned commit after something landed."""
@@ -311,25 +312,24 @@ def model(
             unchangeds.append(True)
         for is_unchanged in unchangeds:
             at = after(st[0], c._replace(base=()), is_unchanged=is_unchanged)
-            seen = st[1] | {at} if st[5] else st[1]
             others = (touched(one, apps=c.apps) for one in st[2:5])
             good = st[7] if at.is_known else st[0]
-            following = put((at, seen, *others, *st[5:7], good), slot, end)
+            following = put((at, st[1], *others, *st[5:7], good), slot, end)
             yield f"{what} lands{' without a change' if is_unchanged else ''}", following
 
     def planned(st: State, slot: int, apps: str, kind: str, parts: tuple[Place | None, ...]) -> tuple[str, State]:
         base = st[0].rows if unchanged == "landed" else ()
         return f"a {kind} {apps} {parts} is planned", put(st, slot, Commit(apps, kind, parts, st[0].floor, base=base))
 
-    def restored(st: State, to: Version, *, left: int) -> State:
-        return (to, st[1] if left else frozenset(), *(touched(c, is_late=True) for c in st[2:5]), left, st[6], None)
+    def restored(st: State, to: Version, saved: State) -> State:
+        return (to, saved, *(touched(c, is_late=True) for c in st[2:5]), *st[5:7], None)
 
     def step(st: State) -> Iterator[tuple[str, State]]:
-        at, seen, f, p, g, rs, rw, good = st
+        at, saved, f, p, g, rs, rw, good = st
         if f == "raised":
             return
         if not at.is_known:
-            yield "an operator RESTOREs the version before", restored(st, good, left=rs)
+            yield "an operator RESTOREs the version before", restored(st, good, saved)
         if f is None and at.is_known:
             for parts in plans(at):
                 yield planned(st, INGESTION, "A", "merge", parts)
@@ -354,20 +354,23 @@ def model(
             if not meets_other(at.rows, p):
                 yield from landed(st, REPLAY, "over")
             yield "the replay is dropped", put(st, REPLAY, "over")
-        if g == "wanted" and at.is_known:
+        if g == "wanted" and at.is_known and not (floor == "refused" and at.redo):
             if dead := [one.order for one in at.rows if one and one.operation == "d"]:
                 plan_of = Commit("AP" if purge == "both" else name, "purge", (), max(dead) + 1)
                 before = st
                 if purge == "declared":
                     to = at._replace(floor=max(at.floor, plan_of.floor))
-                    before = (to, seen | {to} if rs else seen, *(touched(c, apps="A") for c in st[2:5]), *st[5:])
+                    before = (to, saved, *(touched(c, apps="A") for c in st[2:5]), *st[5:])
                 yield f"a purge {plan_of.apps} below {plan_of.floor} is planned", put(before, PURGE, plan_of)
             yield "no purge is wanted", put(st, PURGE, "over")
         elif isinstance(g, Commit):
             yield from landed(st, PURGE, "over")
             yield "the purge is dropped", put(st, PURGE, "over")
-        for to in seen if rs else ():
-            yield f"!RESTORE to {[tuple(r) if r else None for r in to.rows]}", restored(st, to, left=rs - 1)
+        # Which version a RESTORE goes back to is chosen when the table is at it: fewer states than all that it was.
+        if rs and at not in saved:
+            yield "here a RESTORE will go back to", put(put(st, 1, saved | {at}), 5, rs - 1)
+        for to in saved:
+            yield f"!RESTORE to {[tuple(r) if r else None for r in to.rows]}", restored(st, to, saved - {to})
 
     def expected(key: int, covered: Places) -> Place | None:
         """The place of the change that a row must be of."""
@@ -409,5 +412,482 @@ def model(
 
     start = Version((None,) * keys)
     waits = ("wanted" if replay else "over", "wanted" if purge else "over")
-    first = (start, frozenset([start]), None, *waits, restores, rewinds, None)
+    first = (start, frozenset(), None, *waits, restores, rewinds, None)
     return search(Model(first, step, wrong, is_done))
+
+
+def history(
+    operations: str = "uud",
+    orders: State = (0, 2, 1),
+    *,
+    way: str = "derive",
+    reads: str = "before",
+    app: str = "shared",
+    late: str = "redo",
+    restores: int = 1,
+    replay: bool = True,
+) -> Result:
+    """Explore a table with a row a change, valid from its order to the next one (SCD type 2); one key, one shard.
+
+    Args:
+        operations: of the messages, ``u`` or ``d``.
+        orders: of the messages, all different.
+        way: ``close``: a change ends the row that has no end, and begins one; ``split``: a change ends the row that is
+            valid at its order, and a deletion leaves no row; ``missing``: deletions leave a row without an extent, and
+            all ends of the key follow from the orders of its rows, unless the table has the changes already;
+            ``derive``: the same, always.
+        reads: the rows of the key are read ``before`` the merge, when it is planned; or by the ``merge`` itself.
+        app: the transaction sequence of a replay, its ``own`` or that of ingestion (``shared``).
+        late: the range of a merge that lands behind a RESTORE is read again (``redo``), or it is ``trusted``.
+        restores: how many there may be.
+        replay: whether there may be one.
+    """
+    # The rows: (order, end, transform). The version: (rows, covered, redo). A plan: (app, range, transform, the rows at
+    # its base, whether its number is taken, whether it is late).
+    everything = frozenset(range(len(orders)))
+    first_version: State = (frozenset(), frozenset(), frozenset())
+    keeps_deletes = way in ("missing", "derive")
+
+    def derived(found: dict[int, int]) -> frozenset[State]:
+        known = sorted(found)
+        return frozenset((o, end, found[o]) for o, end in zip(known, [*known[1:], None]))
+
+    def classic(rows: frozenset[State], changes: list[int], transform: int) -> frozenset[State]:
+        """One after the other, in their order."""
+        for x in sorted(changes, key=lambda x: orders[x]):
+            at = orders[x]
+            known = next((one for one in rows if one[0] == at), None)
+            if known:
+                rows = rows - {known} | {(at, known[1], transform)}
+                continue
+            end = None
+            for one in rows:
+                if one[1] is None if way == "close" else one[0] < at and (one[1] is None or at < one[1]):
+                    end = None if way == "close" else one[1]
+                    rows = rows - {one} | {(one[0], at, one[2])}
+            if operations[x] == "u":
+                if way == "split":
+                    end = min((one[0] for one in rows if one[0] > at), default=None) if end is None else end
+                rows |= {(at, end, transform)}
+        return rows
+
+    def merged(rows: frozenset[State], plan: State) -> frozenset[State]:
+        _, part, transform, base, _, _ = plan
+        if not keeps_deletes:
+            return classic(rows, list(range(*part)), transform)
+        batch = {orders[x]: transform for x in range(*part)}
+        source = base if reads == "before" else rows
+        if way == "missing" and transform == 1 and batch.keys() <= {one[0] for one in source}:
+            return rows
+        result = derived({one[0]: one[2] for one in source} | batch)
+        # Of the rows that it has read, it only writes the ends.
+        there = {one[0]: one for one in rows}
+        kept = {one[0]: one[1] for one in result}
+        updated = frozenset((o, kept.get(o, end), batch.get(o, by)) for o, end, by in there.values())
+        return updated | frozenset(one for one in result if one[0] in batch and one[0] not in there)
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        version, saved, plans, rs = st
+        rows, covered, redo = version
+        for i, plan in enumerate(plans):
+            if plan is None and i == 0:
+                wanted = redo | (everything - covered)
+                start = min(wanted, default=0)
+                for end in range(start + 1, len(orders) + 1):
+                    if frozenset(range(start, end)) <= wanted:
+                        made = ("A", (start, end), 1, rows, False, False)
+                        yield f"ingestion plans [{start},{end})", (version, saved, put(plans, i, made), rs)
+            elif plan == "wanted":
+                yield "no replay is wanted", (version, saved, put(plans, i, "over"), rs)
+                for start in covered:
+                    for end in range(start + 1, len(orders) + 1):
+                        if frozenset(range(start, end)) <= covered:
+                            made = ("A" if app == "shared" else "P", (start, end), 2, rows, False, False)
+                            yield f"a replay plans [{start},{end})", (version, saved, put(plans, i, made), rs)
+            elif isinstance(plan, tuple):
+                over = "over" if i else None
+                yield f"{plan[:3]} is dropped", (version, saved, put(plans, i, over), rs)
+                if plan[4]:
+                    continue
+                written = frozenset(range(*plan[1]))
+                again = redo | written if plan[5] and late == "redo" else redo - written
+                after = (merged(rows, plan), covered | written, again)
+                others = tuple((*p[:4], True, p[5]) if isinstance(p, tuple) and p[0] == plan[0] else p for p in plans)
+                yield f"{plan[:3]} lands", (after, saved, put(others, i, over), rs)
+        if rs and version not in saved:
+            yield "here a RESTORE will go back to", (version, saved | {version}, plans, rs - 1)
+        for to in saved:
+            others = tuple((*p[:5], True) if isinstance(p, tuple) else p for p in plans)
+            yield f"!RESTORE to {sorted(to[1])} covered", (to, saved - {to}, others, rs)
+
+    def wrong(st: State) -> str | None:
+        rows, covered, redo = st[0]
+        if redo:
+            return None
+        deleted = {orders[x] for x in covered if operations[x] == "d"}
+        visible = {one[:2] for one in rows if one[0] not in deleted}
+        known = derived({orders[x]: 0 for x in covered})
+        must = {one[:2] for one in known if one[0] not in deleted}
+        return None if visible == must else f"covered {sorted(covered)}: {visible}, and must be {must}"
+
+    def is_done(st: State) -> bool:
+        return st[2] == (None, "over") and st[0][1] == everything and not st[0][2]
+
+    first = (first_version, frozenset(), (None, "wanted" if replay else "over"), restores)
+    return search(Model(first, step, wrong, is_done))
+
+
+def rebuild(
+    operations: str = "udu",
+    *,
+    app: str = "shared",
+    carries: str = "copied",
+    removes: str = "all",
+    was: str = "keyed",
+    late: bool = True,
+    restores: int = 1,
+    replay: bool = True,
+) -> Result:
+    """Explore a rebuild: the messages are merged into a staging table, whose rows one commit puts into the table.
+
+    Deleted rows go, and a merge below the highest covered place has all from its end read again.
+
+    Args:
+        operations: of the messages, ``u`` or ``d``.
+        app: the transaction sequence of the swap and of a replay, that of ingestion (``shared``) or their ``own``.
+        carries: the position that the swap says: that of the version of the staging table that it has ``copied``; that
+            of the ``newest`` one; or that of the ``table`` as it was.
+        removes: ``all`` that the table has where it lands, because Delta refuses it if anything landed since it was read;
+            or what the table had when it was ``planned``.
+        was: the table before: ``keyed``; or each message was ``appended``, and a swap makes it keyed.
+        late: whether a write that was planned before the swap counts as late behind it, like one before a RESTORE.
+        restores: how many there may be.
+        replay: whether there may be one, that was planned before the swap.
+    """
+    # The version: (whether it is keyed, rows, covered, redo). Rows: what is there of the key: the messages, each once or
+    # more often. A plan: (app, way, range, taken, late, rows at its base).
+    size = len(operations)
+    everything = frozenset(range(size))
+    start = (was == "keyed", (), frozenset(), frozenset())
+
+    def newest(row: tuple[int, ...], at: int) -> tuple[int, ...]:
+        if row and at <= max(row):
+            return row
+        return (at,) if operations[at] == "u" else ()
+
+    def written(version: State, plan: State) -> State:
+        is_keyed, rows, covered, redo = version
+        _, way, (s, e), _, is_late, _ = plan
+        part = frozenset(range(s, e))
+        if way == "append":
+            # What is to be read again is replaced, unless a RESTORE came in between.
+            rows = tuple(sorted([*(x for x in rows if is_late or x not in part & redo), *part]))
+            again = redo | part & covered if is_late else redo - part | part & covered - redo
+        else:
+            rows = newest(rows, e - 1)
+            again = redo | part if is_late else redo - part
+            again |= frozenset(range(e, size)) & (covered | part)
+        return is_keyed, rows, covered | part, again
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        version, saved, staged, (f, p, g), rs = st
+        is_keyed, rows, covered, redo = version
+        if staged[0] < size and g is None:
+            for end in range(staged[0] + 1, size + 1):
+                more = (end, newest(staged[1], end - 1))
+                yield f"the staging table gets up to {end}", (version, saved, more, (f, p, g), rs)
+        if f is None:
+            wanted = redo | (everything - covered)
+            s = min(wanted, default=0)
+            for e in range(s + 1, size + 1):
+                if frozenset(range(s, e)) <= wanted:
+                    plan = ("A", "merge" if is_keyed else "append", (s, e), False, False, ())
+                    yield f"ingestion plans {plan[1]} [{s},{e})", (version, saved, staged, (plan, p, g), rs)
+        name = "A" if app == "shared" else "P"
+        if p == "wanted":
+            yield "no replay is wanted", (version, saved, staged, (f, "over", g), rs)
+            for s in covered if is_keyed else ():
+                for e in range(s + 1, size + 1):
+                    if frozenset(range(s, e)) <= covered:
+                        plan = (name, "merge", (s, e), False, False, ())
+                        yield f"a replay plans [{s},{e})", (version, saved, staged, (f, plan, g), rs)
+        if g is None:
+            copied = (*staged, len(covered)) if carries == "table" else (*staged, staged[0])
+            swap = (name if app == "shared" else "S", "swap", copied, False, False, rows)
+            yield f"a swap with {staged} is planned", (version, saved, staged, (f, p, swap), rs)
+            if carries == "newest" and staged[0] < size:
+                swap = ("S" if app == "own" else "A", "swap", (*staged, staged[0] + 1), False, False, rows)
+                yield (
+                    f"a swap with {staged} is planned, and says {staged[0] + 1}",
+                    (version, saved, staged, (f, p, swap), rs),
+                )
+        for i, plan in enumerate((f, p, g)):
+            if not isinstance(plan, tuple):
+                continue
+            end = None if i == 0 or (i == 2 and plan[3]) else "over"
+            yield f"{plan[:3]} is dropped", (version, saved, staged, put((f, p, g), i, None if i != 1 else end), rs)
+            if plan[3]:
+                continue
+            if plan[1] == "swap":
+                end = "over"
+                _, made, position = plan[2]
+                left = () if removes == "all" else tuple(x for x in rows if x not in plan[5])
+                after = (True, tuple(sorted([*left, *made])), frozenset(range(position)), frozenset())
+            else:
+                after = written(version, plan)
+            others = tuple(
+                (*q[:3], q[3] or q[0] == plan[0], q[4] or (late and plan[1] == "swap"), q[5])
+                if isinstance(q, tuple)
+                else q
+                for q in (f, p, g)
+            )
+            yield f"{plan[:3]} lands", (after, saved, staged, put(others, i, end), rs)
+        if rs and version not in saved:
+            yield "here a RESTORE will go back to", (version, saved | {version}, staged, (f, p, g), rs - 1)
+        for to in saved:
+            others = tuple((*q[:4], True, q[5]) if isinstance(q, tuple) else q for q in (f, p, g))
+            yield f"!RESTORE to {to[1:3]}", (to, saved - {to}, staged, others, rs)
+
+    def wrong(st: State) -> str | None:
+        is_keyed, rows, covered, redo = st[0]
+        if redo or covered != frozenset(range(len(covered))):
+            return None
+        if is_keyed:
+            end = len(covered)
+            must = (end - 1,) if end and operations[end - 1] == "u" else ()
+        else:
+            must = tuple(sorted(covered))
+        return None if rows == must else f"covered {sorted(covered)}: {rows}, and must be {must}"
+
+    def is_done(st: State) -> bool:
+        version, (f, p, g) = st[0], st[3]
+        return f is None and p == "over" and g in (None, "over") and version[2] == everything and not version[3]
+
+    first = (start, frozenset(), (0, ()), (None, "wanted" if replay else "over", None), restores)
+    return search(Model(first, step, wrong, is_done))
+
+
+def joined(results: Iterable[Result]) -> Result:
+    """The first that does not pass, or that all pass."""
+    states = 0
+    for result in results:
+        states += result.states
+        if result.verdict != "PASS":
+            return result
+    return Result("PASS", "", [], states)
+
+
+def one_key(*sizes: int, **options: Any) -> Result:
+    """All updates and deletes of one key in one shard."""
+    return joined(
+        model(shards(" ".join(f"a{operation}" for operation in operations)), **options)
+        for size in sizes
+        for operations in product("ud", repeat=size)
+    )
+
+
+# Two changes in one shard, or in two: in order, the other way round, and equal.
+SEQUENCED = tuple(
+    shards(*texts)
+    for one, other in product("ud", repeat=2)
+    for a, b in ((0, 1), (1, 0), (1, 1))
+    for texts in ((f"a{one}{a} a{other}{b}",), (f"a{one}{a}", f"a{other}{b}"))
+)
+LATE = (shards("au0 ad1"), shards("ad1 au0"), shards("ad1", "au0"))
+"""A deletion before, behind and beside an older upsert."""
+
+
+def sequenced(messages: Iterable[Messages] = SEQUENCED, **options: Any) -> Result:
+    """Order is a value, and deletes stay."""
+    values = {"order": "value", "deletes": "tombstone", "redo": "range", **options}
+    return joined(model(one, **values) for one in messages)
+
+
+def two_shards(*texts: str, **options: Any) -> Result:
+    """Order is the position; the numbers say in which order the changes were made."""
+    return model(shards(*texts), **options)
+
+
+def histories(*sizes: int, **options: Any) -> Result:
+    """All updates and deletes of one key, in all orders."""
+    return joined(
+        history("".join(operations), orders, **options)
+        for size in sizes
+        for operations in product("ud", repeat=size)
+        for orders in permutations(range(size))
+    )
+
+
+def rebuilds(*sizes: int, **options: Any) -> Result:
+    """All updates and deletes of one key."""
+    return joined(
+        rebuild("".join(operations), **options) for size in sizes for operations in product("ud", repeat=size)
+    )
+
+
+VARIANTS = (
+    quick("k1", "deleted rows go, nothing is read again", "BAD", partial(one_key, 2, redo="none")),
+    quick("k2", "what a RESTORE made late is read again", "BAD", partial(one_key, 2, redo="range")),
+    quick("k3-small", "all from there to the position is read again", "PASS", partial(one_key, 1, 2)),
+    Variant("k3", "same, three messages", "PASS", partial(one_key, 3)),
+    quick(
+        "k3-order",
+        "same, what is to be read again before what is missing",
+        "PASS",
+        partial(one_key, 1, 2, plan="redo first"),
+    ),
+    quick("k3-trusted", "same, a late range itself is not read again", "PASS", partial(one_key, 1, 2, late="trusted")),
+    quick("k3-shared", "same, a replay in the sequence of ingestion", "PASS", partial(one_key, 1, 2, app="shared")),
+    quick("k3-redrive", "same, a redrive of a dead letter", "PASS", partial(one_key, 1, 2, redrive=True)),
+    quick(
+        "k3-redrive-alone", "a redrive has nothing read again", "BAD", partial(one_key, 2, redo="range", redrive=True)
+    ),
+    quick(
+        "k4",
+        "a replay only writes the rows again that its messages made",
+        "PASS",
+        partial(one_key, 1, 2, replay="refresh"),
+    ),
+    quick("k5", "a replay does not overwrite equal orders", "BAD", partial(one_key, 1, replay="newer")),
+    quick(
+        "k6", "Delta does not refuse a merge that would change nothing", "BAD", partial(one_key, 2, unchanged="landed")
+    ),
+    quick(
+        "k6-shared",
+        "same, in one transaction sequence",
+        "PASS",
+        partial(one_key, 1, 2, unchanged="landed", app="shared"),
+    ),
+    quick(
+        "s1",
+        "a key in two shards, nothing raises",
+        "BAD",
+        partial(two_shards, "au0 ad1", "au2", detects="none", rewinds=0, replay=""),
+    ),
+    quick(
+        "s2",
+        "upserts raise, deletes do not",
+        "BAD",
+        partial(two_shards, "au0", "ad1", detects="upserts", restores=0, rewinds=0, replay=""),
+    ),
+    quick(
+        "s3",
+        "all changes raise; the deletion is in another shard than the row, and is read first",
+        "BAD",
+        partial(two_shards, "au0", "ad1", restores=0, rewinds=0, replay=""),
+    ),
+    quick(
+        "s4",
+        "same, a key moves, and is deleted where it was",
+        "BAD",
+        partial(two_shards, "au0 ad2", "au1", restores=0, rewinds=0, replay=""),
+    ),
+    quick("s5", "same, both shards have a row", "PASS", partial(two_shards, "au0", "au1")),
+    quick("s6", "same, a key moves after it was deleted", "PASS", partial(two_shards, "au0 ad1", "au2", rewinds=0)),
+    quick(
+        "s7",
+        "same, it moves back and forth, beside another key",
+        "PASS",
+        partial(two_shards, "au0 ad1", "bu0 au2", restores=0, rewinds=0, replay=""),
+    ),
+    quick(
+        "v1",
+        "order is a value, equal values by place, tombstones, nothing is read again",
+        "PASS",
+        partial(sequenced, late="trusted"),
+    ),
+    quick("v1-late", "same, what a RESTORE made late is read again", "PASS", sequenced),
+    quick("v2", "of equal values the first stays", "BAD", partial(sequenced, ties="first")),
+    quick("v3", "of equal values the last wins", "BAD", partial(sequenced, ties="last")),
+    quick("v4", "order is a value, deleted rows go", "BAD", partial(sequenced, deletes="row goes")),
+    quick("p1", "tombstones are purged", "BAD", partial(sequenced, LATE, purge="plain", floor="nothing", restores=0)),
+    quick(
+        "p2",
+        "and what would read below is refused",
+        "BAD",
+        partial(sequenced, LATE, purge="plain", floor="refused", restores=0),
+    ),
+    quick(
+        "p2-late",
+        "same, in one sequence; an older change arrives late",
+        "BAD",
+        partial(sequenced, LATE[1:], purge="plain", floor="refused", app="shared", restores=0),
+    ),
+    quick("p3", "or nothing is inserted below the floor", "BAD", partial(sequenced, LATE, purge="plain", restores=0)),
+    quick(
+        "p4-small",
+        "same, the floor is declared in the sequence of ingestion first",
+        "PASS",
+        partial(sequenced, LATE, purge="declared", restores=0),
+    ),
+    quick("p4", "same, with a RESTORE", "BAD", partial(sequenced, LATE, purge="declared")),
+    quick(
+        "p5-small",
+        "the purge has a number of both sequences",
+        "PASS",
+        partial(sequenced, LATE, purge="both", restores=0),
+    ),
+    Variant("p5", "same, with a RESTORE", "PASS", partial(sequenced, LATE, purge="both", stops=False)),
+    Variant(
+        "p6",
+        "all is in one sequence, with a RESTORE",
+        "PASS",
+        partial(sequenced, LATE, purge="plain", app="shared", stops=False),
+    ),
+    Variant(
+        "p7",
+        "same, two RESTOREs",
+        "BAD",
+        partial(sequenced, LATE, purge="plain", app="shared", stops=False, restores=2, rewinds=0),
+    ),
+    Variant(
+        "p8",
+        "same, ingestion stops at a merge with too low a floor",
+        "PASS",
+        partial(sequenced, LATE, purge="plain", app="shared", restores=2, rewinds=0),
+    ),
+    quick(
+        "h1",
+        "SCD 2: a change ends the row without an end; orders out of order",
+        "BAD",
+        partial(histories, 2, way="close", restores=0),
+    ),
+    quick(
+        "h1-order", "same, in order", "PASS", partial(history, "uud", (0, 1, 2), way="close", restores=0, replay=False)
+    ),
+    quick(
+        "h2",
+        "a change splits the row at its order, deletions leave none",
+        "BAD",
+        partial(histories, 2, way="split", restores=0),
+    ),
+    quick(
+        "h3",
+        "all ends follow from the orders, but for changes that are there",
+        "BAD",
+        partial(histories, 2, way="missing"),
+    ),
+    quick("h4-small", "same, always", "PASS", partial(histories, 1, 2)),
+    Variant("h4", "same, three messages", "PASS", partial(histories, 3)),
+    quick("h5", "a late range is not read again", "BAD", partial(histories, 2, late="trusted")),
+    quick("h6", "a replay has a sequence of its own", "BAD", partial(histories, 2, app="own", restores=0)),
+    quick(
+        "h7",
+        "same, the merge itself reads the rows of the key",
+        "PASS",
+        partial(histories, 1, 2, app="own", reads="merge"),
+    ),
+    quick(
+        "r1-small",
+        "a rebuild: the swap carries the position of its rows, in one sequence",
+        "PASS",
+        partial(rebuilds, 1, 2),
+    ),
+    Variant("r1", "same, three messages", "PASS", partial(rebuilds, 3)),
+    quick("r2", "it says the position of the table", "BAD", partial(rebuilds, 1, 2, carries="table")),
+    quick("r3", "it says a newer position of the staging table", "BAD", partial(rebuilds, 1, 2, carries="newest")),
+    quick("r4", "rows that landed since it was planned stay", "BAD", partial(rebuilds, 1, 2, removes="planned")),
+    quick("r5", "the table was appended to", "PASS", partial(rebuilds, 1, 2, was="appended", replay=False)),
+    quick("r6", "same, the swap has a sequence of its own", "BAD", partial(rebuilds, 1, 2, was="appended", app="own")),
+    quick("r7", "a keyed table, the swap has a sequence of its own", "PASS", partial(rebuilds, 1, 2, app="own")),
+)
