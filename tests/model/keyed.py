@@ -169,8 +169,9 @@ def model(
     everything = frozenset((shard, at) for shard, found in enumerate(messages) for at in range(len(found)))
     keys = 1 + max(change.key for found in messages for change in found)
     merges: dict[State, Version] = {}
-    # The state: the version; those that RESTOREs will go back to; what ingestion, the replay and the purge have planned,
-    # or what is to become of them; how many RESTOREs and rewinds there may be more; the version before a merge that stops it.
+    # The state: the version; those that RESTOREs will go back to; what ingestion, the replay and the purge have
+    # planned, or what is to become of them; how many more RESTOREs and rewinds there may be; the version that an
+    # operator goes back to.
 
     def change_at(place: Place) -> Change:
         return messages[place[0]][place[1]]
@@ -230,7 +231,7 @@ def model(
         if is_unchanged:
             rows = before.rows
         written = places(c)
-        is_known = not (stops and c.kind != "rewind" and c.floor < before.floor)
+        is_known = before.is_known and not (stops and c.kind != "rewind" and c.floor < before.floor)
         if c.kind == "replay" and replay == "refresh":
             return before._replace(rows=rows, replayed=before.replayed | written, is_known=is_known)
         covered = before.covered | written
@@ -313,7 +314,7 @@ def model(
         for is_unchanged in unchangeds:
             at = after(st[0], c._replace(base=()), is_unchanged=is_unchanged)
             others = (touched(one, apps=c.apps) for one in st[2:5])
-            good = st[7] if at.is_known else st[0]
+            good = None if at.is_known else st[7] or st[0]
             following = put((at, st[1], *others, *st[5:7], good), slot, end)
             yield f"{what} lands{' without a change' if is_unchanged else ''}", following
 
@@ -322,7 +323,8 @@ def model(
         return f"a {kind} {apps} {parts} is planned", put(st, slot, Commit(apps, kind, parts, st[0].floor, base=base))
 
     def restored(st: State, to: Version, saved: State) -> State:
-        return (to, saved, *(touched(c, is_late=True) for c in st[2:5]), *st[5:7], None)
+        good = None if to.is_known else st[7] or st[0]
+        return (to, saved, *(touched(c, is_late=True) for c in st[2:5]), *st[5:7], good)
 
     def step(st: State) -> Iterator[tuple[str, State]]:
         at, saved, f, p, g, rs, rw, good = st
@@ -412,7 +414,7 @@ def model(
 
     start = Version((None,) * keys)
     waits = ("wanted" if replay else "over", "wanted" if purge else "over")
-    first = (start, frozenset(), None, *waits, restores, rewinds, None)
+    first: State = (start, frozenset(), None, *waits, restores, rewinds, None)
     return search(Model(first, step, wrong, is_done))
 
 
@@ -533,7 +535,7 @@ def history(
     def is_done(st: State) -> bool:
         return st[2] == (None, "over") and st[0][1] == everything and not st[0][2]
 
-    first = (first_version, frozenset(), (None, "wanted" if replay else "over"), restores)
+    first: State = (first_version, frozenset(), (None, "wanted" if replay else "over"), restores)
     return search(Model(first, step, wrong, is_done))
 
 
@@ -544,6 +546,7 @@ def rebuild(
     carries: str = "copied",
     removes: str = "all",
     was: str = "keyed",
+    stops: bool = True,
     late: bool = True,
     restores: int = 1,
     replay: bool = True,
@@ -557,18 +560,20 @@ def rebuild(
         app: the transaction sequence of the swap and of a replay, that of ingestion (``shared``) or their ``own``.
         carries: the position that the swap says: that of the version of the staging table that it has ``copied``; that
             of the ``newest`` one; or that of the ``table`` as it was.
-        removes: ``all`` that the table has where it lands, because Delta refuses it if anything landed since it was read;
-            or what the table had when it was ``planned``.
+        removes: ``all`` that the table has where it lands, because Delta refuses it if anything landed since it was
+            read; or what the table had when it was ``planned``.
         was: the table before: ``keyed``; or each message was ``appended``, and a swap makes it keyed.
+        stops: an append that lands in a keyed table, or a merge in one that is not, stops ingestion until an operator
+            RESTOREs the version before it.
         late: whether a write that was planned before the swap counts as late behind it, like one before a RESTORE.
         restores: how many there may be.
         replay: whether there may be one, that was planned before the swap.
     """
-    # The version: (whether it is keyed, rows, covered, redo). Rows: what is there of the key: the messages, each once or
-    # more often. A plan: (app, way, range, taken, late, rows at its base).
+    # The version: (whether it is keyed, rows, covered, redo). Rows: the messages that are there of the key, each once
+    # or more often. A plan: (app, way, range, taken, late, rows at its base).
     size = len(operations)
     everything = frozenset(range(size))
-    start = (was == "keyed", (), frozenset(), frozenset())
+    start: State = (was == "keyed", (), frozenset(), frozenset())
 
     def newest(row: tuple[int, ...], at: int) -> tuple[int, ...]:
         if row and at <= max(row):
@@ -624,15 +629,15 @@ def rebuild(
         for i, plan in enumerate((f, p, g)):
             if not isinstance(plan, tuple):
                 continue
-            end = None if i == 0 or (i == 2 and plan[3]) else "over"
-            yield f"{plan[:3]} is dropped", (version, saved, staged, put((f, p, g), i, None if i != 1 else end), rs)
+            over = None if i == 0 or (i == 2 and plan[3]) else "over"
+            yield f"{plan[:3]} is dropped", (version, saved, staged, put((f, p, g), i, None if i != 1 else over), rs)
             if plan[3]:
                 continue
             if plan[1] == "swap":
-                end = "over"
-                _, made, position = plan[2]
+                over = "over"
+                made, position = plan[2][1], plan[2][2]
                 left = () if removes == "all" else tuple(x for x in rows if x not in plan[5])
-                after = (True, tuple(sorted([*left, *made])), frozenset(range(position)), frozenset())
+                after: State = (True, tuple(sorted([*left, *made])), frozenset(range(position)), frozenset())
             else:
                 after = written(version, plan)
             others = tuple(
@@ -641,7 +646,12 @@ def rebuild(
                 else q
                 for q in (f, p, g)
             )
-            yield f"{plan[:3]} lands", (after, saved, staged, put(others, i, end), rs)
+            if stops and plan[1] != "swap" and is_keyed != (plan[1] == "merge"):
+                others = tuple((*q[:4], True, q[5]) if isinstance(q, tuple) else q for q in others)
+                name = f"{plan[:3]} lands, and an operator takes it back"
+                yield name, (version, saved, staged, put(others, i, over), rs)
+                continue
+            yield f"{plan[:3]} lands", (after, saved, staged, put(others, i, over), rs)
         if rs and version not in saved:
             yield "here a RESTORE will go back to", (version, saved | {version}, staged, (f, p, g), rs - 1)
         for to in saved:
@@ -663,7 +673,7 @@ def rebuild(
         version, (f, p, g) = st[0], st[3]
         return f is None and p == "over" and g in (None, "over") and version[2] == everything and not version[3]
 
-    first = (start, frozenset(), (0, ()), (None, "wanted" if replay else "over", None), restores)
+    first: State = (start, frozenset(), (0, ()), (None, "wanted" if replay else "over", None), restores)
     return search(Model(first, step, wrong, is_done))
 
 
@@ -730,6 +740,7 @@ VARIANTS = (
     quick("k2", "what a RESTORE made late is read again", "BAD", partial(one_key, 2, redo="range")),
     quick("k3-small", "all from there to the position is read again", "PASS", partial(one_key, 1, 2)),
     Variant("k3", "same, three messages", "PASS", partial(one_key, 3)),
+    Variant("k3-restores", "same, two messages, two RESTOREs", "PASS", partial(one_key, 1, 2, restores=2)),
     quick(
         "k3-order",
         "same, what is to be read again before what is missing",
@@ -800,27 +811,37 @@ VARIANTS = (
     quick("v2", "of equal values the first stays", "BAD", partial(sequenced, ties="first")),
     quick("v3", "of equal values the last wins", "BAD", partial(sequenced, ties="last")),
     quick("v4", "order is a value, deleted rows go", "BAD", partial(sequenced, deletes="row goes")),
-    quick("p1", "tombstones are purged", "BAD", partial(sequenced, LATE, purge="plain", floor="nothing", restores=0)),
+    quick(
+        "p1",
+        "tombstones are purged",
+        "BAD",
+        partial(sequenced, LATE, purge="plain", floor="nothing", restores=0, stops=False),
+    ),
     quick(
         "p2",
         "and what would read below is refused",
         "BAD",
-        partial(sequenced, LATE, purge="plain", floor="refused", restores=0),
+        partial(sequenced, LATE, purge="plain", floor="refused", restores=0, stops=False),
     ),
     quick(
         "p2-late",
         "same, in one sequence; an older change arrives late",
         "BAD",
-        partial(sequenced, LATE[1:], purge="plain", floor="refused", app="shared", restores=0),
+        partial(sequenced, LATE[1:], purge="plain", floor="refused", app="shared", restores=0, stops=False),
     ),
-    quick("p3", "or nothing is inserted below the floor", "BAD", partial(sequenced, LATE, purge="plain", restores=0)),
+    quick(
+        "p3",
+        "or nothing is inserted below the floor",
+        "BAD",
+        partial(sequenced, LATE, purge="plain", restores=0, stops=False),
+    ),
     quick(
         "p4-small",
-        "same, the floor is declared in the sequence of ingestion first",
+        "same, the floor is declared in the sequence of ingestion first, replays have their own",
         "PASS",
         partial(sequenced, LATE, purge="declared", restores=0),
     ),
-    quick("p4", "same, with a RESTORE", "BAD", partial(sequenced, LATE, purge="declared")),
+    quick("p4", "same, with a RESTORE", "BAD", partial(sequenced, LATE, purge="declared", stops=False)),
     quick(
         "p5-small",
         "the purge has a number of both sequences",
@@ -833,6 +854,12 @@ VARIANTS = (
         "all is in one sequence, with a RESTORE",
         "PASS",
         partial(sequenced, LATE, purge="plain", app="shared", stops=False),
+    ),
+    Variant(
+        "p6-stops",
+        "two sequences, ingestion stops at a merge with too low a floor",
+        "PASS",
+        partial(sequenced, LATE, purge="plain"),
     ),
     Variant(
         "p7",
@@ -887,7 +914,13 @@ VARIANTS = (
     quick("r2", "it says the position of the table", "BAD", partial(rebuilds, 1, 2, carries="table")),
     quick("r3", "it says a newer position of the staging table", "BAD", partial(rebuilds, 1, 2, carries="newest")),
     quick("r4", "rows that landed since it was planned stay", "BAD", partial(rebuilds, 1, 2, removes="planned")),
-    quick("r5", "the table was appended to", "PASS", partial(rebuilds, 1, 2, was="appended", replay=False)),
-    quick("r6", "same, the swap has a sequence of its own", "BAD", partial(rebuilds, 1, 2, was="appended", app="own")),
+    quick("r5", "the table was appended to", "PASS", partial(rebuilds, 1, 2, was="appended")),
+    quick("r5-late", "same, nothing stops at a late merge", "BAD", partial(rebuilds, 2, was="appended", stops=False)),
+    quick(
+        "r6",
+        "same, the swap has a sequence of its own, no RESTORE",
+        "BAD",
+        partial(rebuilds, 1, 2, was="appended", app="own", stops=False, restores=0, replay=False),
+    ),
     quick("r7", "a keyed table, the swap has a sequence of its own", "PASS", partial(rebuilds, 1, 2, app="own")),
 )
