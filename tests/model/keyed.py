@@ -617,8 +617,8 @@ def rebuild(
                         plan = (name, "merge", (s, e), False, False, ())
                         yield f"a replay plans [{s},{e})", (version, saved, staged, (f, plan, g), rs)
         if g is None:
-            copied = (*staged, len(covered)) if carries == "table" else (*staged, staged[0])
-            swap = (name if app == "shared" else "S", "swap", copied, False, False, rows)
+            says = (*staged, len(covered)) if carries == "table" else (*staged, staged[0])
+            swap = (name if app == "shared" else "S", "swap", says, False, False, rows)
             yield f"a swap with {staged} is planned", (version, saved, staged, (f, p, swap), rs)
             if carries == "newest" and staged[0] < size:
                 swap = ("S" if app == "own" else "A", "swap", (*staged, staged[0] + 1), False, False, rows)
@@ -635,7 +635,8 @@ def rebuild(
                 continue
             if plan[1] == "swap":
                 over = "over"
-                made, position = plan[2][1], plan[2][2]
+                copied: Any = plan[2]
+                _, made, position = copied
                 left = () if removes == "all" else tuple(x for x in rows if x not in plan[5])
                 after: State = (True, tuple(sorted([*left, *made])), frozenset(range(position)), frozenset())
             else:
