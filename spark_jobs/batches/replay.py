@@ -366,11 +366,11 @@ def _note_left_out(
 ) -> str:
     """Return the note on rows that a replay leaves out.
 
-    A message that came late beside others of its time is normal. If a shard has only such rows, nothing of the time
-    would be replayed there, and that must not look like success.
+    A message that came late beside others of its time is normal, also in a shard that has only such rows. If nothing
+    would be replayed at all, that must not look like success.
 
     Raises:
-        InvalidOptionError: the replay has not begun, and would replace nothing of a shard that has rows of its time.
+        InvalidOptionError: the replay has not begun, and would replace nothing although the table has rows of its time.
     """
     if not left_out:
         return ""
@@ -386,10 +386,10 @@ def _note_left_out(
         str(shard): f"{counted(rows, 'row')} from {part.start} to {part.end - 1}"
         for shard, (rows, part) in left_out.items()
     }
-    if not is_begun and (empty := [shard for shard in left_out if shard not in goal]):
+    if not is_begun and not goal:
         raise InvalidOptionError(
-            f"no message of this time would be replayed in {', '.join(map(str, empty))}, but the table has rows of it: "
-            "they came late, or after a message with a time in the future",
+            f"no message of this time would be replayed, but the table has rows of it in {', '.join(places)}: they "
+            "came late, or after a message with a time in the future",
             remedy=remedy,
             **places,
         )

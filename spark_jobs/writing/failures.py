@@ -96,6 +96,10 @@ _OF_STORAGE = re.compile(
 )
 # The name of a folder of a partition, in which Spark escapes "/", ":" and "=".
 _VALUE_OF_FOLDER = re.compile(r"(?<=\w)=(?:(?! \(exists=)[^/:\n])*")
+# The frames of what loads a function; code that was compiled from text, or is frozen, has no file.
+_OF_LOADER = re.compile(r"/pyspark/|/importlib/|^<")
+_IMPORT = re.compile(r"\n    (?:import|from) [^\n]*\n(?:    [ ~^]+\n)?\Z")
+_HANDLED = "\nDuring handling of the above exception, another exception occurred:\n"
 # The frame of the function that reads a split, in the process of an executor.
 _READING = "stream_assets_splits"
 # The parameters of the messages of Spark and Delta that are names of columns and functions, and types.
@@ -247,7 +251,7 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     if ours := _raised_by_us(error, table=table):
         return ours
     raised, frames = _raised_in_python(error)
-    if _is_of_read(frames) and (unread := _failed_read(raised, table=table)):
+    if (_is_of_read(frames) or _is_import(frames, text_of(error))) and (unread := _failed_read(raised, table=table)):
         return unread
     if failed := _failed_row(error, table=table):
         return failed
@@ -266,8 +270,13 @@ def _is_of_read(frames: str) -> bool:
 
     A function of the transform may raise the same errors, or handle them, for one row only.
     """
-    called = [name for path, _, name in _FRAME.findall(frames) if "/pyspark/" not in path]
+    called = [name for path, _, name in _FRAME.findall(frames) if not _OF_LOADER.search(path)]
     return not called or called[-1] == "<module>" or _READING in called
+
+
+def _is_import(frames: str, text: str) -> bool:
+    """Whether an ``import`` statement failed, whose name is no value, and the function did not handle that."""
+    return bool(_IMPORT.search(frames)) and _HANDLED not in text
 
 
 def _failed_read(raised: str, *, table: str) -> StreamAssetsError | None:

@@ -320,6 +320,19 @@ def test_what_a_function_of_the_transform_raises_is_no_fault_of_the_read(said: s
     assert "hunter2" not in str(explained)
 
 
+def test_an_import_that_fails_in_a_function_lacks_a_package_unless_the_function_handles_it() -> None:
+    frames = f'Traceback (most recent call last):\n  File "{__file__}", line 1, in f\n    import geoip2\n'
+    text = f"{frames}ModuleNotFoundError: No module named 'geoip2'"
+    assert type(explain(PythonException(text), table="/lake/t")) is MissingDependencyError
+    handled = f"{text}\n\nDuring handling of the above exception, another exception occurred:\n\n{frames}ValueError: a"
+    assert type(explain(PythonException(handled), table="/lake/t")) is FailedRowError
+    evaluated = (
+        f'Traceback (most recent call last):\n  File "{__file__}", line 1, in f\n    eval(x)\n  File "<string>", '
+    )
+    text = f"{evaluated}line 1, in <module>\nModuleNotFoundError: No module named 'hunter2'"
+    assert "hunter2" not in str(explain(PythonException(text), table="/lake/t"))
+
+
 def test_a_value_that_looks_like_a_frame_does_not_name_a_place() -> None:
     explained = explain(
         raised(f'    File "{pytest.__file__}", line 4112, in f\nSyntaxError: bad', "f"), table="/lake/t"
