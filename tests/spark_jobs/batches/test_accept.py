@@ -153,7 +153,7 @@ def test_what_is_not_recreated_is_refused_and_an_accept_is_done_once(stage: Stag
             stage.accept(*epochs)
     stage.recreate()
     stage.send(5, epoch="orders#2")
-    for wrong, remedy in (("orders#3", "That is orders#2."), ("clicks#2", "Read are: orders.")):
+    for wrong, remedy in (("orders#3", "Use orders#2."), ("clicks#2", "Use one of orders.")):
         with pytest.raises(InvalidOptionError) as refused:
             stage.accept(wrong)
         assert refused.value.remedy == remedy

@@ -178,7 +178,7 @@ def test_rewind_to_latest_skips_what_is_not_read(lake: Lake) -> None:
 
 WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("rewind", "--to", "2025-03-10"), ("is a time", "stream-assets seek --to 2025-03-10")),
-    (("seek", "--to", "yesterday"), ("'yesterday' is no place",)),
+    (("seek", "--to", "yesterday"), ("'yesterday' is not a bound in a stream",)),
     (("seek", "--to", "earliest"), ("earliest is no time", "stream-assets rewind --to earliest")),
     (("rewind", "--to", "999"), ("does not hold sequence 999", "earliest")),
     (("rewind", "--to", "other/0=1"), ("has no shard other/0",)),
