@@ -321,7 +321,7 @@ def plan_replay(
 
     Raises:
         StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed; or its time selects no message
-            of a shard of which the table has rows of that time.
+            although the table has rows of it.
         SourceRecreatedError: the stream is not the one in the ledger.
         DataLossError: the stream no longer holds the messages.
     """

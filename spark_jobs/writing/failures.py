@@ -70,20 +70,21 @@ _OF_A_VALUE = re.compile(
 # What else is wrong with a value, under states that errors of other kinds have, too.
 _OF_VALUES = frozenset({
     "COLLECTION_SIZE_LIMIT_EXCEEDED", "DUPLICATED_MAP_KEY", "EXCEED_LIMIT_LENGTH", "MALFORMED_CSV_RECORD",
-    "MALFORMED_PROTOBUF_MESSAGE", "TOO_MANY_ARRAY_ELEMENTS",
+    "MALFORMED_PROTOBUF_MESSAGE",
 })  # fmt: skip
 # As Spark and Delta begin a message, before any value.
 _CONDITION = re.compile(r"^(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ?")
 # Errors that hold no value of a row, but have a cause, or the words of a storage, that say what failed.
 _OF_SYSTEM = re.compile(
-    r"\(?(?:java\.(?:io|nio|net|util\.concurrent|lang\.reflect)|software\.amazon|com\.(?:amazonaws|google|microsoft)"
-    r"|io\.delta|org\.apache\.(?:hadoop|spark)|org\.sparkproject)\.|Job aborted"
+    r"\(?(?:java\.(?:io|nio|net|security|util\.concurrent|lang\.reflect)|javax\.net\.ssl|software\.amazon"
+    r"|com\.(?:amazonaws|google|microsoft)|io\.delta|org\.apache\.(?:hadoop|parquet|spark)|org\.sparkproject)\."
+    r"|java\.lang\.IllegalArgumentException: Self-suppression not permitted$|Job aborted"
 )
 _JAVA_ERROR = re.compile(r"\(?((?:\w+\.)+[A-Z][\w$]*)(?:\) |: |$)(.*)")
 _LOST_TASK = re.compile(r".*?Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
 _PYTHON = "org.apache.spark.api.python.PythonException: "
 # The conditions of errors that hold no value of a row, but have a cause that says what failed.
-_WRAPPERS = frozenset({"TASK_WRITE_FAILED", "INTERNAL_ERROR"})
+_WRAPPERS = re.compile(r"(?:TASK_WRITE_FAILED|FAILED_READ_FILE|INTERNAL_ERROR(?:_[A-Z]+)*)(?:\.|$)")
 _CAUSED_BY = "Caused by: "
 # The frames of a traceback, and what was raised. That a worker cannot unpickle something is in another error.
 _TRACEBACK = re.compile(
@@ -471,8 +472,8 @@ def first_lines(error: BaseException) -> list[str]:
 
 def _may_hold_value(line: str) -> bool:
     condition = _condition(line)
-    is_of_system = condition in _WRAPPERS if condition else bool(_OF_SYSTEM.match(line))
-    return not is_of_system or line.startswith(_PYTHON)
+    passes = _WRAPPERS.match(condition) if condition else _OF_SYSTEM.match(line)
+    return not passes or line.startswith(_PYTHON)
 
 
 def _cause(line: str) -> str:

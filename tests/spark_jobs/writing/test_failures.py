@@ -201,6 +201,25 @@ def test_causes_are_known_wherever_they_stand(text: str, kind: type[StreamAssets
     assert said in error.detail
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file a.parquet.",
+        "org.apache.spark.SparkException: [INTERNAL_ERROR_STORAGE] It failed.",
+        "java.lang.IllegalArgumentException: Self-suppression not permitted",
+        "java.security.PrivilegedActionException: null",
+        "javax.net.ssl.SSLException: closed",
+        "org.apache.parquet.io.ParquetEncodingException: cannot write",
+    ],
+)
+def test_an_error_of_the_storage_is_known_behind_those_of_spark_and_java(wrapper: str) -> None:
+    raised = f"org.apache.spark.SparkException: [TASK_WRITE_FAILED] It\n\tat a.b\nCaused by: {wrapper}\n\tat a.b"
+    full = explain(Py4JError(f"{raised}\nCaused by: java.io.IOException: No space left on device"), table="/lake/t")
+    denied = explain(Py4JError(f"{raised}\nCaused by: java.nio.file.AccessDeniedException: a"), table="/lake/t")
+    assert type(full) is WriteError
+    assert type(denied) is AccessDeniedError
+
+
 REFLECTED = """[TASK_WRITE_FAILED] Task failed while writing rows to file:/lake/t. SQLSTATE: 58030
 
 JVM stacktrace:
