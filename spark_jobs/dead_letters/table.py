@@ -148,8 +148,9 @@ class DeadLetterTable:
 
     Columns: ``_stream, _shard, _sequence, _timestamp`` (null where the framing was lost), ``key``, ``payload`` and
     ``headers`` (the original bytes), ``error``, ``offset`` (bytes from the start of a file), ``is_message`` (whether
-    the stream held a whole message, which only the decoder refused), ``_batch``, ``_group``, ``_member``, ``_number``,
-    ``_recorded_at``. A range that was lost before it was read is also a dead letter, without bytes.
+    the stream held a whole message, which the decoder, the transform or the table refused), ``_batch``, ``_group``,
+    ``_member``, ``_number``, ``_recorded_at``. A range that was lost before it was read is also a dead letter, without
+    bytes.
 
     A dismissed dead letter has ``dismissed_by`` and ``note``. It still accounts for its message, but is not listed as
     open. If it has no sequence, ``dismisses`` of its dismissal is the batch of the original dead letter. A row with

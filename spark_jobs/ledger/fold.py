@@ -2,11 +2,13 @@
 
 It applies the commits in log order:
 
-    append         redo |= R ∩ covered, and if late R ∩ [−∞, claimed) ;  covered |= R
-    replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
+    append         redo |= R ∩ covered ;  covered |= R
+    replace,replay redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
     RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; where rows were
                    adopted after v, the origin moves back to the first of them
-    dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
+    dismiss        covered |= R
+    if one is late redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` as before it, in place of its first change of
+                   redo ; after a RESTORE undid an adopt, all of R
     init, adopt    set origins (adopt: after the last row) and the facts that are known there
     init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
@@ -96,7 +98,7 @@ def restore(state: State, past: State) -> State:
     """Return the state after a RESTORE to a version with the state ``past``. Origins and ends stay as they are now.
 
     Without its origin, a shard would begin at whatever is written next, and everything before that would be lost.
-    Without its end, nobody would notice what the RESTORE removed of a stream that is gone. If the RESTORE undid an
+    Without its end, no check would find what the RESTORE removed of a stream that is gone. If the RESTORE undid an
     adopt, the origin goes back to before the adopted rows, because some of them are gone.
     """
     after: dict[Shard, ShardState] = {}
