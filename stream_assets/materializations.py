@@ -34,7 +34,7 @@ from stream_assets.partitions import PartitionRows, changed_by, changed_since, r
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, log_text
 from stream_consumers.messages import Shard
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -127,7 +127,9 @@ class MaterializationReporter(ABC):
         try:
             report()
         except Exception as error:  # noqa: BLE001 - the error that ends the run is raised
-            self._run.log.warning(f"could not report {counted(batches, 'batch', 'batches')} to Dagster: {error}")
+            self._run.log.warning(
+                f"could not report {counted(batches, 'batch', 'batches')} to Dagster: {log_text(error)}"
+            )
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:

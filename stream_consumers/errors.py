@@ -7,7 +7,10 @@ boundaries (Spark workers, Dagster steps).
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
 
 from stream_consumers.display import ELLIPSIS, printable_lines
 
@@ -77,6 +80,33 @@ def described(error: BaseException) -> str:
     if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
         said = f"{error.reason} at {error.start}"
     return f"{type(error).__name__}{said and ': '}{said}"
+
+
+def place_of(error: BaseException, *, library: str = "") -> str:
+    """Name the file and the line in which an error was raised; code that was compiled from text has none.
+
+    Args:
+        error: the error of a function of the user.
+        library: the folder of a library; what the function calls in it is not the place.
+
+    Example:
+        >>> place_of(ValueError())
+        ''
+    """
+    raised = traceback.extract_tb(error.__traceback__)
+    frames = list(takewhile(lambda one: not library or not one.filename.startswith(library), raised))
+    frames = [one for one in frames if Path(one.filename).is_file()]
+    return f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+
+
+def log_text(error: BaseException) -> str:
+    """Describe any error for a log: one of this project by its text, another one by its type and where it was raised.
+
+    Example:
+        >>> log_text(ValueError("no user 4111")), log_text(StreamAssetsError("no stream", remedy="Create it."))
+        ('ValueError', 'no stream. Create it.')
+    """
+    return str(error) if isinstance(error, StreamAssetsError) else f"{described(error)}{place_of(error)}"
 
 
 def _shown(text: str) -> str:

@@ -238,20 +238,18 @@ class Message:
             raise _invalid_message("it is not an object")
         try:
             moment = document.get("timestamp")
-            headers = [
-                (_checked_type(str, "name", one.get("name")), bytes_from_json("value", one))
-                for one in document.get("headers", ())
-            ]
+            headers = map(_parsed_header, _checked_type(list, "headers", document.get("headers", [])))
+            shard_id = _checked_type(int, "shard_id", document.get("shard_id", 0))
             return cls(
-                check_shard(Shard(document.get("stream_key", ""), document.get("shard_id", 0))),
+                check_shard(Shard(_checked_type(str, "stream_key", document.get("stream_key", "")), shard_id)),
                 _checked_type(int, "sequence", document.get("sequence", 0)),
-                now_milliseconds() if moment is None else to_milliseconds(datetime.fromisoformat(_utc(moment))),
+                now_milliseconds() if moment is None else to_milliseconds(_parsed_time(moment)),
                 bytes_from_json("payload", document),
                 bytes_from_json("key", document),
                 tuple(headers),
             )
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise _invalid_message(str(error)) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _invalid_message(str(error)) from None
 
 
 def _invalid_message(reason: str) -> InvalidOptionError:
@@ -267,8 +265,18 @@ def _checked_type(kind: type[T], name: str, value: object) -> T:
     raise TypeError(f"{name} must be {kind.__name__}, and is {type(value).__name__}")
 
 
-def _utc(moment: object) -> str:
-    return _checked_type(str, "timestamp", moment).replace("Z", "+00:00")
+def _parsed_header(header: object) -> tuple[str, bytes | None]:
+    fields = _checked_type(dict, "a header", header)
+    return _checked_type(str, "name of a header", fields.get("name")), bytes_from_json("value", fields)
+
+
+def _parsed_time(moment: object) -> datetime:
+    text = _checked_type(str, "timestamp", moment)
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        # Python's own text repeats the value.
+        raise ValueError("timestamp must be a time in ISO 8601") from None
 
 
 def bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
@@ -288,9 +296,13 @@ def bytes_from_json(name: str, document: Mapping[str, object]) -> bytes | None:
     encoded, text = document.get(f"{name}_base64"), document.get(name)
     if encoded is not None and text is not None:
         raise ValueError(f"it has {name} and {name}_base64")
-    if encoded is not None:
-        return base64.b64decode(_checked_type(str, f"{name}_base64", encoded), validate=True)
-    return None if text is None else _checked_type(str, name, text).encode()
+    try:
+        if encoded is not None:
+            return base64.b64decode(_checked_type(str, f"{name}_base64", encoded), validate=True)
+        return None if text is None else _checked_type(str, name, text).encode()
+    except ValueError:
+        # Python's own text may repeat a character.
+        raise ValueError(f"{name} is not {'text' if encoded is None else 'base64'}") from None
 
 
 class Receipt:

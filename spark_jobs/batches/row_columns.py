@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -28,7 +30,7 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
 from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
 from spark_jobs.writing.delta_table import read_table
-from spark_jobs.writing.failures import place_of, public_text
+from spark_jobs.writing.failures import public_text
 from spark_jobs.writing.layout import register
 from spark_jobs.writing.schema_evolution import (
     check_columns,
@@ -42,11 +44,12 @@ from spark_jobs.writing.schema_evolution import (
     with_new_fields,
 )
 from stream_consumers.display import printable, shortened
-from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError
+from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, place_of
 from stream_consumers.options import SchemaChanges
 from stream_consumers.urls import StreamUrl
 
 _log = logging.getLogger(__name__)
+_PYSPARK = str(Path(pyspark.__file__).parent)
 # The most names in a log line, and the most characters of each.
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 10, 100
 _CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
@@ -298,7 +301,7 @@ def transformed(rows: DataFrame, transform: Transform | None, treatment: Treatme
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         said = f": {public_text(error)}" if isinstance(error, PySparkException) else ""
         failure = TransformError(
-            f"the transform {name!r} raised {type(error).__name__}{place_of(error)}{said}",
+            f"the transform {name!r} raised {type(error).__name__}{place_of(error, library=_PYSPARK)}{said}",
             remedy=_MADE_EARLY if condition == _NO_SESSION else _CORRECT_IT,
         )
         failure.detail = first_line(error)

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
+from stream_consumers.errors import log_text
+
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """The bounds of the histograms of durations."""
@@ -105,9 +107,10 @@ class Recorders:
         for one in list(self._recorders):
             try:
                 call(one)
-            except Exception:  # noqa: BLE001 - an error of a metric must not fail a batch
+            except Exception as error:  # noqa: BLE001 - an error of a metric must not fail a batch
                 self._recorders.remove(one)
-                _log.exception("%s failed to record a batch, and is switched off", type(one).__name__)
+                name = type(one).__name__
+                _log.error("%s failed to record a batch, and is switched off: %s", name, log_text(error))
 
 
 @cache
@@ -137,8 +140,8 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
             _log.warning("%s is set, but %s; install stream-assets[%s]", variables, error, extra)
     except Exception as error:  # noqa: BLE001 - an error of a metric must not fail a batch
         # The package may be too old, or reject the values of its variables.
-        what = f"{type(error).__name__}: {error}"
-        _log.warning("no metrics of %s: %s; install stream-assets[%s], and correct its variables", extra, what, extra)
+        said = log_text(error)
+        _log.warning("no metrics of %s: %s; install stream-assets[%s], and correct its variables", extra, said, extra)
     return None
 
 

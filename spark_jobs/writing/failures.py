@@ -12,14 +12,11 @@ What follows the first text that may hold a value decides nothing, and is not sh
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
-import pyspark
 from pyspark.errors import (
     AnalysisException,
     ArithmeticException,
@@ -507,20 +504,6 @@ def _place(frames: str) -> str:
     # A function may have compiled code under a name that holds a value.
     places = [one for one in _FRAME.findall(frames) if "/pyspark/" not in one[0] and Path(one[0]).is_file()]
     return f" in line {places[-1][1]} of {redacted(places[-1][0])}" if places else ""
-
-
-def place_of(error: BaseException) -> str:
-    """Where a function that this process called raised: the last line before PySpark's own.
-
-    Example:
-        >>> place_of(ValueError())
-        ''
-    """
-    library = str(Path(pyspark.__file__).parent)
-    raised = traceback.extract_tb(error.__traceback__)
-    frames = list(takewhile(lambda one: not one.filename.startswith(library), raised))
-    frames = [one for one in frames if Path(one.filename).is_file()]
-    return f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
 
 
 def cause_of(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from stream_consumers.errors import (
     SizeLimitError,
     StreamEndedError,
     Terminal,
-    described,
+    log_text,
 )
 from stream_consumers.options import choose_fields, new_consumer_name
 from stream_consumers.subscription.backend import (
@@ -216,14 +216,15 @@ ErrorObserver = Callable[[ErrorReport], None]
 
 
 def log_error(report: ErrorReport) -> None:
-    """The default observer: a warning in the log.
+    """The default observer: a warning in the log, without the text of a handler's error, which may repeat the message.
 
     Example:
         >>> observe: ErrorObserver = log_error
         >>> observe(ErrorReport(ErrorScope.READ, ValueError("no"), "orders", "billing", "me"))
     """
     place = f" entry {report.entry_id} (attempt {report.attempt})" if report.entry_id else ""
-    _log.warning("%s of %r as %r:%s %s", report.scope.value, report.stream, report.group, place, report.error)
+    said = log_text(report.error)
+    _log.warning("%s of %r as %r:%s %s", report.scope.value, report.stream, report.group, place, said)
 
 
 class ObserverThread:
@@ -266,7 +267,9 @@ class ObserverThread:
                 self._observer(report)
             except BaseException as error:  # noqa: BLE001 - an observer must not end what it observes
                 if not self._has_failed:
-                    _log.warning("the error observer raised %s; later errors of it are not logged", described(error))
+                    _log.warning(
+                        "the error observer raised an error, and its later ones are not logged: %s", log_text(error)
+                    )
                 self._has_failed = True
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, EntryCommitter, PositionCommitter, TransactionCommitter
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError, TransactionAbortedError
+from stream_consumers.errors import InvalidOptionError, TransactionAbortedError, log_text
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Shard
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
@@ -202,10 +202,7 @@ class BackgroundCommit:
             else:
                 self._committer.commit(positions)
         except Exception as error:  # noqa: BLE001 - a committer may raise anything; the commit is retried
-            if isinstance(error, StreamAssetsError):
-                _log.warning("committing %d shards failed: %s", len(positions or entries), error)
-            else:
-                _log.exception("committing %d shards failed", len(positions or entries))
+            _log.warning("committing %d shards failed: %s", len(positions or entries), log_text(error))
             with self._changed:
                 self.error = error
                 self._failures += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import ShardEnd
-from stream_consumers.errors import StreamAssetsError
+from stream_consumers.errors import StreamAssetsError, log_text
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_range, choose_fields
 
@@ -268,8 +268,8 @@ class LivelockWatch(ClosesOnExit):
         while not self._closing.wait(self._options.check_interval_seconds):
             try:
                 self.check()
-            except Exception:  # noqa: BLE001 - a callback may raise anything, and the watch must go on
-                _log.exception("a check of the livelock watch failed; it continues")
+            except Exception as error:  # noqa: BLE001 - a callback may raise anything, and the watch must go on
+                _log.error("a check of the livelock watch failed: %s; it continues", log_text(error))
 
 
 _FAILING = "Commits fail, or commit is never called: see commit_error, and commit_interval_seconds of TrackingOptions."

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
+from stream_consumers.errors import log_text
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_count, check_range
 from stream_consumers.tracking.livelock import Livelock, LivelockOptions, log_livelock
@@ -77,8 +78,9 @@ def _guarded(name: str, callback: Callable[[Subject], None]) -> Callable[[Subjec
     def call(subject: Subject) -> None:
         try:
             callback(subject)
-        except Exception:  # noqa: BLE001 - a callback may raise anything
-            _log.exception("the callback %s failed for %r", name, subject)
+        except Exception as error:  # noqa: BLE001 - a callback may raise anything
+            about = log_text(subject) if isinstance(subject, BaseException) else subject
+            _log.error("the callback %s failed for %s: %s", name, about, log_text(error))
 
     return call
 
@@ -87,8 +89,8 @@ def _guarded(name: str, callback: Callable[[Subject], None]) -> Callable[[Subjec
 class TrackingCallbacks:
     """Lifecycle callbacks; each is called in the thread of the event.
 
-    An error of a callback is logged, and changes nothing else: the message is returned, the positions are committed,
-    and the error that the callback was called for is raised.
+    An error of a callback is logged, without its text, and changes nothing else: the message is returned, the positions
+    are committed, and the error that the callback was called for is raised.
 
     Args:
         on_revoked: the group revokes these shards. After the callback they are committed and released, so finish and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -347,3 +348,28 @@ def test_an_entry_consumer_takes_names(name: Any) -> None:
 def test_the_repr_of_a_message_shows_where_it_is_and_not_what_it_holds() -> None:
     message = Message(Shard("orders"), 7, 20, b"secret", key=b"secret", headers=(("token", b"secret"),))
     assert repr(message) == "Message(shard=Shard(stream='orders', id=0), sequence=7, timestamp_ms=20)"
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("timestamp", {"timestamp": "card 4111"}),
+        ("payload", {"payload_base64": "card 4111"}),
+        ("payload", {"payload": "card 4111\ud800"}),
+        ("key", {"key": ["card 4111"]}),
+        ("stream_key", {"stream_key": ["card 4111"]}),
+        ("shard_id", {"shard_id": "card 4111"}),
+        ("headers", {"headers": "card 4111"}),
+        ("header", {"headers": ["card 4111"]}),
+        ("value", {"headers": [{"name": "card", "value_base64": "card 4111"}]}),
+    ],
+)
+def test_the_error_of_json_that_is_no_message_names_the_field_and_not_its_value(
+    name: str, document: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidOptionError) as raised:
+        Message.from_json(document)
+    said = "".join(traceback.format_exception(raised.value))
+    assert name in raised.value.what
+    assert "4111" not in said
+    assert "ud800" not in said

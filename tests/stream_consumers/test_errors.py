@@ -12,6 +12,8 @@ from stream_consumers import errors
 from stream_consumers.errors import StreamAssetsError, Terminal, Transient
 from tests.support.settings import ROOT
 
+PACKAGES = ("stream_consumers", "spark_jobs", "sensors", "stream_assets")
+LOGS = ("_log.", "logger.", "context.log.", "run.log.", "self._run.log.")
 LEAVES = [
     kind
     for kind in vars(errors).values()
@@ -58,10 +60,40 @@ def shown_by_repr(node: ast.AST) -> list[ast.expr]:
 def test_no_text_has_the_repr_of_an_error_which_may_hold_a_payload() -> None:
     found = {
         f"{path.relative_to(ROOT)}:{value.lineno}": ast.unparse(value)
-        for package in ("stream_consumers", "spark_jobs", "sensors", "stream_assets")
+        for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         for value in shown_by_repr(node)
     }
     names = re.compile(r"(.*[._])?(error|exc|exception|failure)")
     assert not {place: name for place, name in found.items() if names.fullmatch(name)}
+
+
+def logs_of_own_text(handler: ast.ExceptHandler) -> list[ast.Call]:
+    """The log calls of a handler of any error that write the error's text."""
+    caught = ast.unparse(handler.type) if handler.type else "Exception"
+    if caught not in {"Exception", "BaseException"}:
+        return []
+    calls = [node for node in ast.walk(handler) if isinstance(node, ast.Call)]
+    described = [call for call in calls if ast.unparse(call.func) in {"log_text", "described", "type"}]
+    safe = {id(node) for call in described for node in ast.walk(call)}
+    return [
+        call
+        for call in calls
+        if ast.unparse(call).startswith(LOGS)
+        if ast.unparse(call.func).endswith(".exception")
+        or any(keyword.arg == "exc_info" for keyword in call.keywords)
+        or any(isinstance(n, ast.Name) and n.id == handler.name and id(n) not in safe for n in ast.walk(call))
+    ]
+
+
+def test_no_log_has_the_text_of_any_error_which_may_hold_a_payload() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{call.lineno}": ast.unparse(call)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        for call in logs_of_own_text(node)
+    }
+    assert found == {}

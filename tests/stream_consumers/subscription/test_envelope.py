@@ -10,7 +10,14 @@ from stream_consumers.errors import FormatError
 from stream_consumers.subscription.backend import Delivery, Envelope, EventMessage, JsonCodec, MalformedEntry
 from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.memory_backend import MemoryBackend
-from stream_consumers.subscription.subscription import REASON, ReceivedMessage, Subscription
+from stream_consumers.subscription.subscription import (
+    REASON,
+    ErrorReport,
+    ErrorScope,
+    ReceivedMessage,
+    Subscription,
+    log_error,
+)
 from tests.support.polling import until
 
 PAYLOAD = "card 4111 of Jos\xe9".encode("latin-1")
@@ -52,3 +59,13 @@ def test_the_reason_of_a_dead_letter_has_no_bytes_that_a_handler_could_not_decod
     reason = JsonCodec().decode(raw).headers[REASON]
     assert reason.startswith("UnicodeDecodeError: ")
     assert "4111" not in reason
+
+
+def test_the_default_observer_logs_the_place_of_an_error_and_not_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("card 4111")
+    except ValueError as error:
+        log_error(ErrorReport(ErrorScope.HANDLER, error, "orders", "billing", "me", "7-0", 1))
+    assert "ValueError" in caplog.text
+    assert __file__ in caplog.text
+    assert "4111" not in caplog.text

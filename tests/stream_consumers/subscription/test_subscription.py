@@ -548,9 +548,9 @@ def test_an_observer_that_raises_or_blocks_holds_nothing_up(bench: Bench, caplog
     release.set()
     subscription.close()
     assert len(seen) == 3
-    assert [record.getMessage() for record in caplog.records if "observer" in record.getMessage()] == [
-        "the error observer raised ValueError; later errors of it are not logged"
-    ]
+    (logged,) = [record.getMessage() for record in caplog.records if "observer" in record.getMessage()]
+    assert "ValueError" in logged
+    assert "the observer is broken" not in logged
 
 
 def test_reports_that_an_observer_is_too_slow_for_are_dropped_and_counted(
