@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stream_consumers.display import ELLIPSIS, printable_lines
 
-LONGEST_PART = 4_000
+MAX_PART_CHARACTERS = 4_000
 """The longest shown description, remedy and fact of an error, in characters."""
 
 
@@ -110,9 +110,9 @@ def log_text(error: BaseException) -> str:
 
 
 def _shown(text: str) -> str:
-    if len(text) > LONGEST_PART:
+    if len(text) > MAX_PART_CHARACTERS:
         # In a long text, the long part is a value in the middle of the sentence.
-        text = f"{text[: LONGEST_PART // 2]}{ELLIPSIS}{text[-LONGEST_PART // 2 + 1 :]}"
+        text = f"{text[: MAX_PART_CHARACTERS // 2]}{ELLIPSIS}{text[-MAX_PART_CHARACTERS // 2 + 1 :]}"
     return printable_lines(text)
 
 

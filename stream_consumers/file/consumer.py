@@ -27,7 +27,7 @@ from stream_consumers.urls import StreamUrl
 
 IsBefore = Callable[[Marker | Frame], bool]
 """Whether a message, or the last message that a beacon names, is before the target."""
-SHORTEST_WAIT_SECONDS = 0.001
+MIN_WAIT_SECONDS = 0.001
 MAX_WAIT_SECONDS = 1.024
 
 
@@ -72,7 +72,7 @@ class FileConsumer(Consumer):
         self._on_dead_letter = on_dead_letter
         self._assignment = Assignment(self._streams)
         self._lock = threading.RLock()
-        self._wait_seconds = SHORTEST_WAIT_SECONDS
+        self._wait_seconds = MIN_WAIT_SECONDS
         self._skip: IsBefore | None = None
         self._passed: set[Shard] = set()
         self._scanner = FrameScanner(self._path)
@@ -101,7 +101,7 @@ class FileConsumer(Consumer):
             self._closed.wait(min(seconds, self._wait_seconds))
             self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
         elif message is not None:
-            self._wait_seconds = SHORTEST_WAIT_SECONDS
+            self._wait_seconds = MIN_WAIT_SECONDS
         return message
 
     def seek(self, moment: datetime) -> None:
