@@ -18,7 +18,16 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest_job import LOOK_SECONDS, IngestJob
-from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Event, Ingestion, Observer, Tail, Waiting, ignore_steps
+from spark_jobs.batches.ingestion import (
+    CONTINUES,
+    BatchReport,
+    Event,
+    Ingestion,
+    Observer,
+    UnreadableTail,
+    Waiting,
+    ignore_steps,
+)
 from spark_jobs.batches.job import STANDBY_SECONDS, batch_events, reports_of
 from spark_jobs.batches.run_control import DeferredSignals, IdleWait, Retries
 from spark_jobs.claims.claim_job import ClaimJob
@@ -75,8 +84,8 @@ def run_events(
 
     Yields:
         Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and from time
-        to time while the run stays without any; ``Waiting`` before it waits to try something again; and ``Tail`` if
-        something after the last message cannot be read.
+        to time while the run stays without any; ``Waiting`` before it waits to try something again; and
+        ``UnreadableTail`` if something after the last message cannot be read.
 
     Raises:
         InvalidOptionError: arguments that do not go together.
@@ -150,7 +159,7 @@ def _own_events(
     with source.open() as opened:
         yield from batch_events(make_job(opened, ingestion), max_batches=left, idle_wait=idle_wait)
         if tail := opened.unreadable_tail():
-            yield Tail(tail)
+            yield UnreadableTail(tail)
 
 
 def _shared_events(
@@ -185,7 +194,7 @@ def _accept_truncation(spark: SparkSession, source: StreamSource, ingestion: Ing
         )
 
 
-class Ends:
+class CapturedEnds:
     """The ends that a group is to reach; while members stay, they are captured anew when the stream has grown.
 
     Args:
@@ -277,7 +286,7 @@ class SharedDrain:
         pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix="shard")
         with ExitStack() as self._opened, DeferredSignals() as signals:
             try:
-                ends = Ends(with_epoch_names(self._open(), self._names.names), self._stop_at)
+                ends = CapturedEnds(with_epoch_names(self._open(), self._names.names), self._stop_at)
                 while True:
                     if not running and (signals.is_pending or (yield from self._is_over(ends, signals))):
                         break
@@ -315,7 +324,7 @@ class SharedDrain:
         with self._lock:
             return self._opened.enter_context(source)
 
-    def _is_over(self, ends: Ends, signals: DeferredSignals) -> Generator[Event, None, bool]:
+    def _is_over(self, ends: CapturedEnds, signals: DeferredSignals) -> Generator[Event, None, bool]:
         """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
         if self._shards() - self._done:
             return False
@@ -329,7 +338,7 @@ class SharedDrain:
             return False
         return self._is_reached(ends.shards)
 
-    def _has_more(self, ends: Ends) -> bool:
+    def _has_more(self, ends: CapturedEnds) -> bool:
         """Whether a shard became ours, or has something to read again, or the stream has grown."""
         self._done -= self._moved_back(ends.shards)
         if self._shards() - self._done:

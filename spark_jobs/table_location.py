@@ -17,9 +17,9 @@ from stream_consumers.options import check_name
 from stream_consumers.urls import check_address
 
 LOCAL = "file"
-LONGEST_NAME = 255
+MAX_NAME_BYTES = 255
 """The most bytes of one name in a path, as local file systems have it,"""
-LONGEST_PATH = 3900
+MAX_PATH_BYTES = 3900
 """and of the path of a table: Linux has 4,096 for that of a file in it."""
 S3 = frozenset({"s3", "s3a"})
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
@@ -79,10 +79,10 @@ something else. Use a path without backslashes, control characters, and percent 
         )
     if scheme(location) == LOCAL:
         name, path = max(map(len, os.fsencode(location).split(b"/"))), len(os.fsencode(location))
-        if name > LONGEST_NAME or path > LONGEST_PATH:
+        if name > MAX_NAME_BYTES or path > MAX_PATH_BYTES:
             raise InvalidOptionError(
                 f"table={location[:80]!r}… has {path:,} bytes, and up to {name:,} between two slashes",
-                remedy=f"Use a path of at most {LONGEST_PATH:,} bytes, with names of at most {LONGEST_NAME}.",
+                remedy=f"Use a path of at most {MAX_PATH_BYTES:,} bytes, with names of at most {MAX_NAME_BYTES}.",
             )
     return location
 

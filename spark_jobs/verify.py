@@ -32,7 +32,7 @@ from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
     MESSAGE_TIME,
     NO_TIMES,
-    PLACE,
+    ROW_PLACE,
     ROW_TIME,
     Sequences,
     Timestamps,
@@ -55,7 +55,7 @@ from stream_consumers.options import Limits
 
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
-MOST_LOOKS = 20
+MAX_SNAPSHOT_TRIES = 20
 # The version for rows of several batches, which can only be compared together.
 _NO_BATCH = -1
 _COUNTS = (
@@ -163,39 +163,39 @@ def verify(
     if claims is not None:
         covered = delivered = {s: parts for s, parts in claims.delivered.items() if s in extents}
         pending = claims.pending
-    tallies = {shard: _Tally() for shard in extents}
+    by_shard = {shard: _ShardCounts() for shard in extents}
     for ranges, messages in _parts(source, table, covered, limits or Limits(), progress):
         rows, row_times = table.rows(ranges)
         dead_letters = table.dead_letters(ranges)
         for shard, part in ranges.items():
             own, dead, busy = messages.get(shard, NO_TIMES), dead_letters.get(shard, NO_TIMES), pending.get(shard)
-            found = _Found(
+            found = _Contents(
                 _to_compare(own.sequences, covered.get(shard, Intervals()), busy),
                 _to_compare(rows.get(shard, _NONE), delivered.get(shard), busy),
                 _to_compare(dead.sequences, delivered.get(shard), busy),
             )
             start = extents[shard].start if shard in extents else 0
             origin = state.shards[shard].origin if shard in state.shards else None
-            tally = tallies.setdefault(shard, _Tally())
-            tally.add(shard, part, found, batches, start=start, origin=origin)
+            counts = by_shard.setdefault(shard, _ShardCounts())
+            counts.add(shard, part, found, batches, start=start, origin=origin)
             wrong = [compared(own, times)[1] for times in (row_times.get(shard, NO_TIMES), dead)]
-            tally.count("other", np.unique(np.concatenate(wrong)))
-    batches.compare_claimed(tallies)
-    batches.count_rows(tallies)
-    batches.count_dead(tallies, table)
+            counts.count("other", np.unique(np.concatenate(wrong)))
+    batches.compare_claimed(by_shard)
+    batches.count_rows(by_shard)
+    batches.count_dead(by_shard, table)
     lags = lag(source, state, extents) if claims is None else claims.lag
     for shard, count in table.unplaced_dead_letters().items():
-        tallies.setdefault(shard, _Tally()).counts["dead"] += count
+        by_shard.setdefault(shard, _ShardCounts()).counts["dead"] += count
     for shard in lost:
-        tallies.setdefault(shard, _Tally())
+        by_shard.setdefault(shard, _ShardCounts())
     return [
-        tallies[shard].verdict(
+        by_shard[shard].verdict(
             shard,
             lags.get(shard, 0),
             lost.get(shard),
             batches.uncompared(shard, state.shards.get(shard, ShardState()), extents.get(shard)),
         )
-        for shard in sorted(tallies)
+        for shard in sorted(by_shard)
         if shard.stream in streams or shard in lost
     ]
 
@@ -247,7 +247,7 @@ class _Table:
         self._table = ingestion.dead_letters()
         self._dead_letter_log = self._table.log()
         self.state = self.ledger.read()
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_SNAPSHOT_TRIES):
             snapshot = self._dead_letter_log.snapshot()
             self._version = snapshot.version if snapshot is not None else None
             self._left_out = self._table.not_counting(self.ledger, version=self._version)
@@ -256,7 +256,7 @@ class _Table:
                 break
         # Adopted rows may have no timestamp.
         names = column_names(self.ledger.log, version=self.state.version) if self.state.version >= 0 else ()
-        self._columns = ROW_TIME if ROW_TIME[-1] in names else PLACE
+        self._columns = ROW_TIME if ROW_TIME[-1] in names else ROW_PLACE
 
     def rows(self, ranges: Mapping[Shard, Range]) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, Timestamps]]:
         """Return the sequences of the rows, and their timestamps if the table has them."""
@@ -272,7 +272,7 @@ class _Table:
 
     def extents(self) -> Mapping[Shard, Intervals]:
         """Return the ranges with rows or dead letters."""
-        rows = extents_of(scan(self.ledger.log, PLACE, version=self.state.version))
+        rows = extents_of(scan(self.ledger.log, ROW_PLACE, version=self.state.version))
         found: dict[Shard, Intervals] = {}
         for extents in (rows, extents_of(self._scan_dead_letters("_sequence IS NOT NULL"))):
             for shard, part in extents.items():
@@ -298,7 +298,7 @@ class _Table:
                 found[Shard(str(stream), int(number))] += 1
         return found
 
-    def _scan_dead_letters(self, where: str, columns: Sequence[str] = PLACE) -> Iterator[pa.RecordBatch]:
+    def _scan_dead_letters(self, where: str, columns: Sequence[str] = ROW_PLACE) -> Iterator[pa.RecordBatch]:
         if self._version is not None:
             group = self.ledger.group
             yield from self._table.scan(group, self._left_out, columns, where=where, version=self._version)
@@ -320,21 +320,21 @@ class _Table:
             written = written_sequences(self._dead_letter_log, commit, hull, names=names) if commit else None
             most += parts.size if written is None else len(within(written.get(shard, _NONE), parts))
             where = f"_batch = '{bid}' AND {in_ranges(hull)}"
-            left = sequences_of(scan(self._dead_letter_log, PLACE, where=where, version=self._version))
+            left = sequences_of(scan(self._dead_letter_log, ROW_PLACE, where=where, version=self._version))
             most -= len(within(left.get(shard, _NONE), parts))
         return most
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Contents:
     """The sequences in one range of a shard: of messages, of rows, and of dead letters."""
 
     messages: Sequences
     rows: Sequences
     dead: Sequences
 
-    def within(self, parts: Intervals) -> _Found:
-        return _Found(within(self.messages, parts), within(self.rows, parts), within(self.dead, parts))
+    def within(self, parts: Intervals) -> _Contents:
+        return _Contents(within(self.messages, parts), within(self.rows, parts), within(self.dead, parts))
 
 
 class _Batches:
@@ -408,7 +408,7 @@ class _Batches:
         yield from ((own, None) for own in (rest & claimed, rest - claimed) if own)
 
     def expected(
-        self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, *, start: int
+        self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Contents, *, start: int
     ) -> tuple[Sequences, str]:
         """Return the sequence of each expected row, and what a message without rows and dead letters counts as."""
         hull = parts.hull
@@ -436,20 +436,20 @@ class _Batches:
         if is_claimed and shard in self._claims:
             self._claims[shard].add(messages, absent)
 
-    def compare_claimed(self, tallies: Mapping[Shard, _Tally]) -> None:
+    def compare_claimed(self, by_shard: Mapping[Shard, _ShardCounts]) -> None:
         """Count messages that no batch can have claimed as missing, because no transform can have dropped them."""
         for shard, claims in self._claims.items():
             if count := claims.unclaimed():
-                tallies[shard].move(_NO_BATCH, count, to="missing" if self._is_whole_log else "unexplained")
+                by_shard[shard].move(_NO_BATCH, count, to="missing" if self._is_whole_log else "unexplained")
 
-    def count_rows(self, tallies: Mapping[Shard, _Tally]) -> None:
+    def count_rows(self, by_shard: Mapping[Shard, _ShardCounts]) -> None:
         """For batches whose files are gone, compare the number of rows with the number that the batch wrote."""
         for commit, rows in self._counted.values():
             surplus = rows.total() - (commit.output_rows or 0)
-            tallies[min(rows)].counts["duplicated"] += max(0, surplus)
-            _miss(tallies, sorted(rows), commit.version, max(0, -surplus))
+            by_shard[min(rows)].counts["duplicated"] += max(0, surplus)
+            _miss(by_shard, sorted(rows), commit.version, max(0, -surplus))
 
-    def count_dead(self, tallies: dict[Shard, _Tally], table: _Table) -> None:
+    def count_dead(self, by_shard: dict[Shard, _ShardCounts], table: _Table) -> None:
         """Compare the number of dead letters of each batch with the number that it wrote."""
         found_dead = table.dead_letters_by_batch() if self._with_dead else Counter[str]()
         for entry, version, replaced in self._with_dead:
@@ -460,15 +460,15 @@ class _Batches:
             if missing > 0:
                 places = entry.affected.keys() | entry.claims.keys() | entry.lost.keys()
                 # Prefer the shards of the source to others.
-                shards = sorted(places, key=lambda shard: (shard not in tallies, shard))
+                shards = sorted(places, key=lambda shard: (shard not in by_shard, shard))
                 for shard in shards:
-                    tallies.setdefault(shard, _Tally())
+                    by_shard.setdefault(shard, _ShardCounts())
                 of_messages = min(missing, entry.dead)
-                found = _miss(tallies, shards, version, of_messages)
+                found = _miss(by_shard, shards, version, of_messages)
                 found[shards[0]] += missing - of_messages
-                tallies[shards[0]].counts["missing"] += missing - of_messages
+                by_shard[shards[0]].counts["missing"] += missing - of_messages
                 for shard, count in (+found).items():
-                    tallies[shard].missing_dead[entry.bid] = count
+                    by_shard[shard].missing_dead[entry.bid] = count
 
 
 class _Claims:
@@ -501,14 +501,14 @@ class _Claims:
         return np.searchsorted(self._starts, places, side="right") - 1
 
 
-def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int, count: int) -> Counter[Shard]:
+def _miss(by_shard: Mapping[Shard, _ShardCounts], shards: Sequence[Shard], version: int, count: int) -> Counter[Shard]:
     """Count messages of a batch as missing, in the shards that have absent messages; the rest in the first shard."""
     found: Counter[Shard] = Counter()
     for shard in shards:
-        found[shard] = tallies[shard].miss(version, count - found.total())
+        found[shard] = by_shard[shard].miss(version, count - found.total())
     rest = count - found.total()
     found[shards[0]] += rest
-    tallies[shards[0]].counts["missing"] += rest
+    by_shard[shards[0]].counts["missing"] += rest
     return found
 
 
@@ -533,7 +533,7 @@ def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:
     return claimed is not None and claimed.start < part.end and part.start < claimed.end
 
 
-class _Tally:
+class _ShardCounts:
     """The counts for a shard so far."""
 
     def __init__(self) -> None:
@@ -546,7 +546,7 @@ class _Tally:
         self._absent: Counter[tuple[int, str]] = Counter()
 
     def add(
-        self, shard: Shard, part: Range, found: _Found, batches: _Batches, *, start: int, origin: int | None
+        self, shard: Shard, part: Range, found: _Contents, batches: _Batches, *, start: int, origin: int | None
     ) -> None:
         """Compare one range.
 
@@ -570,7 +570,7 @@ class _Tally:
                 self._compare(shard, own, commit, found.within(own), batches, start=start)
 
     def _compare(
-        self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, batches: _Batches, *, start: int
+        self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Contents, batches: _Batches, *, start: int
     ) -> None:
         if commit is not None and commit.entry is not None and shard in commit.entry.skipped:
             is_present = np.isin(found.messages, np.concatenate([found.rows, found.dead]))

@@ -21,7 +21,7 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, within
+from spark_jobs.ledger.table_rows import ROW_PLACE, Sequences, by_shard, within
 from stream_assets.metadata import DEAD_LETTER_COMMANDS, dead_letter_commands, dead_letter_reasons
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
 from stream_consumers.display import counted
@@ -316,12 +316,12 @@ def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) ->
     of_batches = 0
     # The record of a lost range has neither, and is no message.
     is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
-    for part in letters.scan(ledger.group, letters.not_counting(ledger), [*PLACE, "_batch"], where=is_message):
+    for part in letters.scan(ledger.group, letters.not_counting(ledger), [*ROW_PLACE, "_batch"], where=is_message):
         # Where the framing was lost, there is no sequence; and claimed entries lie among those of other members.
         is_placed = pc.and_(part.column("_sequence").is_valid(), pc.invert(pc.is_in(part.column("_batch"), claimed)))
         is_of_batch = pc.is_in(part.column("_batch"), batches)
         of_batches += pc.and_(pc.invert(is_placed), is_of_batch).true_count
-        for shard, sequences in by_shard(part.filter(is_placed).to_pandas(), *PLACE):
+        for shard, sequences in by_shard(part.filter(is_placed).to_pandas(), *ROW_PLACE):
             found.setdefault(shard, []).append(within(sequences, newest.places.get(shard, Intervals())))
     return of_batches + sum(len(np.unique(np.concatenate(own))) for own in found.values())
 

@@ -292,10 +292,10 @@ def dead_letter_reasons(
         payloads: whether examples show the start of their payload. Dagster stores it for a long time, and its users may
             not have access to the table.
     """
-    wanted, most_shown = DeadLetterFilter(batches=batches), MAX_PAYLOAD_CHARACTERS if payloads else 0
+    wanted, max_shown = DeadLetterFilter(batches=batches), MAX_PAYLOAD_CHARACTERS if payloads else 0
     try:
         kinds = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options).kinds(
-            wanted, limit=MAX_DEAD_LETTERS_READ, most_shown=most_shown
+            wanted, limit=MAX_DEAD_LETTERS_READ, max_shown=max_shown
         )
     except StreamAssetsError as error:
         return dg.MetadataValue.text(f"the dead letters cannot be read: {error}")

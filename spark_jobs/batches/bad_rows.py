@@ -27,15 +27,15 @@ from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.row_columns import RowColumns
-from spark_jobs.dead_letters.reader import Places, first_places, without_first
+from spark_jobs.dead_letters.reader import SequencesByShard, first_places, without_first
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_expressions import CHECK, DEFAULT, GENERATED
-from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
+from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
 from spark_jobs.reading.spark_types import ddl, text
-from spark_jobs.table_location import LOCAL, LONGEST_NAME, scheme
+from spark_jobs.table_location import LOCAL, MAX_NAME_BYTES, scheme
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import FailedRowError, explain
 from spark_jobs.writing.schema_evolution import takes_any_name
@@ -44,14 +44,14 @@ from stream_consumers.errors import ConstraintViolatedError, TransformError
 from stream_consumers.messages import Shard
 from stream_consumers.options import OnBadRows
 
-MOST_FAILING = 20
+MAX_FAILING_MESSAGES = 20
 """Give up on a transform after it fails for this many messages in a batch."""
 T = TypeVar("T")
 _PLACES = f"_stream STRING, _shard BIGINT, _sequence BIGINT, {REASON} STRING"
 # Where Spark keeps the type of a string column that was declared with a length.
 _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
 _STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-# The file systems whose folders have names of at most LONGEST_NAME bytes; an object store has keys only.
+# The file systems whose folders have names of at most MAX_NAME_BYTES bytes; an object store has keys only.
 _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
 _RANDOM_FOLDERS = "delta.randomizeFilePrefixes"
 # What Spark writes as three bytes in the name of a folder: %2F.
@@ -139,7 +139,7 @@ class BadRowFilter:
             has_payloads: whether all messages of the frame have their payloads, which dead letters need.
 
         Raises:
-            TransformError: it fails for more than :data:`MOST_FAILING` messages, or not because of single messages; or
+            TransformError: it fails for more than :data:`MAX_FAILING_MESSAGES`, or not because of single messages; or
                 for one, if that is to fail the run.
         """
         rows, rejected = self._columns.rejections(frame)
@@ -192,7 +192,7 @@ class BadRowFilter:
         judged = self._constraints.judged(rows)
         if judged is None:
             return _Filtered(frame, rows)
-        broken = judged.where(f.col(REASON).isNotNull()).groupBy(*PLACE).agg(f.min(REASON).alias(REASON))
+        broken = judged.where(f.col(REASON).isNotNull()).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
         marked = self._marked(frame, broken, cached)
         return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked))
 
@@ -207,7 +207,7 @@ class BadRowFilter:
         count = self._run(places.count)
         if not count:
             return frame
-        known = self._run(_good(frame).join(places, [*PLACE], "left_semi").count)
+        known = self._run(_good(frame).join(places, [*ROW_PLACE], "left_semi").count)
         if known != count:
             raise TransformError(
                 f"the transform rejects {count - known} rows of no message of this batch",
@@ -215,7 +215,7 @@ class BadRowFilter:
             )
         reason = f.coalesce("_error", REASON).alias("_error")
         columns = [reason if name == "_error" else f.col(quoted(name)) for name in frame.columns]
-        return cached.keep(frame.join(places, [*PLACE], "left").select(*columns))
+        return cached.keep(frame.join(places, [*ROW_PLACE], "left").select(*columns))
 
     def _run(self, action: Callable[[], T]) -> T:
         try:
@@ -230,8 +230,8 @@ class BadRowFilter:
             TransformError: there are too many, or none fails alone.
         """
         found: list[tuple[str, int, int, str]] = []
-        read = self._run(_good(frame).select(*PLACE).toPandas)
-        places = {shard: np.sort(sequences) for shard, sequences in by_shard(read, *PLACE)}
+        read = self._run(_good(frame).select(*ROW_PLACE).toPandas)
+        places = {shard: np.sort(sequences) for shard, sequences in by_shard(read, *ROW_PLACE)}
         self._search(frame, make, places, error, found)
         if not found:
             # Together they fail, each of them alone does not.
@@ -242,7 +242,7 @@ class BadRowFilter:
         self,
         frame: DataFrame,
         make: Callable[[DataFrame], DataFrame],
-        places: Places,
+        places: SequencesByShard,
         error: FailedRowError,
         found: list[tuple[str, int, int, str]],
     ) -> None:
@@ -253,9 +253,9 @@ class BadRowFilter:
             # What may hold values is quoted: the kind of a reason leaves quoted text out.
             said = f"{error.what.replace(f' while writing {self._ingestion.table}', '')}: {error.detail!r}"
             found.append((shard.stream, shard.id, int(own[0]), said))
-            if len(found) > MOST_FAILING:
+            if len(found) > MAX_FAILING_MESSAGES:
                 raise TransformError(
-                    f"{error.what}; so it does for more than {MOST_FAILING} messages of a batch",
+                    f"{error.what}; so it does for more than {MAX_FAILING_MESSAGES} messages of a batch",
                     remedy="Correct the transform, or let it reject() such rows; or take fewer messages a batch "
                     "(max_records). Nothing was written.",
                 )
@@ -277,7 +277,7 @@ class BadRowFilter:
         with suppress(Exception):
             judged = Constraints.of(self._spark, self._log).judged(rows)
             if judged is not None:
-                example = judged.where(f.col(REASON).isNotNull()).select(*PLACE, REASON).first()
+                example = judged.where(f.col(REASON).isNotNull()).select(*ROW_PLACE, REASON).first()
         if example is None:
             return error
         where = f"{Shard(example['_stream'], example['_shard'])}={example['_sequence']}"
@@ -295,8 +295,8 @@ def _good(frame: DataFrame) -> DataFrame:
 
 def _without_bad(rows: DataFrame, frame: DataFrame) -> DataFrame:
     """The rows of messages without an error."""
-    bad = frame.where(f.col("_error").isNotNull()).select(*PLACE)
-    return rows.join(bad, [*PLACE], "left_anti").select(*map(quoted, rows.columns))
+    bad = frame.where(f.col("_error").isNotNull()).select(*ROW_PLACE)
+    return rows.join(bad, [*ROW_PLACE], "left_anti").select(*map(quoted, rows.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +445,7 @@ def _name_of_folder(column: Mapping[str, Any]) -> Constraint:
     name = column["name"]
     found, escaped = f"CAST({quoted(name)} AS STRING)", text(ESCAPED)
     escapes = f"LENGTH({found}) - LENGTH(TRANSLATE({found}, {escaped}, ''))"
-    most = LONGEST_NAME - len(f"{name}=".encode()) - 2 * sum(map(ESCAPED.count, name))
+    most = MAX_NAME_BYTES - len(f"{name}=".encode()) - 2 * sum(map(ESCAPED.count, name))
     return Constraint(
         f"COALESCE(OCTET_LENGTH({found}) + 2 * ({escapes}) > {most} OR CONTAINS({found}, CHAR(0)), FALSE)",
         f"the column {name} names a folder, and its value is longer than {most} bytes or has NUL in it",

@@ -34,13 +34,13 @@ from spark_jobs.batches.job import BatchJob, WrittenBatch, commit_recorded, refu
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
+    MAX_DEAD_LETTER_BYTES,
     MAX_DEAD_LETTERS,
-    MOST_BYTES,
     OTHER_REASONS,
     DeadLetterFilter,
     DeadLetterReader,
     DeadLetters,
-    Places,
+    SequencesByShard,
     Span,
     first_places,
     kind_of_reason,
@@ -49,22 +49,22 @@ from spark_jobs.dead_letters.reader import (
 from spark_jobs.dead_letters.table import COPIED_COLUMNS
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, by_shard, count_where, in_places, within
+from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, count_where, in_places, within
 from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, check_count
 from stream_consumers.urls import StreamUrl
 
-MOST_REDRIVEN = 10_000
+MAX_REDRIVEN_MESSAGES = 10_000
 """The most dead letters of a redriven batch: each may add a term to the condition of the replace."""
-MOST_REDRIVEN_BYTES = 16 * 1024 * 1024
+MAX_REDRIVEN_BYTES = 16 * 1024 * 1024
 """The most payload bytes of a redriven batch: they go to Spark with the plan."""
-MOST_REASONS = 50
+MAX_REFUSAL_KINDS = 50
 """The most kinds of reasons that are counted separately."""
 NOT_OPEN = "no open dead letter has its place: none counts, or it was dismissed"
 UNPLACED = "it has no sequence, so its place in the stream is unknown"
-_PLACE = ["stream", "shard", "sequence"]
+_MESSAGE_PLACE = ["stream", "shard", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,9 @@ class Outcome:
         return sum(refusal.count for refusal in self.refused.values())
 
     def refuse(self, reason: str, *, count: int = 1, first: str = "") -> None:
-        """Count dead letters that stay as they are. Beyond ``MOST_REASONS`` kinds of reasons, others are one kind."""
+        """Count dead letters that stay as they are. Beyond ``MAX_REFUSAL_KINDS`` kinds, others are one kind."""
         kind = kind_of_reason(reason)
-        known = kind if kind in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
+        known = kind if kind in self.refused or len(self.refused) < MAX_REFUSAL_KINDS else OTHER_REASONS
         self.refused.setdefault(known, Refusal(first=first)).count += count
 
     def add(self, other: Outcome) -> None:
@@ -270,7 +270,7 @@ class RedriveJob(BatchJob):
         super().__init__(spark, own, url=url, observer=observer)
         self._wanted = wanted
         self._reader = DeadLetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
-        self._left: Places | None = None
+        self._left: SequencesByShard | None = None
         self.outcome = Outcome()
         """The result for the dead letters so far."""
 
@@ -330,7 +330,7 @@ class RedriveJob(BatchJob):
         self.target.columns.check(state)
         return state
 
-    def _places_left(self) -> Places:
+    def _places_left(self) -> SequencesByShard:
         """Return the places of the dead letters that are left to try."""
         if self._left is None:
             found, unplaced = self._reader.places()
@@ -341,7 +341,7 @@ class RedriveJob(BatchJob):
                 self.outcome.refuse(UNPLACED, count=unplaced)
         return self._left
 
-    def _corrected_only(self, found: Places, corrections: Corrections) -> Places:
+    def _corrected_only(self, found: SequencesByShard, corrections: Corrections) -> SequencesByShard:
         known = {(shard, sequence) for shard, own in found.items() for sequence in own.tolist()}
         for shard, sequence in sorted(corrections.payloads.keys() - known):
             self.outcome.refuse(NOT_OPEN, first=f"{shard}={sequence}")
@@ -351,8 +351,8 @@ class RedriveJob(BatchJob):
 
     def _try_next(self) -> _Try | None:
         """Decode the next dead letters, the same ones until :meth:`_done_with`; ``None`` if none are left."""
-        most = min(MOST_REDRIVEN, self.ingestion.limits.max_records)
-        max_bytes = min(MOST_REDRIVEN_BYTES, self.ingestion.limits.max_bytes)
+        most = min(MAX_REDRIVEN_MESSAGES, self.ingestion.limits.max_records)
+        max_bytes = min(MAX_REDRIVEN_BYTES, self.ingestion.limits.max_bytes)
         while places := first_places(self._places_left(), most):
             messages = self._reader.messages(places, max_bytes=max_bytes)
             count = sum(map(len, places.values()))
@@ -376,7 +376,7 @@ class RedriveJob(BatchJob):
         records = found.select([name for name in found.column_names if name in COPIED_COLUMNS])
         payloads = [
             corrections.payloads[Shard(str(stream), number), sequence]
-            for stream, number, sequence in zip(*(found.column(name).to_pylist() for name in PLACE), strict=True)
+            for stream, number, sequence in zip(*(found.column(name).to_pylist() for name in ROW_PLACE), strict=True)
         ]
         for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
             records = records.append_column(name, pa.array([value] * len(payloads), pa.string()))
@@ -394,14 +394,14 @@ class RedriveJob(BatchJob):
             reasons = [rejected.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
             read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
         outcome.decoded = read.num_rows
-        return _Try(count, read, intervals_of(read.select(_PLACE), _PLACE), outcome)
+        return _Try(count, read, intervals_of(read.select(_MESSAGE_PLACE), _MESSAGE_PLACE), outcome)
 
 
 def _plan_of(messages: pa.Table) -> BatchPlan:
     return BatchPlan({}, [DeadLetterSplit.of(messages)], messages.num_rows)
 
 
-def intervals_of(table: pa.Table, place: Sequence[str] = PLACE) -> Mapping[Shard, Intervals]:
+def intervals_of(table: pa.Table, place: Sequence[str] = ROW_PLACE) -> Mapping[Shard, Intervals]:
     """Return the places of rows, by the columns that have the stream, the shard and the sequence."""
     return {
         shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
@@ -430,7 +430,7 @@ def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) ->
 
 
 def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
-    return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)
+    return zip(*(messages.column(name).to_pylist() for name in _MESSAGE_PLACE), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,9 +538,9 @@ def _open(ingestion: Ingestion, wanted: DeadLetterFilter, most: int) -> pa.Table
     reader = DeadLetters(ingestion.table, group=ingestion.group, storage_options=ingestion.storage_options)
     parts = [reader.schema().empty_table()]
     for part in reader.tables(replace(wanted, includes_uncounted=False, is_dismissed=False), limit=most):
-        frame = part.select(list(PLACE)).to_pandas()
+        frame = part.select(list(ROW_PLACE)).to_pandas()
         is_first = part.column("_sequence").is_null().to_numpy() | ~frame.duplicated().to_numpy()
         parts.append(part.filter(pa.array(is_first)))
-        if sum(part.nbytes for part in parts) > MOST_BYTES:
+        if sum(part.nbytes for part in parts) > MAX_DEAD_LETTER_BYTES:
             break
     return pa.concat_tables(parts)

@@ -142,7 +142,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class UnreadableTail:
     """The stream has content after its last message that cannot be read.
 
     Args:
@@ -153,7 +153,7 @@ class Tail:
 
 
 CONTINUES = Continues()
-Event = BatchReport | Continues | Waiting | Tail
+Event = BatchReport | Continues | Waiting | UnreadableTail
 """An event that a run yields."""
 Observer = Callable[[Step, "Batch | None"], None]
 

@@ -35,15 +35,25 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.batches.bad_rows import Cached, FilteredBatch, caching
-from spark_jobs.batches.ingestion import CONTINUES, Batch, BatchReport, Event, Ingestion, Observer, Step, Tail, Waiting
+from spark_jobs.batches.ingestion import (
+    CONTINUES,
+    Batch,
+    BatchReport,
+    Event,
+    Ingestion,
+    Observer,
+    Step,
+    UnreadableTail,
+    Waiting,
+)
 from spark_jobs.batches.run_control import BatchSizer, DeferredSignals, IdleWait, Retries
-from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, Target, YieldRequests, YieldTo, lost_races
+from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, TargetTable, YieldRequests, YieldTo, lost_races
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA, CheckedDeadLetters, NotCounting, lost_ranges
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import MODES, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
+from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, recorders
 from spark_jobs.reading.rejection import fail_on_bad_rows
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_on_driver, read_splits
@@ -102,7 +112,7 @@ class BatchJob(ABC):
     def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
         self.ingestion = ingestion
         self.telemetry = BatchTelemetry(ingestion, observer)
-        self.target = Target.of(spark, ingestion, url=url, observer=self.telemetry)
+        self.target = TargetTable.of(spark, ingestion, url=url, observer=self.telemetry)
         self.ledger = self.target.ledger
         self.retries = Retries(ingestion.retry_seconds)
         self.yields = YieldRequests(spark, ingestion, self.ledger)
@@ -377,7 +387,7 @@ def written_events(job: BatchJob, batch: Batch, signals: DeferredSignals) -> Gen
     return True
 
 
-def write_batch(job: BatchJob, target: Target, batch: Batch) -> WrittenBatch | None:
+def write_batch(job: BatchJob, target: TargetTable, batch: Batch) -> WrittenBatch | None:
     """Steps 5 to 7: read a planned batch and commit it.
 
     * A large batch that is expected to be clean is written while it is read. Executors check that it is clean, or
@@ -453,7 +463,7 @@ def reports_of(events: Iterable[Event]) -> Iterator[BatchReport]:
             yield event
         elif isinstance(event, Waiting):
             _log.warning("waiting: %s", event.why)
-        elif isinstance(event, Tail):
+        elif isinstance(event, UnreadableTail):
             _log.warning("%s", event.what)
 
 
@@ -543,7 +553,9 @@ def _was_clean(entry: LedgerEntry | None, *, is_dense: bool) -> bool:
     return not entry.dead and not (is_dense and entry.messages < sum(widths(entry.ranges).values()))
 
 
-def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]) -> WrittenBatch | NotClean | None:
+def commit_in_one_pass(
+    target: TargetTable, batch: Batch, counts: Mapping[Shard, int]
+) -> WrittenBatch | NotClean | None:
     """Write the batch while it is read. Executors check that the read matches the plan, or nothing is committed.
 
     Args:
@@ -576,7 +588,7 @@ def commit_in_one_pass(target: Target, batch: Batch, counts: Mapping[Shard, int]
         return NotClean(isinstance(error, UnexplainedError))
 
 
-def read_batch(target: Target, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
+def read_batch(target: TargetTable, batch: Batch, cached: Cached, *, is_isolated: bool = False) -> FilteredBatch:
     """Read the messages, count them, and split them into rows and dead letters.
 
     They are read again if the first read shows one of three things:
@@ -618,7 +630,7 @@ def read_batch(target: Target, batch: Batch, cached: Cached, *, is_isolated: boo
         return FilteredBatch(filtered.frame, filtered.rows, found.messages, found.dead)
 
 
-def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool, is_isolated: bool) -> _Read:
+def _read(target: TargetTable, batch: Batch, cached: Cached, *, keeps_payloads: bool, is_isolated: bool) -> _Read:
     source, splits, what = target.columns.source_of_batch, batch.plan.splits, str(target.url)
     if batch.plan.records <= target.ingestion.driver_records and not (batch.maybe_written or is_isolated):
         try:
@@ -639,19 +651,19 @@ def _read(target: Target, batch: Batch, cached: Cached, *, keeps_payloads: bool,
     return _counted(target, frame)
 
 
-def _without_written(target: Target, frame: DataFrame, maybe_written: Mapping[Shard, Range]) -> DataFrame:
+def _without_written(target: TargetTable, frame: DataFrame, maybe_written: Mapping[Shard, Range]) -> DataFrame:
     """Leave out messages within ``maybe_written`` that have rows in the table, or dead letters that count."""
     if not maybe_written:
         return frame
     condition = in_ranges(maybe_written)
-    found = read_table(target.spark, target.ledger.log).where(condition).select(*PLACE)
+    found = read_table(target.spark, target.ledger.log).where(condition).select(*ROW_PLACE)
     dead_letters = target.dead_letters.counted(target.spark, target.ledger)
     if dead_letters is not None:
-        found = found.unionByName(dead_letters.where(condition).select(*PLACE))
-    return frame.join(found, [*PLACE], "left_anti").select(*map(quoted, frame.columns))
+        found = found.unionByName(dead_letters.where(condition).select(*ROW_PLACE))
+    return frame.join(found, [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
 
 
-def _counted(target: Target, frame: DataFrame) -> _Read:
+def _counted(target: TargetTable, frame: DataFrame) -> _Read:
     """Count the messages and dead letters, which reads the source into the cache."""
     is_dead = f.col("_error").isNotNull().cast("bigint")
     counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
@@ -666,7 +678,7 @@ def _counted(target: Target, frame: DataFrame) -> _Read:
     return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
 
-def refused_messages(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
+def refused_messages(target: TargetTable, plan: BatchPlan) -> Mapping[tuple[Shard, int], str]:
     """Return the messages that would become dead letters although they can be decoded, and why; nothing is written.
 
     They are decoded in isolation, because one of these dead letters may have crashed a process before.
@@ -682,11 +694,11 @@ def refused_messages(target: Target, plan: BatchPlan) -> Mapping[tuple[Shard, in
         filtered = read_batch(target, Batch("replay", target.ledger.read(), plan), cached, is_isolated=True)
         if not filtered.dead:
             return {}
-        bad = filtered.frame.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
+        bad = filtered.frame.where(f.col("_error").isNotNull()).select(*ROW_PLACE, "_error").collect()
         return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}
 
 
-def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> WrittenBatch | None:
+def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> WrittenBatch | None:
     """Steps 5 to 7: write the dead letters, then the rows; ``None`` if another run was faster.
 
     The entry of the batch is created here, because only now is the content of the batch known.
@@ -718,7 +730,7 @@ def commit_batch(target: Target, batch: Batch, filtered: FilteredBatch) -> Writt
 
 
 def commit_recorded(
-    target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
+    target: TargetTable, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
 ) -> WrittenBatch | None:
     """Write the corrections or dismissals of the batch, then the rows; ``None`` if another run was faster."""
     if (own := batch.dead_letters) is not None:
@@ -731,7 +743,7 @@ def commit_recorded(
 
 
 def _commit_rows(
-    target: Target, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
+    target: TargetTable, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
 ) -> WrittenBatch | None:
     """Steps 6 and 7: write the rows in one commit, and verify it in the log; ``None`` if another run was faster."""
     target.observer(Step.WRITING, batch)
@@ -755,7 +767,7 @@ def _commit_rows(
     return WrittenBatch(batch, entry, commit, messages)
 
 
-def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:
+def _with_last_copies(target: TargetTable, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:
     """Add the rows of the range whose messages cannot be read again: they are the last copies.
 
     Raises:
@@ -771,11 +783,11 @@ def _with_last_copies(target: Target, rows: DataFrame, frame: DataFrame, entry: 
     return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
 
 
-def _last_dead_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
+def _last_dead_letters(target: TargetTable, frame: DataFrame, entry: LedgerEntry) -> tuple[DataFrame | None, int]:
     """Return the dead letters of the range that are last copies, and their count; the batch writes them again."""
     table, ledger, where = target.dead_letters, target.ledger, in_places(entry.affected)
     # Most ranges have none, which delta-rs finds without a Spark job.
-    if not any(len(part) for part in table.scan(ledger.group, NotCounting(), PLACE, where=where)):
+    if not any(len(part) for part in table.scan(ledger.group, NotCounting(), ROW_PLACE, where=where)):
         return None, 0
     dead_letters = table.counted(target.spark, ledger)
     assert dead_letters is not None
@@ -784,7 +796,7 @@ def _last_dead_letters(target: Target, frame: DataFrame, entry: LedgerEntry) -> 
 
 
 def _without_messages(
-    target: Target, table: DataFrame, frame: DataFrame, entry: LedgerEntry, *, what: str
+    target: TargetTable, table: DataFrame, frame: DataFrame, entry: LedgerEntry, *, what: str
 ) -> tuple[DataFrame, int]:
     """Return what ``table`` has in the range of a batch without a message in ``frame``, and how many.
 
@@ -792,7 +804,7 @@ def _without_messages(
         DataLossError: there are some, and ``on_data_loss`` is not ``record``.
     """
     ingestion = target.ingestion
-    last = table.where(in_places(entry.affected)).join(frame.select(*PLACE), [*PLACE], "left_anti")
+    last = table.where(in_places(entry.affected)).join(frame.select(*ROW_PLACE), [*ROW_PLACE], "left_anti")
     found = last.agg(f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last"))
     counts = found.collect()[0]
     if not counts["rows"]:

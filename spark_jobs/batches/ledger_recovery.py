@@ -3,7 +3,7 @@
 *A cleaned log.* Checkpoints keep the transaction numbers, so that it is known that the group has written, but not how
 far. There are two ways to continue:
 
-    the broker's mirror   Each commit to the broker has the number and the id of the batch. If the number is the last
+    at the broker         Each commit to the broker has the number and the id of the batch. If the number is the last
                           one in the table, nothing was written since. Then the positions of the broker are those of
                           the ledger, with two exceptions: they may belong to another table of the group, or a RESTORE
                           may have removed rows of the batch, which changes no number. So one of two things has to be
@@ -102,7 +102,7 @@ def has_begun(ingestion: Ingestion) -> bool:
 
 
 def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -> tuple[LedgerState, bool]:
-    """Read the ledger; if its log was cleaned, recover its state from the broker's mirror.
+    """Read the ledger; if its log was cleaned, recover its state from what the broker has.
 
     Args:
         source: the stream, by the names of its epochs.
@@ -113,12 +113,12 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -
         The state, and whether it has to be committed with :func:`keep`.
 
     Raises:
-        LedgerTruncatedError: the log was cleaned, and the mirror does not agree with the table.
+        LedgerTruncatedError: the log was cleaned, and the broker does not agree with the table.
     """
     try:
         return ledger.read(), False
     except LedgerTruncatedError as error:
-        state = _mirrored(source, ingestion)
+        state = _from_broker(source, ingestion)
         if state is None:
             raise LedgerTruncatedError(
                 error.what,
@@ -129,12 +129,12 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -
         return state, True
 
 
-def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
+def _from_broker(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
     metadata, positions = source.committed_metadata(ingestion.group), source.committed(ingestion.group) or {}
     ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
     if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
         return None
-    mirrored: dict[tuple[str, int], _Mirror] = {}
+    at_broker: dict[tuple[str, int], _BrokerPositions] = {}
     for own, shards in ingestion.by_sequence(positions):
         ledger = own.ledger()
         number = ledger.last_number(ledger.member)
@@ -142,18 +142,18 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
         bid = bids.pop()
         if bid is None or bids:
             return None
-        mirrored[ledger.app, number] = _Mirror(bid, {shard: positions[shard] for shard in shards})
+        at_broker[ledger.app, number] = _BrokerPositions(bid, {shard: positions[shard] for shard in shards})
     rows, dead_letters = _last_sequences(ingestion, source)
     if any(positions.get(shard, -1) <= last for shard, last in (*rows.items(), *dead_letters.items())):
         return None
-    if not _is_confirmed(ingestion, mirrored, positions):
+    if not _is_confirmed(ingestion, at_broker, positions):
         return None
     _check_last_rows(ingestion, source, rows)
     return _state(ingestion, source, {shard: _covered_to(end) for shard, end in positions.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class _Mirror:
+class _BrokerPositions:
     """The metadata and positions that the broker has of a transaction sequence.
 
     Args:
@@ -179,23 +179,23 @@ def _bid_in(metadata: str, app: str, number: int) -> str | None:
 
 
 def _is_confirmed(
-    ingestion: Ingestion, mirrored: Mapping[tuple[str, int], _Mirror], positions: Mapping[Shard, int]
+    ingestion: Ingestion, at_broker: Mapping[tuple[str, int], _BrokerPositions], positions: Mapping[Shard, int]
 ) -> bool:
-    """Return whether the mirror belongs to batches of this table, and no RESTORE has removed rows of them.
+    """Return whether the broker's positions belong to batches of this table, and no RESTORE has removed rows of them.
 
     Dead letters do not count as rows here, because a RESTORE of the table does not remove them.
 
     Args:
         ingestion: group and table.
-        mirrored: the mirror of each transaction sequence, by app id and last number.
-        positions: the positions in the mirror.
+        at_broker: what the broker has of each transaction sequence, by app id and last number.
+        positions: the positions of the broker.
     """
-    log, unseen = ingestion.ledger().log, dict(mirrored)
+    log, unseen = ingestion.ledger().log, dict(at_broker)
     for commit in log.readable():
         if commit.restored is not None:
             return False
         entry = commit.entry
-        if entry is not None and (mirror := unseen.pop((entry.app, entry.number), None)) and not mirror.is_of(entry):
+        if entry is not None and (known := unseen.pop((entry.app, entry.number), None)) and not known.is_of(entry):
             return False
         if not unseen:
             return True

@@ -45,10 +45,10 @@ from spark_jobs.ledger.entries import (
     Totals,
     replay_key,
 )
-from spark_jobs.ledger.fold import tally
+from spark_jobs.ledger.fold import totals_after
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import PLACE, extents_of, in_ranges, in_time, scan, sequences_of
+from spark_jobs.ledger.table_rows import ROW_PLACE, extents_of, in_ranges, in_time, scan, sequences_of
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.display import counted
 from stream_consumers.epochs import split_epoch
@@ -126,7 +126,7 @@ def replay_progress(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> 
     if known.is_complete if known else not totals.has_dropped_replays:
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
-    return reduce(tally, reversed(entries), Totals()).replays.get(key)
+    return reduce(totals_after, reversed(entries), Totals()).replays.get(key)
 
 
 def replay_commits(ledger: Ledger, replay_id: str) -> list[Commit]:
@@ -208,7 +208,7 @@ def last_copies(
     if not any(part.start < part.end for part in gone.values()):
         return {}
     time = in_time(replay.start.moment, replay.stop.moment if replay.stop else None)
-    return extents_of(scan(ledger.log, PLACE, where=f"{time} AND ({in_ranges(gone)})"))
+    return extents_of(scan(ledger.log, ROW_PLACE, where=f"{time} AND ({in_ranges(gone)})"))
 
 
 class LeftOut(NamedTuple):
@@ -257,7 +257,7 @@ def rows_left_out(
     asked = {shard: Range(first, stops.get(shard, extents[shard].end)) for shard, first in starts.items()}
     where = f"{in_time(start.moment, stop.moment)} AND ({in_ranges(asked) or 'FALSE'})"
     where += f" AND NOT ({in_ranges(replaced)})" if replaced else ""
-    found = sequences_of(scan(ledger.log, PLACE, where=where, version=version))
+    found = sequences_of(scan(ledger.log, ROW_PLACE, where=where, version=version))
     return {s: LeftOut(len(own), Range(int(own.min()), int(own.max()) + 1)) for s, own in sorted(found.items())}
 
 
@@ -525,7 +525,7 @@ class ReplayJob(SourceJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PositionMove:
     """The effect of a rewind on one shard.
 
     Args:
@@ -561,7 +561,7 @@ def read_or_derive(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerSta
         return surviving_state(ingestion, source), True
 
 
-def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: LedgerState) -> list[Move]:
+def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: LedgerState) -> list[PositionMove]:
     """Return what :func:`rewind` would do in the shards whose position changes.
 
     Raises:
@@ -584,7 +584,7 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
     return moves
 
 
-def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
+def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> PositionMove:
     # A shard that was never read begins at its first message.
     end = known.covered.ranges[-1].end if known.covered else extent.start
     position = end if known.position is None else known.position
@@ -595,7 +595,7 @@ def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
             f"{shard} cannot be moved forwards to {to}: the rows from {position} on still have to be written again",
             remedy="Ingest first. Or, to undo a rewind, RESTORE the table to the version before it.",
         )
-    return Move(shard, position, end, to)
+    return PositionMove(shard, position, end, to)
 
 
 def rewind(
@@ -606,7 +606,7 @@ def rewind(
     *,
     replay_id: str = "",
     on_wait: Callable[[str], object] = _log.warning,
-) -> list[Move]:
+) -> list[PositionMove]:
     """Move the group's position; the next run continues there.
 
     Errors that may be temporary are retried for ``ingestion.retry_seconds``. If the position of the group is unknown
@@ -628,7 +628,7 @@ def rewind(
         WriteError: Spark failed; run it again.
     """
     rewind_id = replay_id or uuid.uuid4().hex
-    moved: list[Move] = []
+    moved: list[PositionMove] = []
 
     def move() -> None:
         for one in _move_shards(spark, source, ingestion, to, rewind_id):
@@ -642,7 +642,7 @@ def rewind(
 
 def _move_shards(
     spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, rewind_id: str
-) -> Iterator[Move]:
+) -> Iterator[PositionMove]:
     """Yield each move when it is in the ledger, without the shards that were moved under this id before."""
     source = ingestion.in_epochs(source)
     ledger = ingestion.ledger()
@@ -673,7 +673,7 @@ def _move_shards(
         yield from (move for move in moves if move.shard in shards)
 
 
-def _moved(moves: list[Move]) -> EntryFields:
+def _moved(moves: list[PositionMove]) -> EntryFields:
     back = [move for move in moves if move.to < move.covered]
     ahead = [move for move in moves if move.to > move.covered]
     return {

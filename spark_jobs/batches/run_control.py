@@ -16,18 +16,18 @@ from spark_jobs.batches.ingestion import Waiting
 from stream_consumers.errors import SparkEndedError, StreamAssetsError, Transient
 from stream_consumers.options import Limits, check_range
 
-FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 60.0
+MIN_RETRY_PAUSE_SECONDS = 1.0
+MAX_RETRY_PAUSE_SECONDS = 60.0
 FINISH_SECONDS = 20.0
 """How long a signal is deferred for the current batch, in seconds."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SHORTEST_POLL_SECONDS = 0.02
-LONGEST_POLL_SECONDS = 0.25
+MIN_POLL_SECONDS = 0.02
+MAX_POLL_SECONDS = 0.25
 _POLL_GROWTH = 1.5
 TARGET_SECONDS = 60.0
 """How long a batch should take, in seconds."""
-FEWEST_RECORDS = 1000
-MOST_CHANGE = 4.0
+MIN_RECORDS = 1000
+MAX_CHANGE_FACTOR = 4.0
 """The factor by which a batch may be larger or smaller than the one before it, so that one outlier changes little."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Retries:
                 remedy=error.remedy,
                 **error.facts,
             ) from error
-        pause = min(FIRST_RETRY_SECONDS * 2**self._tries, LONGEST_RETRY_SECONDS)
+        pause = min(MIN_RETRY_PAUSE_SECONDS * 2**self._tries, MAX_RETRY_PAUSE_SECONDS)
         # A server may say how long it refuses requests, and refuse them for longer if it gets more of them.
         asked = error.facts.get("retry_after")
         pause = min(max(pause, asked) if isinstance(asked, int) else pause, left)
@@ -268,12 +268,12 @@ class IdleWait:
         return not self._lingers or self._clock() >= self._end
 
     def polls(self) -> Iterator[None]:
-        """Yield when it is time to poll, with pauses that grow to ``LONGEST_POLL_SECONDS``, until the time is over."""
-        pause = SHORTEST_POLL_SECONDS
+        """Yield when it is time to poll, with pauses that grow to ``MAX_POLL_SECONDS``, until the time is over."""
+        pause = MIN_POLL_SECONDS
         while not self.is_over:
             yield
             self._sleep(min(pause, max(0.0, self._end - self._clock())))
-            pause = min(pause * _POLL_GROWTH, LONGEST_POLL_SECONDS)
+            pause = min(pause * _POLL_GROWTH, MAX_POLL_SECONDS)
 
 
 class BatchSizer:
@@ -316,12 +316,12 @@ class BatchSizer:
             records: the messages in it, or an upper bound of them.
             seconds: the time from its plan to its commit.
         """
-        change = min(MOST_CHANGE, max(1 / MOST_CHANGE, self._target / max(seconds, 0.001)))
+        change = min(MAX_CHANGE_FACTOR, max(1 / MAX_CHANGE_FACTOR, self._target / max(seconds, 0.001)))
         if change > 1 and records < self._records // 2:
             # A batch that was fast because it was small shows nothing about a large one.
             return
         # If bytes are the limit, it held fewer messages than the limit allows.
         base = self._records if change > 1 else min(self._records, records)
         # A slow small batch, like the first one of a cold session, shows little about a large one.
-        fewest = max(FEWEST_RECORDS, int(self._records / MOST_CHANGE))
+        fewest = max(MIN_RECORDS, int(self._records / MAX_CHANGE_FACTOR))
         self._records = min(self._limits.max_records, max(fewest, int(base * change)))

@@ -8,7 +8,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, in_places, scan
+from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, scan
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.epochs import accept_remedy, newest_epochs, split_epoch, truncation_remedy
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, SourceTruncatedError
@@ -155,9 +155,8 @@ def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
             f"{what}, whose entries cannot be claimed again", remedy=f"{remedy}.", version=state.version
         )
     places = {s: Intervals.of((known.origin or 0, 2**63 - 1)) - known.covered for s, known in undone.items()}
-    if any(
-        rows.num_rows for rows in scan(ingestion.ledger().log, PLACE, where=in_places(places), version=state.version)
-    ):
+    found = scan(ingestion.ledger().log, ROW_PLACE, where=in_places(places), version=state.version)
+    if any(rows.num_rows for rows in found):
         is_written = any(known.is_written for known in undone.values())
         again = "" if is_written else ", or adopt the remaining rows with: stream-assets adopt"
         raise InvalidOptionError(

@@ -45,8 +45,8 @@ PATIENCE_SECONDS = 60.0
 """How long to honour a request, in seconds: the run that made it may have died."""
 ASK_AFTER = 2
 """From this lost race on, other runs are asked to pause."""
-LONGEST_PAUSE_SECONDS = 5.0
-MOST_COMMITS = 200
+MAX_PAUSE_SECONDS = 5.0
+MAX_SEARCHED_COMMITS = 200
 """How many of the newest commits are searched for a request."""
 _POLL_SECONDS = 0.2
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class OutdatedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTable:
     """Everything that is needed to write the batches of one transaction sequence.
 
     Args:
@@ -87,7 +87,7 @@ class Target:
     filter: BadRowFilter
 
     @classmethod
-    def of(cls, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> Target:
+    def of(cls, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> TargetTable:
         """Return the target of an ingestion.
 
         Raises:
@@ -127,7 +127,7 @@ class Target:
 
 
 def initialize(
-    target: Target,
+    target: TargetTable,
     state: LedgerState,
     origin: Mapping[Shard, int],
     *,
@@ -162,7 +162,7 @@ def initialize(
 
 
 def register_streams(
-    target: Target,
+    target: TargetTable,
     origin: Mapping[Shard, int],
     *,
     identities: Mapping[str, str],
@@ -192,7 +192,7 @@ def register_streams(
     commit_empty(target.spark, target.ingestion, "init", fields)
 
 
-def check_unwritten(target: Target, state: LedgerState, streams: Iterable[str]) -> None:
+def check_unwritten(target: TargetTable, state: LedgerState, streams: Iterable[str]) -> None:
     """Refuse to begin with a stream if the table already has rows of it.
 
     A copy of a table (CREATE TABLE … AS SELECT, a clone, INSERT INTO) has the rows, but the positions are only in the
@@ -343,7 +343,7 @@ class YieldRequests:
         self._lost += 1
         what = f"another run wrote to {self._ingestion.table} while this one replaced rows in it"
         if self._lost < ASK_AFTER:
-            pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - not a secret
+            pause = random.uniform(0, MAX_PAUSE_SECONDS)  # noqa: S311 - not a secret
             _log.warning("%s; it tries again in %.1f s", what, pause)
             time.sleep(pause)
             return
@@ -354,7 +354,7 @@ class YieldRequests:
         """Return the newest request that is neither answered nor old."""
         oldest = (time.time() - PATIENCE_SECONDS) * 1000
         answered = {self._ledger.app}
-        for version in newest_first[:MOST_COMMITS]:
+        for version in newest_first[:MAX_SEARCHED_COMMITS]:
             commit = self._ledger.log.commit(version)
             if commit is None or (commit.timestamp_ms or 0) < oldest:
                 return None

@@ -58,7 +58,7 @@ from stream_consumers.redis.group import PendingEntry
 
 MAX_ABANDONED_CLAIMS = 5
 # The most entries of a batch: their ids are in memory, and the heartbeat claims each of them again.
-MOST_CLAIMED = 500_000
+MAX_CLAIMED_ENTRIES = 500_000
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +91,7 @@ class ClaimJob(BatchJob):
     ) -> None:
         super().__init__(spark, ingestion, url=claims.url, observer=observer)
         limits = ingestion.limits
-        self.sizer = BatchSizer(replace(limits, max_records=min(MOST_CLAIMED, limits.max_records)))
+        self.sizer = BatchSizer(replace(limits, max_records=min(MAX_CLAIMED_ENTRIES, limits.max_records)))
         self.wait_seconds = min(1.0, claims.policy.min_idle_seconds / 4)
         self._parallelism = parallelism(spark)
         self._claims = claims

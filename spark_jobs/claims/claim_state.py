@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
 from spark_jobs.batches.source_checks import check_restored
-from spark_jobs.batches.target_table import Target
+from spark_jobs.batches.target_table import TargetTable
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, State
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, app_id
@@ -207,7 +207,7 @@ class PlannedLoss:
         kind: the entries that were skipped, or trimmed before they were read; ``None`` if claimed entries are gone.
     """
 
-    target: Target
+    target: TargetTable
     shard: Shard
     kind: SkippedEntries | TrimmedEntries | None
 
@@ -265,7 +265,7 @@ class ClaimLosses:
 
     def _record(self, shard: Shard, kind: SkippedEntries | TrimmedEntries | None) -> Batch | None:
         own = replace(self._ingestion, shard=shard)
-        target = Target.of(self._spark, own, url=self._claims.url, observer=self._observer)
+        target = TargetTable.of(self._spark, own, url=self._claims.url, observer=self._observer)
         state = target.ledger.read()
         if isinstance(kind, SkippedEntries):
             if shard not in skipped_entries(self._claims, target.ledger):

@@ -28,7 +28,7 @@ from spark_jobs.dead_letters.table import (
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, column_names, in_places, in_ranges, scan
+from spark_jobs.ledger.table_rows import ROW_PLACE, Sequences, by_shard, column_names, in_places, in_ranges, scan
 from spark_jobs.table_location import check_location
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
 from stream_consumers.display import printable, shortened, shown_bytes
@@ -40,33 +40,33 @@ from stream_consumers.options import check_name
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Places = Mapping[Shard, Sequences]
+SequencesByShard = Mapping[Shard, Sequences]
 """The places of dead letters: per shard, the sorted sequences without repetitions."""
 _TIME = pa.timestamp("ms", "UTC")
 _UNREAD = "the stream held no whole message"
 MAX_DEAD_LETTERS = 8192
 """The most dead letters in memory at a time."""
-MOST_BYTES = 32 * 1024 * 1024
+MAX_DEAD_LETTER_BYTES = 32 * 1024 * 1024
 """The most bytes of dead letters in memory at a time; a single larger one is still read."""
 COUNTS, DISMISSED, REPLACED, ORPHANED, CORRECTED = "counts", "dismissed", "replaced", "orphaned", "corrected"
 STATUS = "status"
 _FIRST_READ = 8
 _GROWTH = 4
-STATUS_KEY = (*PLACE, "_timestamp", "_batch", "dismissed_by", "corrected_by")
+STATUS_KEY = (*ROW_PLACE, "_timestamp", "_batch", "dismissed_by", "corrected_by")
 """The columns that decide whether a dead letter is selected, and whether it counts."""
-MOST_KINDS = 100
+MAX_REASON_KINDS = 100
 """The most kinds of reasons that are counted separately; further ones are counted as :data:`OTHER_REASONS`."""
-MOST_SHOWN = 200
+MAX_SHOWN_CHARACTERS = 200
 """The most characters of a payload in an example."""
 _EXAMPLES_AT_A_TIME = 20
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
-_COLUMNS_OF_KINDS = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at"]
-MOST_CHARACTERS = 200
+_COLUMNS_OF_KINDS = [*ROW_PLACE, "_timestamp", "error", "_batch", "_recorded_at"]
+MAX_REASON_CHARACTERS = 200
 """The most characters of a kind of reason; the end of a longer one is cut off."""
-_MOST_READ = 50 * MOST_CHARACTERS
+_MAX_PARSED_CHARACTERS = 50 * MAX_REASON_CHARACTERS
 NO_REASON = "no reason is given"
 OTHER_REASONS = "other reasons"
-"""The kind that counts all kinds beyond :data:`MOST_KINDS`."""
+"""The kind that counts all kinds beyond :data:`MAX_REASON_KINDS`."""
 _VALUES = re.compile(
     r"""
     (?P<quoted>(?<!\w)[bru]?(?P<mark>['"`])(?:\\.|(?!(?P=mark)).)*(?:(?P=mark)(?!\w)|\Z))
@@ -238,13 +238,13 @@ class DeadLetterSnapshot:
         most = _FIRST_READ
         while chunk := first_places(places, min(most, MAX_DEAD_LETTERS)):
             count = sum(map(len, chunk.values()))
-            found = self.read(wanted, chunk, names, max_bytes=MOST_BYTES)
+            found = self.read(wanted, chunk, names, max_bytes=MAX_DEAD_LETTER_BYTES)
             if found is None:
                 most = count // 2
                 continue
             yield found
             places = without_first(places, count)
-            most *= _GROWTH if found.nbytes * _GROWTH < MOST_BYTES else 1
+            most *= _GROWTH if found.nbytes * _GROWTH < MAX_DEAD_LETTER_BYTES else 1
         if not self._has_places(wanted):
             for part in self.scan(wanted, names, UNPLACED):
                 yield _ordered(pa.Table.from_batches([part]), names)
@@ -253,16 +253,18 @@ class DeadLetterSnapshot:
         """Return whether only dead letters with a sequence are selected."""
         return wanted.span.has_sequences or wanted.places is not None
 
-    def places(self, wanted: DeadLetterFilter) -> Places:
+    def places(self, wanted: DeadLetterFilter) -> SequencesByShard:
         """Return the places of the selected dead letters that have a sequence."""
         found: dict[Shard, list[Sequences]] = {}
-        for batch in self.scan(wanted, PLACE):
+        for batch in self.scan(wanted, ROW_PLACE):
             placed = batch.filter(batch.column("_sequence").is_valid())
-            for shard, sequences in by_shard(placed.to_pandas(), *PLACE):
+            for shard, sequences in by_shard(placed.to_pandas(), *ROW_PLACE):
                 found.setdefault(shard, []).append(sequences)
         return {shard: np.unique(np.concatenate(found[shard])) for shard in sorted(found)}
 
-    def read(self, wanted: DeadLetterFilter, places: Places, names: Sequence[str], max_bytes: int) -> pa.Table | None:
+    def read(
+        self, wanted: DeadLetterFilter, places: SequencesByShard, names: Sequence[str], max_bytes: int
+    ) -> pa.Table | None:
         """Read the selected ones between the first and last of these places, in order; ``None`` if too large."""
         parts = [DEAD_LETTER_SCHEMA.empty_table()]
         size = 0
@@ -278,7 +280,7 @@ class DeadLetterSnapshot:
 
 def _ordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
     known = set(table.column_names)
-    order: Any = [(name, "ascending") for name in (*PLACE, "_recorded_at", "_batch") if name in known]
+    order: Any = [(name, "ascending") for name in (*ROW_PLACE, "_recorded_at", "_batch") if name in known]
     return table.sort_by(order).select(list(names))
 
 
@@ -325,7 +327,7 @@ class DeadLetterReader:
     streams: Collection[str]
     span: Span = field(default_factory=Span)
 
-    def places(self) -> tuple[Places, int]:
+    def places(self) -> tuple[SequencesByShard, int]:
         """Return the places of the dead letters, and how many more have no place, so that no row can replace them.
 
         Raises:
@@ -335,7 +337,7 @@ class DeadLetterReader:
         unplaced = now.scan(self._wanted, (), UNPLACED) if self.span.is_unbounded else ()
         return now.places(self._wanted), sum(part.num_rows for part in unplaced)
 
-    def messages(self, places: Places, *, max_bytes: int) -> pa.Table | None:
+    def messages(self, places: SequencesByShard, *, max_bytes: int) -> pa.Table | None:
         """Return the dead letters at these places as messages, in :data:`stream_consumers.batches.MESSAGE_SCHEMA`.
 
         Args:
@@ -348,20 +350,20 @@ class DeadLetterReader:
         found = self._read(places, max_bytes)
         return None if found is None else _messages(found)
 
-    def dead_letters(self, places: Places) -> pa.Table:
+    def dead_letters(self, places: SequencesByShard) -> pa.Table:
         """Return the dead letters at these places with the columns of their table, one for each place."""
         found = self._read(places, sys.maxsize)
         assert found is not None
         return found
 
-    def _read(self, places: Places, max_bytes: int) -> pa.Table | None:
+    def _read(self, places: SequencesByShard, max_bytes: int) -> pa.Table | None:
         now = DeadLetterSnapshot.of(self.table, self.ledger)
         found = now.read(self._wanted, places, COPIED_COLUMNS, max_bytes=max_bytes)
         if found is None:
             return None
         wanted = {(shard.stream, shard.id, sequence) for shard, own in places.items() for sequence in own.tolist()}
         rows = []
-        for row, place in enumerate(zip(*(found.column(name).to_pylist() for name in PLACE), strict=True)):
+        for row, place in enumerate(zip(*(found.column(name).to_pylist() for name in ROW_PLACE), strict=True)):
             if place in wanted:
                 wanted.discard(place)
                 rows.append(row)
@@ -372,7 +374,7 @@ class DeadLetterReader:
         return DeadLetterFilter(self.streams, self.span)
 
 
-def first_places(places: Places, most: int) -> Places:
+def first_places(places: SequencesByShard, most: int) -> SequencesByShard:
     """Return the first ``most`` places.
 
     Example:
@@ -389,7 +391,7 @@ def first_places(places: Places, most: int) -> Places:
     return found
 
 
-def without_first(places: Places, count: int) -> Places:
+def without_first(places: SequencesByShard, count: int) -> SequencesByShard:
     """Return the places after the first ``count``.
 
     Example:
@@ -508,16 +510,16 @@ class DeadLetters:
         return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
 
     def kinds(
-        self, wanted: DeadLetterFilter = COUNTING, *, limit: int | None = None, most_shown: int = MOST_SHOWN
+        self, wanted: DeadLetterFilter = COUNTING, *, limit: int | None = None, max_shown: int = MAX_SHOWN_CHARACTERS
     ) -> list[DeadLetterKind]:
         """Count the dead letters of each kind of reason, the most frequent kind first.
 
-        Beyond :data:`MOST_KINDS` kinds, further ones are counted as :data:`OTHER_REASONS`.
+        Beyond :data:`MAX_REASON_KINDS` kinds, further ones are counted as :data:`OTHER_REASONS`.
 
         Args:
             wanted: selects the dead letters.
             limit: read at most this number.
-            most_shown: the most characters of the payload of an example; with 0 it is not read.
+            max_shown: the most characters of the payload of an example; with 0 it is not read.
 
         Raises:
             StreamNotFoundError: the group has written nothing into the table.
@@ -528,7 +530,7 @@ class DeadLetters:
         for batch in _first(snapshot.scan(wanted, _COLUMNS_OF_KINDS), limit):
             _tally(batch, found)
         kinds = sorted(found.values(), key=lambda kind: (-kind.total, kind.reason))
-        _find_examples(snapshot, wanted, kinds, most_shown)
+        _find_examples(snapshot, wanted, kinds, max_shown)
         return kinds
 
     def tables(
@@ -634,7 +636,7 @@ def _tally(batch: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
     kinds = pa.array([kind_of_reason(reason) for reason in reasons.dictionary.to_pylist()], pa.string())
     table = pa.table(
         {
-            **{name: batch.column(name) for name in (*PLACE, STATUS)},
+            **{name: batch.column(name) for name in (*ROW_PLACE, STATUS)},
             "kind": kinds.take(reasons.indices).fill_null(NO_REASON),
             "time": pc.coalesce(batch.column("_timestamp"), batch.column("_recorded_at")),
         }
@@ -643,7 +645,7 @@ def _tally(batch: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
         [("_sequence", "min"), ("time", "min"), ("time", "max"), ([], "count_all")]
     )
     for row in groups.to_pylist():
-        reason = row["kind"] if row["kind"] in found or len(found) < MOST_KINDS else OTHER_REASONS
+        reason = row["kind"] if row["kind"] in found or len(found) < MAX_REASON_KINDS else OTHER_REASONS
         kind = found.setdefault(reason, DeadLetterKind(reason))
         counted = "count" if row[STATUS] == COUNTS else row[STATUS]
         setattr(kind, counted, getattr(kind, counted) + row["count_all"])
@@ -656,11 +658,11 @@ def _tally(batch: pa.RecordBatch, found: dict[str, DeadLetterKind]) -> None:
 
 
 def _find_examples(
-    snapshot: DeadLetterSnapshot, wanted: DeadLetterFilter, kinds: Sequence[DeadLetterKind], most_shown: int
+    snapshot: DeadLetterSnapshot, wanted: DeadLetterFilter, kinds: Sequence[DeadLetterKind], max_shown: int
 ) -> None:
     """Read the example of each kind, for some kinds at a time, because each may be large."""
     of_kinds = iter([kind for kind in kinds if kind._at is not None and kind.reason != OTHER_REASONS])
-    names = [*_COLUMNS_OF_KINDS, "payload"] if most_shown else _COLUMNS_OF_KINDS
+    names = [*_COLUMNS_OF_KINDS, "payload"] if max_shown else _COLUMNS_OF_KINDS
     while some := list(islice(of_kinds, _EXAMPLES_AT_A_TIME)):
         conditions = []
         by_place: dict[tuple[Shard, int | None], list[DeadLetterKind]] = {}
@@ -676,10 +678,10 @@ def _find_examples(
                 row = batch.slice(index, 1).to_pylist()[0]
                 place = Shard(row["_stream"], row["_shard"]), row["_sequence"]
                 for kind in by_place.get(place, ()):
-                    _show(kind, row, most_shown)
+                    _show(kind, row, max_shown)
 
 
-def _show(kind: DeadLetterKind, row: Mapping[str, Any], most_shown: int) -> None:
+def _show(kind: DeadLetterKind, row: Mapping[str, Any], max_shown: int) -> None:
     """Make a dead letter the example of a kind if it is of that kind, and the first one at its place."""
     assert kind._at is not None
     key = (str(row["_batch"]), str(row["error"]))
@@ -688,9 +690,9 @@ def _show(kind: DeadLetterKind, row: Mapping[str, Any], most_shown: int) -> None
         return
     shard = Shard(row["_stream"], row["_shard"])
     place = str(shard) if row["_sequence"] is None else f"{shard}={row['_sequence']}"
-    shown = shown_bytes(row["payload"], most=most_shown) if most_shown else ""
+    shown = shown_bytes(row["payload"], most=max_shown) if max_shown else ""
     kind._key = key
-    kind.example = DeadLetterExample(place, shortened(row["error"] or NO_REASON, 10 * MOST_SHOWN), shown)
+    kind.example = DeadLetterExample(place, shortened(row["error"] or NO_REASON, 10 * MAX_SHOWN_CHARACTERS), shown)
 
 
 def kind_of_reason(reason: str | None) -> str:
@@ -709,5 +711,5 @@ def kind_of_reason(reason: str | None) -> str:
     """
     if not reason or reason.isspace():
         return NO_REASON
-    found = _VALUES.sub(lambda value: "'…'" if value["quoted"] else "#", reason[:_MOST_READ])
-    return shortened(printable(" ".join(found.split())), MOST_CHARACTERS)
+    found = _VALUES.sub(lambda value: "'…'" if value["quoted"] else "#", reason[:_MAX_PARSED_CHARACTERS])
+    return shortened(printable(" ".join(found.split())), MAX_REASON_CHARACTERS)

@@ -25,7 +25,7 @@ from spark_jobs.ledger.entries import BATCH_ID, ClaimedRange, LedgerEntry, Uncou
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
-    PLACE,
+    ROW_PLACE,
     Sequences,
     by_shard,
     column_names,
@@ -43,7 +43,7 @@ from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
 from stream_consumers.versions import check_keys, check_version, newer
 
-MOST_DELETED = 100
+MAX_DELETED_BATCHES = 100
 """The most batches whose dead letters one DELETE removes; each adds a term to its condition."""
 FORMAT = 1
 """The format number that is written into commit metadata; the numbers in :data:`FORMATS` can be read."""
@@ -245,11 +245,11 @@ class DeadLetterTable:
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Yield the places of the dead letters that count in chunks, without Spark."""
-        return self.scan(ledger.group, self.not_counting(ledger), PLACE)
+        return self.scan(ledger.group, self.not_counting(ledger), ROW_PLACE)
 
     def open_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Yield the places of the dead letters that count and are not dismissed in chunks, without Spark."""
-        return self.scan(ledger.group, self.not_counting(ledger), PLACE, is_open=True)
+        return self.scan(ledger.group, self.not_counting(ledger), ROW_PLACE, is_open=True)
 
     def scan(
         self,
@@ -281,7 +281,7 @@ class DeadLetterTable:
         if self.log().snapshot() is None:
             return
         key = _UNPLACED_KEY if left_out.dismissed else ("_batch",)
-        needed = None if columns is None else list(dict.fromkeys([*columns, *PLACE, *key]))
+        needed = None if columns is None else list(dict.fromkeys([*columns, *ROW_PLACE, *key]))
         marks = {"dismissed_by": is_open, "corrected_by": not has_corrected}
         # A table that an older release created lacks these columns.
         known = column_names(self.log(), version=version)
@@ -344,7 +344,7 @@ class DeadLetterTable:
         superseded = _whole(batch for batch in orphaned if batch.is_superseded)
         uncounted = _united(state.uncounted, replaced, removed, superseded)
         # The rest is deleted later, and does not count until then.
-        deleted = dict(islice(_united(self._stale(ledger, state, removed), superseded).items(), MOST_DELETED))
+        deleted = dict(islice(_united(self._stale(ledger, state, removed), superseded).items(), MAX_DELETED_BATCHES))
         if deleted and not self._delete(spark, deleted):
             return CheckedDeadLetters(state.dead_letters_version, uncounted, considered)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in deleted}
@@ -386,9 +386,9 @@ class DeadLetterTable:
             for shard, parts in replaced.ranges.items()
         }
         found: dict[str, dict[Shard, Intervals]] = {}
-        for part in self.scan(ledger.group, NotCounting(), [*PLACE, "_batch"], where=in_ranges(places)):
+        for part in self.scan(ledger.group, NotCounting(), [*ROW_PLACE, "_batch"], where=in_ranges(places)):
             for bid, of_batch in part.to_pandas().groupby("_batch"):
-                for shard, sequences in by_shard(of_batch, *PLACE):
+                for shard, sequences in by_shard(of_batch, *ROW_PLACE):
                     parts = replaced.of(shard, str(bid), sequences)
                     if parts:
                         known = found.setdefault(str(bid), {})

@@ -27,7 +27,7 @@ from spark_jobs.decoding.avro_resolution import (
 )
 from spark_jobs.decoding.avro_schema import AvroType, columns_ddl, is_record, parse_avro
 from spark_jobs.decoding.decoders import Column, DecodedColumns, columns_of, decode_rows, import_library
-from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames
+from spark_jobs.decoding.schema_decoder import BodyDecoder, SchemaDecoder, decode_frames
 from spark_jobs.decoding.schema_limits import cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.options import check_name
@@ -114,11 +114,11 @@ class Avro(SchemaDecoder):
         if not self.is_framed:
             return DecodedColumns(*avro_decoding(own, own, schema, is_one).decode(payloads))
 
-        def part_of(number: int) -> Part:
+        def decoder_of(number: int) -> BodyDecoder:
             writer = own if registry is None else registry.schema(number)
             return avro_decoding(writer, own, schema, is_one).decode
 
-        return decode_frames(payloads, schema, part_of, registry)
+        return decode_frames(payloads, schema, decoder_of, registry)
 
 
 @dataclass(slots=True)

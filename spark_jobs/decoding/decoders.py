@@ -258,7 +258,7 @@ def _built(
     return joined(parts)
 
 
-class Texts:
+class TextReader:
     """Reads UTF-8 into one STRING column."""
 
     def read(self, payload: bytes) -> str:
@@ -278,7 +278,7 @@ def decode_texts(payloads: Column) -> tuple[list[Column], Column]:
     try:
         return [payloads.cast(pa.string())], pa.nulls(len(payloads), pa.string())
     except pa.ArrowInvalid:
-        return decode_rows(Texts(), payloads)
+        return decode_rows(TextReader(), payloads)
 
 
 def columns_of(built: Column, *, is_one: bool) -> list[Column]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from spark_jobs.decoding.decoders import Column, Texts, columns_of, decode_rows, joined, reason
+from spark_jobs.decoding.decoders import Column, TextReader, columns_of, decode_rows, joined, reason
 from spark_jobs.decoding.json_values import (
     WIDE_DECIMAL,
     Constant,
@@ -108,7 +108,7 @@ def decode_values(documents: Column) -> tuple[list[Column], Column]:
     return decode_rows(_ValueReader(), documents)
 
 
-class _ValueReader(Texts):
+class _ValueReader(TextReader):
     """Checks that documents of any kind are JSON that a VARIANT can hold."""
 
     def read(self, payload: bytes) -> str:

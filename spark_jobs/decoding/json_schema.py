@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.decoders import Column, DecodedColumns, import_library, reason, shortened
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames
+from spark_jobs.decoding.schema_decoder import BodyDecoder, SchemaDecoder, decode_frames
 from spark_jobs.decoding.schema_limits import MAX_TYPE_DEPTH, WeightBudget, cached_by_size, schema_document, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
@@ -280,7 +280,7 @@ class JsonSchema(SchemaDecoder):
         # A pattern can take for ever, so only schemas of the own subject are tried.
         subject = own.subject if self.validate else ""
 
-        def part_of_schema(stored: StoredSchema) -> Part:
+        def decoder_of_schema(stored: StoredSchema) -> BodyDecoder:
             validator = _validator(stored) if self.validate else None
 
             def part(texts: Column) -> tuple[Sequence[Column], Column]:
@@ -292,14 +292,14 @@ class JsonSchema(SchemaDecoder):
             return part
 
         if not self.is_framed:
-            return DecodedColumns(*part_of_schema(own)(payloads))
+            return DecodedColumns(*decoder_of_schema(own)(payloads))
 
-        def part_of(number: int) -> Part:
+        def decoder_of(number: int) -> BodyDecoder:
             stored = own if registry is None else registry.schema(number, subject=subject)
             _check_documents(stored)
-            return part_of_schema(stored if subject else own)
+            return decoder_of_schema(stored if subject else own)
 
-        return decode_frames(payloads, schema, part_of, registry)
+        return decode_frames(payloads, schema, decoder_of, registry)
 
 
 @cached_by_size(lambda validator: 0)

@@ -32,7 +32,7 @@ from spark_jobs.decoding.protobuf_schema import (
     schema_of_stored,
     schema_of_text,
 )
-from spark_jobs.decoding.schema_decoder import Part, SchemaDecoder, decode_frames, read_file, read_text
+from spark_jobs.decoding.schema_decoder import BodyDecoder, SchemaDecoder, decode_frames, read_file, read_text
 from spark_jobs.decoding.schema_limits import WeightBudget, cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
@@ -296,7 +296,7 @@ class Protobuf(SchemaDecoder):
         if not self.is_framed:
             return DecodedColumns(*decode_rows(reader, payloads))
 
-        def part_of(number: int) -> Part:
+        def decoder_of(number: int) -> BodyDecoder:
             if registry is None:
                 return partial(decode_rows, IndexedMessageReader(reader, None, own.name))
             found = files_of_stored(registry.schema(number, form=SERIALIZED))
@@ -304,7 +304,7 @@ class Protobuf(SchemaDecoder):
             check = message_check(MessageSchema(own.name, found.files), own) if is_there else None
             return partial(decode_rows, IndexedMessageReader(reader, found.names, own.name, check))
 
-        return decode_frames(payloads, schema, part_of, registry)
+        return decode_frames(payloads, schema, decoder_of, registry)
 
 
 class MessageReader:

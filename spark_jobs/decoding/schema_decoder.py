@@ -25,7 +25,7 @@ from stream_consumers.options import check_count, check_name, check_switch
 HEADER_BYTES = 5
 MAGIC = 0
 _TOMBSTONE = -1
-Part = Callable[[Column], tuple[Sequence[Column], Column]]
+BodyDecoder = Callable[[Column], tuple[Sequence[Column], Column]]
 
 
 def read_file(path: str | Path) -> bytes:
@@ -159,16 +159,16 @@ class SchemaDecoder:
 
 
 def decode_frames(
-    payloads: Column, schema: pa.Schema, part_of: Callable[[int], Part], registry: SchemaRegistry | None
+    payloads: Column, schema: pa.Schema, decoder_of: Callable[[int], BodyDecoder], registry: SchemaRegistry | None
 ) -> DecodedColumns:
     """Decode framed payloads, grouped by schema.
 
     Args:
         payloads: binary; null is a tombstone.
         schema: the columns.
-        part_of: returns for a schema id the function that decodes the bytes after the ids. If there is no such schema,
-            or it cannot be used, all messages with this id become dead letters.
-        registry: the registry that ``part_of`` asks; its connections are kept open meanwhile.
+        decoder_of: returns for a schema id the function that decodes the bytes after the ids. If there is none, or the
+            schema cannot be used, all messages with this id become dead letters.
+        registry: the registry that ``decoder_of`` asks; its connections are kept open meanwhile.
 
     Raises:
         StreamAssetsError: the registry does not answer, so that it is unknown whether there is such a schema.
@@ -185,7 +185,7 @@ def decode_frames(
             rows = np.flatnonzero(headers_of_rows == place)
             places.append(rows)
             framed = payloads if len(rows) == len(payloads) else payloads.take(pa.array(rows, pa.int64()))
-            parts.append(_part(framed, schema, header, part_of))
+            parts.append(_decode(framed, schema, header, decoder_of))
     *columns, errors = joined(parts)
     order = np.empty(len(payloads), np.int64)
     order[np.concatenate(places)] = np.arange(len(payloads))
@@ -194,14 +194,14 @@ def decode_frames(
     return DecodedColumns(columns, errors)
 
 
-def _part(framed: Column, schema: pa.Schema, header: bytes, part_of: Callable[[int], Part]) -> list[Column]:
+def _decode(framed: Column, schema: pa.Schema, header: bytes, decoder_of: Callable[[int], BodyDecoder]) -> list[Column]:
     """The columns and the errors of payloads with one header."""
     if len(header) < HEADER_BYTES:
         return _nulls(schema, len(framed), f"{len(header)} bytes are too short for a schema id")
     if header[0] != MAGIC:
         return _nulls(schema, len(framed), f"the first byte is {header[0]}, and not the 0 before a schema id")
     try:
-        columns, errors = part_of(int.from_bytes(header[1:], "big"))(_without_headers(framed))
+        columns, errors = decoder_of(int.from_bytes(header[1:], "big"))(_without_headers(framed))
     except (SchemaNotFoundError, SchemaMismatchError) as error:
         return _nulls(schema, len(framed), shortened(error.what))
     return [*columns, errors]

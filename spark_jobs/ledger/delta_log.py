@@ -57,11 +57,11 @@ _IDENTITY_COUNTER = "delta.identity.highWaterMark"
 _Parsed = TypeVar("_Parsed")
 # The error text of delta-rs for the table feature catalogManaged, and for its preview.
 _CATALOG_MANAGED = "catalog-managed table"
-MOST_CHARACTERS = 500
+MAX_LINE_CHARACTERS = 500
 # The limits of what other programs may write into their commits: the digits of a number, the characters of a number and
 # of a time, and the last millisecond of the year 9999.
 _DIGITS = re.compile(r"[0-9]{1,19}")
-_LONGEST_NUMBER, _LONGEST_MOMENT, _LAST_MS = 100, 100, 253_402_300_799_999
+_MAX_NUMBER_DIGITS, _MAX_MOMENT_CHARACTERS, _LAST_MS = 100, 100, 253_402_300_799_999
 _FILE_URI = re.compile(r"^file:(//)?/")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified (bucket|container) does not exist")
@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
         'it failed because the server did not answer'
     """
     line = " ".join(_COLORS.sub("", text).split())
-    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+    return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[:MAX_LINE_CHARACTERS]} …"
 
 
 def unreadable(
@@ -646,7 +646,7 @@ class DeltaLog:
                 why = self.redacted_text(error)
         if why:
             raise LedgerUnreadableError(
-                f"the log of {self.path} names {path[:MOST_CHARACTERS]!a}, which is not opened: {why}",
+                f"the log of {self.path} names {path[:MAX_LINE_CHARACTERS]!a}, which is not opened: {why}",
                 remedy="Go back with RESTORE TABLE … TO VERSION AS OF a version before the one that added it.",
             )
         return found
@@ -865,7 +865,7 @@ def parse_commit(version: int, text: str) -> Commit:
     if info.get("operation") == "RESTORE":
         target = _whole_number(parameters.get("version"), most=version - 1)
         moment = parameters.get("timestamp") or parameters.get("datetime")
-        restored = str(moment)[:_LONGEST_MOMENT] if target is None else target
+        restored = str(moment)[:_MAX_MOMENT_CHARACTERS] if target is None else target
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
     written, exact = _whole_number(rows), _whole_number(info.get("inCommitTimestamp"), most=_LAST_MS)
@@ -919,7 +919,7 @@ def _json_of_line(line: str) -> Mapping[str, Any]:
 
 def _number_of(digits: str) -> int | str:
     """Return the number, or its text if it has too many digits for Python."""
-    return int(digits) if len(digits) < _LONGEST_NUMBER else digits
+    return int(digits) if len(digits) < _MAX_NUMBER_DIGITS else digits
 
 
 _DECODER = json.JSONDecoder(parse_int=_number_of)

@@ -44,21 +44,21 @@ BATCH_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The form of a batch id, which is safe in SQL conditions."""
 SHARINGS = ("", *(mode.value for mode in ConsumerMode), SWITCHING, CLAIMS, LEAVING_CLAIMS)
 """How a group may share its shards."""
-LARGEST_PLAIN = 4096
+MAX_PLAIN_BYTES = 4096
 """The most bytes of a text that is not packed."""
-LARGEST_UNPACKED = 64 * 1024 * 1024
+MAX_UNPACKED_BYTES = 64 * 1024 * 1024
 """The most bytes of an unpacked text. A million shards take half of them."""
-LARGEST_SKELETON = 4 * 1024 * 1024
+MAX_SKELETON_BYTES = 4 * 1024 * 1024
 """The most bytes of JSON in an unpacked text. Each of them may take 25 bytes in memory."""
-MOST_ROWS = 2_000_000
+MAX_PACKED_ROWS = 2_000_000
 """The most rows in the tables of a packed text. Each row takes some hundred bytes in memory."""
-_FEWEST_ROWS = 8
+_MIN_PACKED_ROWS = 8
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _COLUMNS = "\0columns"
 _REST = "\0rest"
-MOST_REPLAYS = 16
+MAX_REPLAYS = 16
 """How many replays and rewinds are remembered. To find an older one, the log is searched."""
-MOST_LOSSES = 16
+MAX_LOSSES = 16
 """How many losses of a shard are remembered with their own range. Older ones are merged into one range."""
 
 
@@ -461,7 +461,7 @@ class LedgerEntry:
                 continue
             document[key] = json_values(value)
         text = json.dumps(document, separators=(",", ":"))
-        if len(text) <= LARGEST_PLAIN:
+        if len(text) <= MAX_PLAIN_BYTES:
             return text
         plain = json.loads(text)
         head = {key: plain.pop(key) for key in ("v", *_HEAD)}
@@ -588,13 +588,13 @@ def unpack(text: str) -> Any:
     """
     try:
         unpacker = zlib.decompressobj()
-        size, _, left = unpacker.decompress(base64.b85decode(text), LARGEST_UNPACKED).partition(b"\n")
+        size, _, left = unpacker.decompress(base64.b85decode(text), MAX_UNPACKED_BYTES).partition(b"\n")
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof:
-        raise ValueError(f"it is cut, or has more than {LARGEST_UNPACKED:,} bytes")
-    if not 0 < int(size) <= LARGEST_SKELETON:
-        raise ValueError(f"it has {int(size):,} bytes of JSON, more than {LARGEST_SKELETON:,}")
+        raise ValueError(f"it is cut, or has more than {MAX_UNPACKED_BYTES:,} bytes")
+    if not 0 < int(size) <= MAX_SKELETON_BYTES:
+        raise ValueError(f"it has {int(size):,} bytes of JSON, more than {MAX_SKELETON_BYTES:,}")
     planes = _ColumnReader(left[int(size) :])
     found = _with_tables(json.loads(left[: int(size)]), planes)
     planes.check_end()
@@ -605,7 +605,7 @@ def _without_tables(value: object, planes: list[bytes]) -> object:
     if not isinstance(value, Mapping):
         return value
     rows = {key: row for key, cell in value.items() if (row := _row(key, cell)) is not None}
-    if len(rows) < _FEWEST_ROWS:
+    if len(rows) < _MIN_PACKED_ROWS:
         return {key: _without_tables(cell, planes) for key, cell in value.items()}
     listed = sorted((*row, key) for key, row in rows.items())
     groups = []
@@ -665,7 +665,7 @@ class _ColumnReader:
             ValueError: it has no columns, or the tables have too many rows.
         """
         self._rows += count
-        if width < 1 or self._rows > MOST_ROWS:
+        if width < 1 or self._rows > MAX_PACKED_ROWS:
             raise ValueError(f"it has a table of {count} rows and {width} columns, {self._rows} rows in all")
 
     def next(self, count: int) -> Any:

@@ -30,8 +30,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from spark_jobs.ledger.entries import (
-    MOST_LOSSES,
-    MOST_REPLAYS,
+    MAX_LOSSES,
+    MAX_REPLAYS,
     LedgerEntry,
     ReplayProgress,
     ShardState,
@@ -144,12 +144,12 @@ def facts_at(state: State, *candidates: FactsByShard) -> FactsByShard:
     }
 
 
-def tally(totals: Totals, entry: LedgerEntry) -> Totals:
+def totals_after(totals: Totals, entry: LedgerEntry) -> Totals:
     """Return the totals after one commit of the group.
 
     Example:
         >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, messages=9, dead=1)
-        >>> tally(tally(Totals(), entry), entry).dead
+        >>> totals_after(totals_after(Totals(), entry), entry).dead
         2
     """
     lost = {**totals.lost}
@@ -166,7 +166,7 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
         is_finished = bool(known.goal) and not any(Intervals.of(p) - done.get(s, NONE) for s, p in known.goal.items())
         # The newest is last in the mapping. A finished replay is kept as an empty progress: nothing is left to do.
         replays[key] = ReplayProgress() if is_finished else replace(known, done=done)
-        if len(replays) > MOST_REPLAYS:
+        if len(replays) > MAX_REPLAYS:
             has_dropped_replays = True
             finished = (key for key, one in replays.items() if one == ReplayProgress())
             del replays[next(finished, next(iter(replays)))]
@@ -181,6 +181,6 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
 
 
 def _joined(lost: Intervals) -> Intervals:
-    """Merge the first intervals into one, with the gaps between them, so that at most ``MOST_LOSSES`` are left."""
-    older, newer = lost.ranges[:-MOST_LOSSES], lost.ranges[-MOST_LOSSES:]
+    """Merge the first intervals into one, with the gaps between them, so that at most ``MAX_LOSSES`` are left."""
+    older, newer = lost.ranges[:-MAX_LOSSES], lost.ranges[-MAX_LOSSES:]
     return Intervals.of((older[0].start, newer[0].end), *newer[1:]) if older else lost

@@ -23,7 +23,7 @@ from spark_jobs.ledger.entries import (
     Totals,
     Uncounted,
 )
-from spark_jobs.ledger.fold import facts_at, fold, moved_facts, restore, tally
+from spark_jobs.ledger.fold import facts_at, fold, moved_facts, restore, totals_after
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import FactsByShard, LastMessage, Resume, hint_with_facts, position_facts_in
 from stream_consumers.display import counted
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
 """Every tenth entry of a transaction sequence is full: it has the whole state of the ledger."""
-MOST_VERSIONS = 2 * FULL_EVERY
+MAX_AGE_VERSIONS = 2 * FULL_EVERY
 """The newest full entry is at most this many versions old, not counting commits that are being written."""
-FEW = 32
+MAX_ALWAYS_FULL_ITEMS = 32
 """An entry is always full while the ledger knows of at most this many shards, batches and identities."""
-NEAR = MOST_VERSIONS
+NEWEST_VERSIONS = MAX_AGE_VERSIONS
 """This many of the newest commits are opened before the checkpoint is read for the groups that have written."""
-LONGEST_MS = 3_600_000
+MAX_AGE_MS = 3_600_000
 """The greatest age of the newest full entry before the next entry has to be full."""
-MOST_LEVELS = 100
+MAX_NESTED_RESTORES = 100
 """How deep RESTOREs may be nested: one goes back to before the newest full entry, the fold there has another one, …"""
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
@@ -85,19 +85,19 @@ class FullEntry:
     Args:
         version: the version of its commit.
         timestamp_ms: the time of its commit; ``None`` if the log does not have it.
-        longest_ms: the age in milliseconds at which another one is due.
+        max_age_ms: the age in milliseconds at which another one is due.
         is_restored: whether there was a RESTORE since it was planned.
     """
 
     version: int
     timestamp_ms: int | None
-    longest_ms: int
+    max_age_ms: int
     is_restored: bool
 
     def is_due(self, version: int) -> bool:
         """Return whether the next entry, planned from ``version`` now, has to be full."""
         age = -1 if self.timestamp_ms is None else time.time() * 1000 - self.timestamp_ms
-        return self.is_restored or version - self.version >= MOST_VERSIONS or not 0 <= age < self.longest_ms
+        return self.is_restored or version - self.version >= MAX_AGE_VERSIONS or not 0 <= age < self.max_age_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Ledger:
         is_ordinary = entry.kind in ("batch", "replay", PAUSE) and not (entry.until or entry.skipped or entry.switch)
         if not is_ordinary or state.full is None or state.full.is_due(state.version):
             return True
-        if len(state.shards) + len(entry.uncounted) + len(entry.identities) <= FEW:
+        if len(state.shards) + len(entry.uncounted) + len(entry.identities) <= MAX_ALWAYS_FULL_ITEMS:
             return True
         # The checksum of the app id spreads the full entries of many sequences over the commits.
         return (entry.number + zlib.crc32(self.app.encode())) % FULL_EVERY == 0
@@ -270,7 +270,7 @@ class Ledger:
         assert full is not None  # the first entry of a group is full
         commit, entry = full
         is_restored = self._is_restored(entry, snapshot.version)
-        longest_ms = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
+        max_age_ms = _max_age_ms(snapshot.configuration.get(LOG_RETENTION))
         valid = self._newest_surviving_full() if is_restored else entry
         found = LedgerState(
             snapshot.version,
@@ -279,7 +279,7 @@ class Ledger:
             snapshot.last_number(self.app),
             sharing=folded.sharing,
             identities=folded.identities,
-            full=FullEntry(commit.version, commit.timestamp_ms, longest_ms, is_restored),
+            full=FullEntry(commit.version, commit.timestamp_ms, max_age_ms, is_restored),
             totals=folded.totals,
             hint=hint_with_facts(folded.hint, folded.facts),
             removed_claim_batches=folded.removed,
@@ -361,7 +361,7 @@ class Ledger:
         bases: dict[str, int] = {}
         last = snapshot.version if base is None else base
         for version in range(snapshot.version, -1, -1):
-            if last - version == NEAR:
+            if last - version == NEWEST_VERSIONS:
                 if not snapshot.may_hold(streams):
                     return None
                 groups = self._groups(snapshot)
@@ -427,7 +427,7 @@ class Ledger:
                 registered[stream] = entry.base, version
         for version, entry, stream in reversed([one for one in others if one[2] in streams]):
             base, own = registered.get(stream, (-1, -1))
-            is_unaware = version > own and (stream in _streams(entry.extents) or entry.base - own >= NEAR)
+            is_unaware = version > own and (stream in _streams(entry.extents) or entry.base - own >= NEWEST_VERSIONS)
             if base < version < own or is_unaware:
                 return entry.group
         return None
@@ -514,7 +514,7 @@ class Ledger:
     def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
         """The newest entry of the group; ``None`` if it has none, or the log was cleaned before it."""
         for version in range(snapshot.version, -1, -1):
-            if snapshot.version - version == NEAR:
+            if snapshot.version - version == NEWEST_VERSIONS:
                 groups = self._groups(snapshot)
                 if groups is not None and self.group not in groups:
                     return None
@@ -540,12 +540,12 @@ class Ledger:
         double with each level of them.
 
         Raises:
-            LedgerUnreadableError: RESTOREs are nested deeper than ``MOST_LEVELS``.
+            LedgerUnreadableError: RESTOREs are nested deeper than ``MAX_NESTED_RESTORES``.
         """
         if version not in known:
-            if level > MOST_LEVELS:
+            if level > MAX_NESTED_RESTORES:
                 raise LedgerUnreadableError(
-                    f"{self.log.path} has more than {MOST_LEVELS} RESTOREs that depend on one another",
+                    f"{self.log.path} has more than {MAX_NESTED_RESTORES} RESTOREs that depend on one another",
                     remedy=RESTORE_REMEDY,
                 )
             known[version] = self._fold_on(version, known, level + 1)
@@ -591,7 +591,7 @@ class Ledger:
                 state = fold(now.state, entry, late=late)
                 now = _Fold(
                     state,
-                    tally(now.totals, entry),
+                    totals_after(now.totals, entry),
                     {**now.identities, **entry.identities},
                     entry.switch or "" if is_switch else now.sharing,
                     facts_at(state, moved_facts(entry), now.facts),
@@ -698,14 +698,14 @@ def interval_ms(text: str) -> int | None:
     return int(found[1]) * _UNIT_MS[found[2].lower()] if found else None
 
 
-def _longest_ms(retention: str | None) -> int:
+def _max_age_ms(retention: str | None) -> int:
     """Return the greatest age of the newest full entry: an hour, or less if the log is kept for less than a day.
 
     Example:
-        >>> _longest_ms(None), _longest_ms("interval 30 days"), _longest_ms("interval 1 hour"), _longest_ms("soon")
+        >>> _max_age_ms(None), _max_age_ms("interval 30 days"), _max_age_ms("interval 1 hour"), _max_age_ms("soon")
         (3600000, 3600000, 150000, 0)
     """
     if retention is None:
-        return LONGEST_MS
+        return MAX_AGE_MS
     length = interval_ms(retention)
-    return 0 if length is None else min(LONGEST_MS, length // 24)
+    return 0 if length is None else min(MAX_AGE_MS, length // 24)

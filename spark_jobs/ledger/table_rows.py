@@ -25,12 +25,12 @@ from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerUnreadableError, StreamAssetsError, TableUnreadableError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, Shard
 
-PLACE = ("_stream", "_shard", "_sequence")
+ROW_PLACE = ("_stream", "_shard", "_sequence")
 """The columns that identify the message of a row: its place in the stream."""
-UNPLACED = " OR ".join(f"{name} IS NULL" for name in PLACE)
+UNPLACED = " OR ".join(f"{name} IS NULL" for name in ROW_PLACE)
 """A SQL condition: the rows without a place. Other programs wrote them, or changed them."""
 TIME = "_timestamp"
-ROW_TIME = (*PLACE, TIME)
+ROW_TIME = (*ROW_PLACE, TIME)
 """The place and the timestamp of a row."""
 MESSAGE_TIME = ("stream", "shard", "sequence", "timestamp_ms")
 """The place and the timestamp of a message of :data:`stream_consumers.batches.MESSAGE_SCHEMA`."""
@@ -83,14 +83,14 @@ def count_where(log: DeltaLog, where: str) -> int:
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    return sum(batch.num_rows for batch in scan(log, PLACE, where=where))
+    return sum(batch.num_rows for batch in scan(log, ROW_PLACE, where=where))
 
 
 def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]:
     """Return the sequences of these rows per shard, with repetitions; rows without a place are left out."""
     parts: dict[Shard, list[Sequences]] = {}
     for batch in batches:
-        for shard, found in by_shard(_frame(batch), *PLACE):
+        for shard, found in by_shard(_frame(batch), *ROW_PLACE):
             parts.setdefault(shard, []).append(found)
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
@@ -153,7 +153,7 @@ def schema_of(log: DeltaLog) -> Mapping[str, Any]:
         return schema
 
 
-def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
+def names_in_files(log: DeltaLog, columns: Sequence[str] = ROW_PLACE) -> list[str]:
     """Return the names of columns in the data files, which are other ones with column mapping.
 
     Raises:
@@ -191,12 +191,12 @@ def written_sequences(
 
 
 def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -> pyarrow.dataset.Dataset:
-    """Open data files, with the columns of :data:`PLACE` also if the table is partitioned by them.
+    """Open data files, with the columns of :data:`ROW_PLACE` also if the table is partitioned by them.
 
     Args:
         log: of the table.
         files: one or more.
-        names: the names of the columns in the files: those of :data:`PLACE`, and others after them.
+        names: the names of the columns in the files: those of :data:`ROW_PLACE`, and others after them.
 
     Raises:
         LedgerUnreadableError: a path is not that of a data file.
@@ -226,7 +226,7 @@ def _is(name: str, text: str | None, kind: pa.DataType) -> pc.Expression:
 
 
 def inside(ranges: Mapping[Shard, Range], names: Sequence[str]) -> pc.Expression:
-    """Return a condition for the rows in these ranges, where the columns of :data:`PLACE` have these names."""
+    """Return a condition for the rows in these ranges, where the columns of :data:`ROW_PLACE` have these names."""
     stream, number, sequence = map(pc.field, names)
     parts = [
         (stream == shard.stream) & (number == shard.id) & (sequence >= part.start) & (sequence < part.end)
@@ -239,7 +239,7 @@ def extents_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Range]:
     """Return the range from the first to after the last sequence of each shard."""
     found: dict[Shard, Range] = {}
     for batch in batches:
-        for shard, own in by_shard(_frame(batch), *PLACE):
+        for shard, own in by_shard(_frame(batch), *ROW_PLACE):
             known = found.get(shard, Range(int(own.min()), int(own.max()) + 1))
             found[shard] = Range(min(known.start, int(own.min())), max(known.end, int(own.max()) + 1))
     return found
@@ -269,7 +269,7 @@ def row_extents(log: DeltaLog) -> Mapping[Shard, Range]:
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    return extents_of(scan(log, PLACE) if log.snapshot() else ())
+    return extents_of(scan(log, ROW_PLACE) if log.snapshot() else ())
 
 
 def count_rows(log: DeltaLog, ranges: Mapping[Shard, Range]) -> Mapping[Shard, int]:
@@ -424,7 +424,7 @@ def _readable(log: DeltaLog, version: int | None = None) -> Iterator[None]:
     with reading(
         log,
         what=f"the rows of {log.path} cannot be read without Spark",
-        remedy=f"The table needs its columns {', '.join(PLACE)}, and features that delta-rs can read.",
+        remedy=f"The table needs its columns {', '.join(ROW_PLACE)}, and features that delta-rs can read.",
     ):
         try:
             yield

@@ -19,7 +19,7 @@ from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
+from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
@@ -35,7 +35,7 @@ _CONFLICT = re.compile(
     r"\(?io\.delta\.exceptions\."
     r"|(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)"
 )
-MOST_EXTENTS = 64
+MAX_EXTENTS = 64
 """A row is compared with at most this many ranges, one after the other."""
 HISTORY = 100
 # Their renames, or their own conditions, put a file only if it is absent, and Delta's log stores for them use that.
@@ -134,8 +134,8 @@ def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:
         rows: to be written.
         extents: the ranges; of very many shards only those are checked that they have in common.
     """
-    condition = in_ranges(extents) if len(extents) <= MOST_EXTENTS else _in_hulls(extents)
-    place = f.concat_ws(" ", *(f.coalesce(f.col(name).cast("string"), f.lit("null")) for name in PLACE))
+    condition = in_ranges(extents) if len(extents) <= MAX_EXTENTS else _in_hulls(extents)
+    place = f.concat_ws(" ", *(f.coalesce(f.col(name).cast("string"), f.lit("null")) for name in ROW_PLACE))
     foreign = f.raise_error(f.concat(f.lit(f"{FOREIGN_PLACE} "), place))
     return rows.where(f.when(f.expr(condition or "FALSE"), f.lit(True)).otherwise(foreign))
 

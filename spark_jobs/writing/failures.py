@@ -29,7 +29,7 @@ from pyspark.errors import (
 
 from spark_jobs.reading.rejection import REJECTED
 from spark_jobs.redaction import redacted
-from spark_jobs.table_location import LONGEST_NAME
+from spark_jobs.table_location import MAX_NAME_BYTES
 from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -45,7 +45,7 @@ from stream_consumers.errors import (
     WriteError,
 )
 
-MOST_CHARACTERS = 1500
+MAX_ERROR_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
@@ -154,11 +154,11 @@ _FOLDER = _FailureKind(
     re.compile(
         r"File name too long|PathComponentTooLong|Nul character not allowed"
         r"|Mkdirs failed to create (?:(?! \(exists=|Mkdirs )[^\n])*?"
-        rf"(?:\0|/(?:(?! \(exists=)[^/\n]){{{LONGEST_NAME + 1}}})"
+        rf"(?:\0|/(?:(?! \(exists=)[^/\n]){{{MAX_NAME_BYTES + 1}}})"
     ),
     ConstraintViolatedError,
     "a value of a row cannot be the name of a folder of the table {table}",
-    f"A folder is called like a column that the table is partitioned by, and its value, in at most {LONGEST_NAME} "
+    f"A folder is called like a column that the table is partitioned by, and its value, in at most {MAX_NAME_BYTES} "
     "bytes. Let the transform shorten or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of "
     "their messages. The batch is read again at the next run.",
 )
@@ -460,7 +460,7 @@ def first_lines(error: BaseException) -> list[str]:
     The last one is the first that may hold a value, which may have lines that look like causes.
     """
     own, *lines = re.sub(r"^An error occurred while calling \S+\n: ", "", text_of(error).lstrip()).split("\n")
-    task = _LOST_TASK.match(own[:MOST_CHARACTERS])
+    task = _LOST_TASK.match(own[:MAX_ERROR_CHARACTERS])
     found = [own, own[task.end() :]] if task else [own]
     found += [cause for line in lines if (cause := _cause(line))]
     valued = (at for at, line in enumerate(found) if _may_hold_value(line))
@@ -523,7 +523,7 @@ def cause_of(error: BaseException) -> str:
     said = re.sub(r"^(\((\w+\.)+[\w$]+\) |(\w+\.)+[\w$]+: )", "", said.strip())
     # A secret that is cut may not be known as one.
     shown = redacted(" ".join(said.split())) or type(error).__name__
-    shown = shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]} …"
+    shown = shown if len(shown) <= MAX_ERROR_CHARACTERS else f"{shown[:MAX_ERROR_CHARACTERS]} …"
     causes = [re.sub(r"^(\w+\.)+[\w$]+: ", "", cause) for line in text.split("\n") if (cause := _cause(line))]
     cause = redacted(causes[-1].strip()) if causes else ""
     return shown if cause in shown else f"{shown}; caused by: {cause}"

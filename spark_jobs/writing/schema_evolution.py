@@ -44,10 +44,10 @@ WIDENING = "delta.enableTypeWidening"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
 """Of the decimals that Delta widens them to."""
-MOST_FIELDS = 1000
+MAX_UNDECLARED_FIELDS = 1000
 """At most this many undeclared fields become columns or fields of structs, or are known as fields that cannot."""
-MOST_KEPT = 10
-"""While messages are looked at, this many times :data:`MOST_FIELDS` are kept: names of a map are known as such late."""
+KEPT_FIELDS_FACTOR = 10
+"""While messages are read, this many times :data:`MAX_UNDECLARED_FIELDS` are kept: a map is known as one only late."""
 # Fields are counted whenever this number of characters of JSON has been read.
 _CHECKED_CHARACTERS = 1 << 20
 # A table with them has no change data feed, or hides what Spark says of its files. A table may have them already.
@@ -243,7 +243,7 @@ def with_new_fields(
     grown = growth.struct(declared, seen, table, ())
     known = finder.known | growth.refused
     new = len(_paths(grown) - _paths(declared_columns(own.ddl()))) + len(known)
-    if new > MOST_FIELDS:
+    if new > MAX_UNDECLARED_FIELDS:
         raise _too_many(str(new))
     return FieldFinder(_with_fields(finder.decoder, grown.fields), known)
 
@@ -271,14 +271,14 @@ def undeclared_values(documents: Iterable[str], decoder: Json) -> FieldStats:
         unchecked += len(document)
         if unchecked > _CHECKED_CHARACTERS:
             unchecked = 0
-            if seen.size() > MOST_KEPT * MOST_FIELDS:
-                raise _too_many(f"more than {MOST_KEPT * MOST_FIELDS}")
+            if seen.size() > KEPT_FIELDS_FACTOR * MAX_UNDECLARED_FIELDS:
+                raise _too_many(f"more than {KEPT_FIELDS_FACTOR * MAX_UNDECLARED_FIELDS}")
     return seen
 
 
 def _too_many(count: str) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"messages have {count} undeclared fields, and no more than {MOST_FIELDS} become columns: "
+        f"messages have {count} undeclared fields, and no more than {MAX_UNDECLARED_FIELDS} become columns: "
         "their names look like ids",
         remedy="Declare the object that they are in as MAP<STRING, …> or VARIANT; or keep them in one column, with "
         "schema_changes='rescue'.",

@@ -343,7 +343,7 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
 
 def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
     """Yield notes on what cannot be compared, and on changes by other writers, which may explain differences."""
-    from spark_jobs.ledger.table_rows import PLACE, UNPLACED, column_names, count_where
+    from spark_jobs.ledger.table_rows import ROW_PLACE, UNPLACED, column_names, count_where
 
     if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
         yield f"{', '.join(ended)}: the stream is gone, so its rows cannot be compared"
@@ -359,6 +359,6 @@ def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
         yield f"another writer changed rows of the table: {' '.join(parts)}"
     if count := count_where(ledger.log, UNPLACED):
         yield (
-            f"{count} rows have no {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If "
+            f"{count} rows have no {' or '.join(ROW_PLACE)}: they are not compared, and no replay replaces them. If "
             "another writer set these to null, RESTORE the table, or delete the rows before a replay writes them again"
         )

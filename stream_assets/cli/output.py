@@ -103,13 +103,13 @@ def follow_batches(
     events: Iterable[Event], progress: Progress, task: TaskID, tails: list[str] | None = None
 ) -> Iterator[BatchReport]:
     """Yield the batches as they are written and show progress; print waits, and collect truncated ends in ``tails``."""
-    from spark_jobs.batches.ingestion import BatchReport, Tail, Waiting
+    from spark_jobs.batches.ingestion import BatchReport, UnreadableTail, Waiting
 
     done, number = 0, 0
     for report in events:
         if isinstance(report, Waiting):
             print_waiting(report.why)
-        elif isinstance(report, Tail) and tails is not None:
+        elif isinstance(report, UnreadableTail) and tails is not None:
             tails.append(report.what)
         if not isinstance(report, BatchReport):
             continue

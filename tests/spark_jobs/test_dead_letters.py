@@ -161,7 +161,7 @@ def test_they_come_in_order_whatever_is_held_at_a_time(tables: Tables, monkeypat
     whole = tables.letters().to_arrow(EVERYTHING)
     assert places(tables.letters().to_arrow(limit=2)) == ["clicks/0=5", "orders/0=2"]
     assert places(tables.letters().to_arrow(limit=6))[-1] == "orders/0=None"
-    for name, value in (("MAX_DEAD_LETTERS", 2), ("MOST_BYTES", 1)):
+    for name, value in (("MAX_DEAD_LETTERS", 2), ("MAX_DEAD_LETTER_BYTES", 1)):
         with monkeypatch.context() as patch:
             patch.setattr(reading, name, value)
             assert tables.letters().to_arrow(EVERYTHING) == whole
@@ -173,7 +173,7 @@ def test_of_very_many_kinds_the_others_are_counted_together(tmp_path: Path, monk
     made = Tables(tmp_path)
     for number, word in enumerate(("one", "two", "three", "four")):
         made.add(ORDERS, *range(10 * number, 10 * number + number + 1), reason=f"reason {word}")
-    monkeypatch.setattr(module, "MOST_KINDS", 2)
+    monkeypatch.setattr(module, "MAX_REASON_KINDS", 2)
     monkeypatch.setattr(module, "_EXAMPLES_AT_A_TIME", 1)
     found = made.letters().kinds()
     assert sum(kind.count for kind in found) == 10

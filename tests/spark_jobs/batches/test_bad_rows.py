@@ -408,7 +408,7 @@ def test_messages_that_the_transform_fails_for_are_found_and_become_dead_letters
 
 @pytest.mark.slow
 def test_a_transform_that_is_broken_makes_no_dead_letters(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtering, "MOST_FAILING", 2)
+    monkeypatch.setattr(filtering, "MAX_FAILING_MESSAGES", 2)
     lake.send(8)
     what = lake.what(lambda rows: rows.withColumn("id", f.raise_error(f.lit("all")).cast("bigint")), errors=DEAD)
     with pytest.raises(TransformError):

@@ -17,7 +17,7 @@ from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import FEW
+from spark_jobs.ledger.ledger import MAX_ALWAYS_FULL_ITEMS
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (
@@ -378,8 +378,8 @@ def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSes
 @pytest.mark.slow
 def test_batches_whose_entries_say_only_what_is_new_go_in_one_pass(spark: SparkSession, folder: Path) -> None:
     """Of many shards most entries do not name the stream once more."""
-    url = write_stream(folder / "orders.ss", 2 * FEW, shards=FEW + 8)
-    what, steps = ingestion(folder / "t", records=FEW // 2), Steps()
+    url = write_stream(folder / "orders.ss", 2 * MAX_ALWAYS_FULL_ITEMS, shards=MAX_ALWAYS_FULL_ITEMS + 8)
+    what, steps = ingestion(folder / "t", records=MAX_ALWAYS_FULL_ITEMS // 2), Steps()
     drain(spark, url, what, steps)
     assert not all(entry.is_full for entry in entries(what))
     assert set(steps.ways()) == {"one"}

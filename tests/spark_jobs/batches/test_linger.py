@@ -16,7 +16,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Continues, Ingestion, Waiting
 from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.replay import rewind
-from spark_jobs.batches.run_control import LONGEST_POLL_SECONDS, IdleWait
+from spark_jobs.batches.run_control import MAX_POLL_SECONDS, IdleWait
 from spark_jobs.claims import claim_job
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.run_ingestion import drain, run_events
@@ -93,7 +93,7 @@ def test_pauses_grow_to_a_fraction_of_a_second_and_the_last_one_ends_with_the_ru
     jobs = Job(time, [])
     events = list(batch_events(jobs, idle_wait=time.idle_wait(5.0)))
     assert time.pauses[:3] == [0.02, 0.03, 0.045]
-    assert max(time.pauses) == LONGEST_POLL_SECONDS
+    assert max(time.pauses) == MAX_POLL_SECONDS
     assert time.now == pytest.approx(1005.0)
     assert events == [CONTINUES] * jobs.looks
     assert len(time.pauses) == jobs.looks

@@ -187,7 +187,7 @@ def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSe
 
 @pytest.mark.slow
 def test_a_faster_replay_leaves_nothing(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(target_table, "MAX_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     done = []
 
@@ -208,7 +208,7 @@ def test_a_faster_replay_leaves_nothing(spark: SparkSession, folder: Path, monke
 
 @pytest.mark.slow
 def test_others_write_amid_a_redrive(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(target_table, "MAX_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     lake.send(range(60, 80))
 

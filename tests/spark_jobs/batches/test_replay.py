@@ -582,7 +582,7 @@ class Lake:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(target_table, "MAX_PAUSE_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion
 from spark_jobs.batches.job import batch_events, drain_batches
-from spark_jobs.batches.run_control import FEWEST_RECORDS, BatchSizer, DeferredSignals, Retries, result_of
+from spark_jobs.batches.run_control import MIN_RECORDS, BatchSizer, DeferredSignals, Retries, result_of
 from spark_jobs.writing.failures import raised_on_executor
 from stream_assets import RunLimits
 from stream_assets.options import StreamConfig
@@ -220,7 +220,7 @@ def test_it_stays_within_the_limits(most: int, batches: list[tuple[int, float]])
     sizer = BatchSizer(Limits(max_records=most, max_bytes=77))
     for records, seconds in batches:
         sizer.adapt(records, seconds)
-        assert min(FEWEST_RECORDS, most) <= sizer.limits.max_records <= most
+        assert min(MIN_RECORDS, most) <= sizer.limits.max_records <= most
         assert sizer.limits.max_bytes == 77
 
 

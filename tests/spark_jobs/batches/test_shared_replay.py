@@ -40,7 +40,7 @@ MESSAGES = 90
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(target_table, "MAX_PAUSE_SECONDS", 0.05)
 
 
 class Group:

@@ -18,7 +18,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
-from spark_jobs.batches.target_table import PATIENCE_SECONDS, OutdatedError, Target, YieldRequests, check_unwritten
+from spark_jobs.batches.target_table import PATIENCE_SECONDS, OutdatedError, TargetTable, YieldRequests, check_unwritten
 from spark_jobs.ledger.entries import PAUSE, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
@@ -106,7 +106,7 @@ def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
 def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(target_table, "LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(target_table, "MAX_PAUSE_SECONDS", 0.1)
     url = write_stream(folder / "orders.ss", 200)
     what = ingestion(folder / "t")
     drain(spark, url, what)
@@ -198,7 +198,7 @@ def test_a_rewind_spares_rows_of_other_groups(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it is to replace was not there when it was rewound, and the other group did not see its claim."""
-    monkeypatch.setattr("spark_jobs.ledger.ledger.NEAR", 1)
+    monkeypatch.setattr("spark_jobs.ledger.ledger.NEWEST_VERSIONS", 1)
     url = write_stream(folder / "orders.ss", 10)
     first = ingestion(folder / "t", group="first", start=AutoStreamReset.LATEST)
     drain(spark, url, first)
@@ -217,6 +217,6 @@ def test_rows_of_another_member_that_began_meanwhile_are_no_copy(spark: SparkSes
     url, what = write_stream(folder / "orders.ss", 10), ingestion(folder / "t")
     before = what.ledger().read()
     drain(spark, url, what)
-    target = Target.of(spark, what, url=StreamUrl.parse(url), observer=ignore_steps)
+    target = TargetTable.of(spark, what, url=StreamUrl.parse(url), observer=ignore_steps)
     with pytest.raises(OutdatedError):
         check_unwritten(target, before, ["orders"])

@@ -616,7 +616,7 @@ def test_an_earlier_group_is_found_when_the_first_entry_comes(
     is_lost: bool, spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the look would go back through the whole log in each run; and another group may write it later."""
-    monkeypatch.setattr("spark_jobs.ledger.ledger.NEAR", 1)
+    monkeypatch.setattr("spark_jobs.ledger.ledger.NEWEST_VERSIONS", 1)
     asked: list[frozenset[str]] = []
     look = Ledger.earlier_group
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.decoding import isolated_process, isolation
-from spark_jobs.decoding.decoders import Texts, decode_rows
+from spark_jobs.decoding.decoders import TextReader, decode_rows
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
 from spark_jobs.decoding.protobuf import Protobuf
 from spark_jobs.decoding.schema_limits import schema_use
@@ -113,7 +113,7 @@ def test_the_limit_counts_what_is_taken_within_it_and_is_gone_behind_it(monkeypa
     np.zeros(1 << 29, np.uint8)
 
 
-class Hungry(Texts):
+class Hungry(TextReader):
     """Has no memory for one payload, or for many rows."""
 
     def read(self, payload: bytes) -> str:

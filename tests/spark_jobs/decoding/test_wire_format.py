@@ -21,7 +21,7 @@ frames = st.tuples(st.sampled_from([1, 7, 2**32 - 1, UNKNOWN]), st.binary(max_si
 payloads = st.lists(st.none() | st.binary(max_size=4) | frames, max_size=12)
 
 
-def part_of(number):
+def decoder_of(number):
     if number == UNKNOWN:
         raise SchemaNotFoundError("nobody knows 99", remedy="Ask.")
 
@@ -38,7 +38,7 @@ def test_each_payload_reaches_its_schema(drawn, skipped):
     made = [p if p is None or isinstance(p, bytes) else b"\0" + p[0].to_bytes(4, "big") + p[1] for p in drawn]
     # A slice shares its buffers with what is before it.
     column = pa.array([b"before"] * skipped + made, pa.binary()).slice(skipped)
-    found = decode_frames(column, SCHEMA, part_of, None)
+    found = decode_frames(column, SCHEMA, decoder_of, None)
     rows = list(zip(*(part.to_pylist() for part in (*found.columns, found.errors)), strict=True))
     assert len(rows) == len(drawn)
     for row, payload in zip(rows, drawn, strict=True):

@@ -9,9 +9,9 @@ from spark_jobs.batches.replay import replay_progress
 from spark_jobs.dead_letters.table import replacements
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import MOST_REPLAYS, ShardState, Totals
+from spark_jobs.ledger.entries import MAX_REPLAYS, ShardState, Totals
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import MOST_VERSIONS, Ledger
+from spark_jobs.ledger.ledger import MAX_AGE_VERSIONS, Ledger
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog, made_entry
@@ -75,14 +75,14 @@ def test_a_ledger_of_many_shards_is_read_from_the_newest_full_entry(tmp_path, op
     log = WrittenLog(tmp_path / "table")
     planner = Ledger(log.log(), group="g", member="main")
     log.ours(planner.entry("init", planner.read(), origin=dict.fromkeys(shards, 0)))
-    for number in range(3 * MOST_VERSIONS):
+    for number in range(3 * MAX_AGE_VERSIONS):
         shard = shards[number % len(shards)]
         position = planner.read().positions[shard]
         entry = planner.entry("batch", planner.read(), ranges={shard: Range(position, position + 1)})
         log.ours(entry, timestamp_ms=int(time.time() * 1000))
     opened.clear()
-    assert sum(Ledger(log.log(), group="g", member="main").read().positions.values()) == 3 * MOST_VERSIONS
-    assert len(opened) <= MOST_VERSIONS
+    assert sum(Ledger(log.log(), group="g", member="main").read().positions.values()) == 3 * MAX_AGE_VERSIONS
+    assert len(opened) <= MAX_AGE_VERSIONS
 
 
 def test_what_commits_add_up_to_is_not_searched(long_log, opened):
@@ -109,17 +109,17 @@ def test_of_many_replays_the_oldest_are_searched(tmp_path, opened):
         part, goal = {SHARD: Range(state.last_number, state.last_number + 1)}, {SHARD: Range(0, 99)}
         log.ours(ledger.entry("replay", state, ranges=part, goal=goal, replay=name, begins=begins))
 
-    for number in range(MOST_REPLAYS + 2):
+    for number in range(MAX_REPLAYS + 2):
         replay(str(number), begins=True)
     opened.clear()
     assert replay_progress(ledger, "0").done == {SHARD: Intervals.of((1, 2))}
     assert 1 in opened
     assert replay_progress(ledger, "none") is None
     replay("0", begins=False)
-    assert replay_progress(ledger, "0").done == {SHARD: Intervals.of((1, 2), (MOST_REPLAYS + 3, MOST_REPLAYS + 4))}
+    assert replay_progress(ledger, "0").done == {SHARD: Intervals.of((1, 2), (MAX_REPLAYS + 3, MAX_REPLAYS + 4))}
     opened.clear()
-    assert replay_progress(ledger, str(MOST_REPLAYS + 1)).done == {
-        SHARD: Intervals.of((MOST_REPLAYS + 2, MOST_REPLAYS + 3))
+    assert replay_progress(ledger, str(MAX_REPLAYS + 1)).done == {
+        SHARD: Intervals.of((MAX_REPLAYS + 2, MAX_REPLAYS + 3))
     }
     assert 1 not in opened, "it is remembered"
 

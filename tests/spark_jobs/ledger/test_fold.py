@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState, Totals
-from spark_jobs.ledger.fold import fold, restore, tally
+from spark_jobs.ledger.fold import fold, restore, totals_after
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import LastMessage, Range
@@ -74,7 +74,7 @@ class Reference:
     def totals(self, version):
         found = Totals()
         for entry in self.surviving(version):
-            found = tally(found, entry)
+            found = totals_after(found, entry)
         return found
 
     def _start(self):
@@ -280,7 +280,7 @@ def test_levels_of_restores_are_folded_once_each(monkeypatch):
 
 
 def test_more_levels_of_restores_than_ingestion_makes_are_refused(monkeypatch):
-    monkeypatch.setattr("spark_jobs.ledger.ledger.MOST_LEVELS", 3)
+    monkeypatch.setattr("spark_jobs.ledger.ledger.MAX_NESTED_RESTORES", 3)
 
     def check(log):
         write(log, restored_again(8, 3))
@@ -387,7 +387,7 @@ def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
     gone = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 1)), origin=0)}
     assert fold(gone, dismissal, late=True)[shard].covered == Intervals.of((MIN_SEQUENCE, 1), (3, 4))
     assert fold({shard: ShardState(ten, origin=0)}, dismissal, late=True)[shard].redo == Intervals.of((3, 4))
-    assert (tally(Totals(dead=3), dismissal).dead, tally(Totals(dead=3), dismissal).replaced) == (3, 1)
+    assert (totals_after(Totals(dead=3), dismissal).dead, totals_after(Totals(dead=3), dismissal).replaced) == (3, 1)
 
 
 def test_the_last_message_grows_with_appends_goes_back_with_a_restore_and_survives_json():

@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.ledger.entries import (
-    LARGEST_PLAIN,
-    LARGEST_UNPACKED,
+    MAX_PLAIN_BYTES,
+    MAX_UNPACKED_BYTES,
     ClaimedRange,
     LedgerEntry,
     ShardState,
@@ -23,7 +23,7 @@ from spark_jobs.ledger.entries import (
     unpack,
 )
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import FULL_EVERY, MOST_VERSIONS, Ledger, LedgerState
+from spark_jobs.ledger.ledger import FULL_EVERY, MAX_AGE_VERSIONS, Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, UnsupportedVersionError
 from stream_consumers.messages import Shard
@@ -105,7 +105,7 @@ def test_a_full_entry_is_due_after_an_hour_or_many_versions_of_others(group: Gro
     assert not group.batch().is_full
     group.commit("fence", age_ms=HOUR_MS)
     assert group.batch().is_full
-    for _ in range(MOST_VERSIONS - 1):
+    for _ in range(MAX_AGE_VERSIONS - 1):
         group.log.commit("OPTIMIZE")
     assert not group.batch().is_full
     assert group.batch().is_full
@@ -176,7 +176,7 @@ def test_a_packed_entry_is_read_back() -> None:
 
 def test_a_short_text_is_json_that_people_read(group: Group) -> None:
     text = group.batch().to_json()
-    assert len(text) < LARGEST_PLAIN
+    assert len(text) < MAX_PLAIN_BYTES
     assert json.loads(text)["ranges"] == {"orders/0": [0, 5]}
 
 
@@ -199,7 +199,7 @@ def packed(skeleton: object, left: bytes = b"") -> str:
         packed({"\0columns": [["s", True, 10**9, 1]], "\0rest": {}}, bytes(16)),
         packed({"\0columns": [["s", True, 1, -1]], "\0rest": {}}, bytes(16)),
         packed({"\0columns": [["s", True, 1, 10**18]], "\0rest": {}}, bytes(16)),
-        packed({}, bytes(LARGEST_UNPACKED)),
+        packed({}, bytes(MAX_UNPACKED_BYTES)),
         packed({})[:-5],
     ],
     ids=["no columns", "too many rows", "negative", "fewer bytes", "bomb", "cut"],

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import BATCH_ID, KEEPER, KINDS, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import NEAR, Ledger, LedgerState
+from spark_jobs.ledger.ledger import NEWEST_VERSIONS, Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -95,11 +95,11 @@ def test_a_claim_that_was_cleaned_from_the_log_is_none_of_another_group(log):
 
 def test_a_claim_without_rows_yields_to_one_that_could_not_see_it(log):
     log.ours(entry(1, -1, group="old", kind="init", origin={SHARD: 0}, state={}))
-    for number in range(1, NEAR + 2):
+    for number in range(1, NEWEST_VERSIONS + 2):
         log.ours(entry(number, number - 1, group="other"))
     new = Ledger(log.log(), group="new", member="main")
-    assert new.other_group(frozenset((SHARD.stream,)), base=NEAR + 1) is None
-    log.ours(entry(1, NEAR + 1, group="new", kind="init", origin={SHARD: 0}, state={}))
+    assert new.other_group(frozenset((SHARD.stream,)), base=NEWEST_VERSIONS + 1) is None
+    log.ours(entry(1, NEWEST_VERSIONS + 1, group="new", kind="init", origin={SHARD: 0}, state={}))
     assert Ledger(log.log(), group="old", member="main").earlier_group(frozenset((SHARD.stream,))) == "new"
     assert Ledger(log.log(), group="new", member="main").earlier_group(frozenset((SHARD.stream,))) is None
 

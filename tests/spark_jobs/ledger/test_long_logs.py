@@ -16,7 +16,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import NEAR, Ledger
+from spark_jobs.ledger.ledger import NEWEST_VERSIONS, Ledger
 from spark_jobs.verify import verify
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("long_log")
 COMMITS = 2_000
 CHECKPOINT_EVERY = 10
 # Those after the checkpoint, and those that are always looked at.
-MOST_OPENED = NEAR + CHECKPOINT_EVERY + 5
+MAX_OPENED = NEWEST_VERSIONS + CHECKPOINT_EVERY + 5
 SHARD = Shard("orders", 0)
 
 
@@ -76,18 +76,18 @@ def test_a_new_group_is_known_to_be_new(table: Path, opened: list[str]) -> None:
     new = ledger(table, "new")
     assert new.read().newest is None
     new.check_first([SHARD])
-    assert len(opened) <= MOST_OPENED
+    assert len(opened) <= MAX_OPENED
 
 
 def test_a_new_stream_is_known_to_be_of_no_other_group(table: Path, opened: list[str]) -> None:
     assert ledger(table, "new").other_group(frozenset({"payments"})) is None
     assert ledger(table, "g").other_group(frozenset({"payments"})) is None
-    assert len(opened) <= 2 * MOST_OPENED
+    assert len(opened) <= 2 * MAX_OPENED
 
 
 def test_an_active_group_is_found(table: Path, opened: list[str]) -> None:
     assert ledger(table, "new").other_group(frozenset({"orders"})) == "g"
-    assert len(opened) <= MOST_OPENED
+    assert len(opened) <= MAX_OPENED
 
 
 def test_a_silent_group_is_found_where_the_table_may_hold_its_rows(
@@ -101,7 +101,7 @@ def test_a_silent_group_is_found_where_the_table_may_hold_its_rows(
 def test_lag_and_a_tick_of_a_new_group(table: Path, tmp_path: Path, opened: list[str]) -> None:
     url = write_stream(tmp_path / "orders.ss", 5)
     assert measure(StreamSource(url), Ingestion("new", str(table)), budget_seconds=20).total == 5
-    assert len(opened) <= 2 * MOST_OPENED
+    assert len(opened) <= 2 * MAX_OPENED
 
 
 def test_the_commands_of_a_new_group(table: Path, tmp_path: Path, opened: list[str]) -> None:
@@ -110,7 +110,7 @@ def test_the_commands_of_a_new_group(table: Path, tmp_path: Path, opened: list[s
     assert [row["lag"] for row in json.loads(told.stdout)["rows"]] == [3, 2]
     with pytest.raises(StreamNotFoundError), StreamSource(url).open() as source:
         verify(source, Ingestion("new", str(table)))
-    assert len(opened) <= 4 * MOST_OPENED
+    assert len(opened) <= 4 * MAX_OPENED
 
 
 def test_dead_letters_of_a_sequence_that_has_no_commit_are_orphaned_without_a_search(
@@ -119,7 +119,7 @@ def test_dead_letters_of_a_sequence_that_has_no_commit_are_orphaned_without_a_se
     tables = Tables(tmp_path)
     tables.add(ORDERS, 3, group="new", batch="lost")
     assert [batch.bid for batch in tables.table.orphaned(ledger(table, "new"))] == ["lost"]
-    assert len(opened) <= MOST_OPENED
+    assert len(opened) <= MAX_OPENED
 
 
 @pytest.mark.spark

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.replay import Move, plan_moves
+from spark_jobs.batches.replay import PositionMove, plan_moves
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
@@ -34,7 +34,7 @@ def url() -> Iterator[str]:
     forget_memory_broker(StreamUrl.parse(name))
 
 
-def moves(url: str, to: int, known: ShardState) -> list[Move]:
+def moves(url: str, to: int, known: ShardState) -> list[PositionMove]:
     with open_batch_source(url) as source:
         newest = LedgerEntry("batch", "g", "g/main", 1, "main", "bid", 0, identities=source.identities())
         state = LedgerState(1, {SHARD: known}, newest, 1, sharing="resumable")

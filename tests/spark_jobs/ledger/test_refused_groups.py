@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from spark_jobs.batches.accept import plan_accept
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.replay import Move, plan_moves
+from spark_jobs.batches.replay import PositionMove, plan_moves
 from spark_jobs.batches.source_checks import losses_of_stream
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER, LedgerEntry, ShardState
@@ -59,7 +59,9 @@ def ingestion(log: WrittenLog, group: str) -> Ingestion:
     return Ingestion(group, str(log.path))
 
 
-def moves(source: BatchSource, log: WrittenLog, group: str, to: int, state: LedgerState | None = None) -> list[Move]:
+def moves(
+    source: BatchSource, log: WrittenLog, group: str, to: int, state: LedgerState | None = None
+) -> list[PositionMove]:
     what = ingestion(log, group)
     return plan_moves(source, what, Bound(sequence=to), state=state or what.ledger().read())
 

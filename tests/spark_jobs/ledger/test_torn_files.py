@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import PLACE, count_where, open_files, scan
+from spark_jobs.ledger.table_rows import ROW_PLACE, count_where, open_files, scan
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from tests.support.ledger_tables import write_batch
 
@@ -117,7 +117,7 @@ def test_what_is_no_data_file_of_the_table_is_not_opened(table: Path, path: str)
         lambda: list(scan(log)),
         lambda: log.missing_files(VERSIONS - 1),
         log.torn_files,
-        lambda: open_files(log, log.added_files(VERSIONS - 1), PLACE),
+        lambda: open_files(log, log.added_files(VERSIONS - 1), ROW_PLACE),
     ):
         with pytest.raises(LedgerUnreadableError):
             look()
@@ -138,7 +138,7 @@ def test_a_file_of_the_folder_is_not_taken_for_that_of_a_clone(table: Path) -> N
     rename_file(table, "/fifo")
     log = DeltaLog(str(table))
     with pytest.raises(FileNotFoundError):
-        open_files(log, log.added_files(VERSIONS - 1), PLACE)
+        open_files(log, log.added_files(VERSIONS - 1), ROW_PLACE)
 
 
 @pytest.mark.parametrize(

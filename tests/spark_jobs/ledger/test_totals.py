@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from spark_jobs.ledger.entries import MOST_LOSSES, MOST_REPLAYS, LedgerEntry, ReplayProgress, Totals
-from spark_jobs.ledger.fold import tally
+from spark_jobs.ledger.entries import MAX_LOSSES, MAX_REPLAYS, LedgerEntry, ReplayProgress, Totals
+from spark_jobs.ledger.fold import totals_after
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -21,7 +21,7 @@ def entry(kind: str = "batch", **details: Any) -> LedgerEntry:
 
 
 def of(*entries: LedgerEntry) -> Totals:
-    return reduce(tally, entries, Totals())
+    return reduce(totals_after, entries, Totals())
 
 
 def replayed(replay: str, start: int, end: int, shard: Shard = ZERO) -> LedgerEntry:
@@ -42,11 +42,11 @@ def test_a_replay_is_remembered_until_nothing_is_left_of_it() -> None:
     begun = of(replayed("r", 0, 4), replayed("r", 5, 6, ONE))
     assert begun.replays["replay/r"].done == {ZERO: Intervals.of((0, 4)), ONE: Intervals.of((5, 6))}
     assert set(begun.replays["replay/r"].goal) == {ZERO, ONE}
-    assert tally(begun, replayed("r", 4, 9)).replays == {"replay/r": ReplayProgress()}
+    assert totals_after(begun, replayed("r", 4, 9)).replays == {"replay/r": ReplayProgress()}
 
 
 def test_the_newest_replays_are_remembered() -> None:
-    names = [str(number) for number in range(MOST_REPLAYS)]
+    names = [str(number) for number in range(MAX_REPLAYS)]
     keys = [f"replay/{name}" for name in names]
     full = of(*(replayed(name, 0, 1) for name in names))
     assert (list(full.replays), full.has_dropped_replays) == (keys, False)
@@ -70,7 +70,7 @@ def test_nothing_takes_no_place() -> None:
 
 
 def test_a_replay_that_was_forgotten_meanwhile_is_known_in_part_only() -> None:
-    others = [replayed(str(number), 0, 1) for number in range(MOST_REPLAYS)]
+    others = [replayed(str(number), 0, 1) for number in range(MAX_REPLAYS)]
     found = of(replayed("r", 0, 1), *others, replayed("r", 1, 2)).replays["replay/r"]
     assert (found.done, found.is_complete) == ({ZERO: Intervals.of((1, 2))}, False)
     first = replace(replayed("new", 0, 1), begins=True)
@@ -79,8 +79,8 @@ def test_a_replay_that_was_forgotten_meanwhile_is_known_in_part_only() -> None:
 
 def test_finished_replays_are_forgotten_first() -> None:
     finished = [replayed("done", 0, 9), replayed("done", 5, 6, ONE)]
-    others = [replayed(str(number), 0, 1) for number in range(MOST_REPLAYS)]
-    assert list(of(others[0], *finished, *others[1:]).replays) == [f"replay/{n}" for n in range(MOST_REPLAYS)]
+    others = [replayed(str(number), 0, 1) for number in range(MAX_REPLAYS)]
+    assert list(of(others[0], *finished, *others[1:]).replays) == [f"replay/{n}" for n in range(MAX_REPLAYS)]
 
 
 def test_a_rewind_and_a_replay_of_one_run_are_not_taken_for_each_other() -> None:
@@ -89,7 +89,7 @@ def test_a_rewind_and_a_replay_of_one_run_are_not_taken_for_each_other() -> None
 
 
 def test_places_of_many_losses_are_joined() -> None:
-    lost = [entry(lost={ZERO: Intervals.of((10 * number, 10 * number + 1))}) for number in range(3 * MOST_LOSSES)]
+    lost = [entry(lost={ZERO: Intervals.of((10 * number, 10 * number + 1))}) for number in range(3 * MAX_LOSSES)]
     (parts,) = of(*lost).lost.values()
-    assert len(parts.ranges) == MOST_LOSSES
-    assert (parts.ranges[0].start, parts.ranges[-1].end) == (0, 10 * (3 * MOST_LOSSES - 1) + 1)
+    assert len(parts.ranges) == MAX_LOSSES
+    assert (parts.ranges[0].start, parts.ranges[-1].end) == (0, 10 * (3 * MAX_LOSSES - 1) + 1)

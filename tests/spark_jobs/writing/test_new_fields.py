@@ -279,7 +279,7 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
 def test_names_that_are_ids_are_refused(
     spark: SparkSession, url: StreamUrl, what: Ingestion, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(schema_evolution, "MOST_FIELDS", 20)
+    monkeypatch.setattr(schema_evolution, "MAX_UNDECLARED_FIELDS", 20)
     send(url, *({"id": number, name.format(number): 1} for number in range(21)))
     with pytest.raises(SchemaMismatchError, match="21 undeclared fields") as caught:
         drain(spark, str(url), what)
@@ -292,7 +292,7 @@ def test_names_that_are_ids_are_refused(
 def test_names_that_are_ids_are_counted_while_they_are_looked_at(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_evolution, "MOST_FIELDS", 20)
+    monkeypatch.setattr(schema_evolution, "MAX_UNDECLARED_FIELDS", 20)
     decoder = Json("id BIGINT, known MAP<STRING, STRUCT<a: BIGINT>>")
     endless = (f'{{"user-{number}": 1, "by": {{"in-{number}": 1}}}}' for number in count())
     with pytest.raises(SchemaMismatchError, match="200 undeclared fields"):
