@@ -19,6 +19,7 @@ from xml.sax.saxutils import quoteattr
 
 import pyspark
 
+from spark_jobs.redaction import jvm_output
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 
 # Delta has an artifact for each Spark line, and its jars and its Python package have one version.
@@ -302,7 +303,7 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
             return
         if pause is not None:
             time.sleep(pause)
-    report = "\n".join((done.stdout + done.stderr).strip().splitlines()[-REPORT_LINES:])
+    report = "\n".join(jvm_output(done.stdout + done.stderr).splitlines()[-REPORT_LINES:])
     names = ", ".join(":".join(coordinate) for coordinate in coordinates)
     raise MissingDependencyError(
         f"{names} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
@@ -319,7 +320,7 @@ def _compile(delta: list[Path], target: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
     compiled = sorted(classes.rglob("*.class"))
     if done.returncode or not compiled:
-        report = "\n".join((done.stdout + done.stderr).strip().splitlines()[:REPORT_LINES])
+        report = "\n".join(jvm_output(done.stdout + done.stderr).splitlines()[:REPORT_LINES])
         raise MissingDependencyError(
             f"{' and '.join(map(str, _SOURCES))} could not be compiled:\n{report}\n",
             remedy="Check that Java 17 runs, and try again.",

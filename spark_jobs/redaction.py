@@ -8,15 +8,17 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from stream_consumers.client_config import redact_options
-from stream_consumers.urls import is_server
+from stream_consumers.urls import USER_INFO, is_server, passwords
 
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
 """As the environment variables begin that delta-rs takes for storage options."""
 REMOTE_VARIABLE = "SPARK_REMOTE"
+JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
+"""The environment variables with options of Java or of Spark, each of which may be a secret."""
 HIDDEN_SETTINGS = (
     r"(?is)^(?!.*provider$).*"
     r"(secret|pass|pwd|pw$|[._-]pat$|token|(access|account|private|encryption|provided|signing|ssh|api).?key"
-    r"|credential|authorization|[.]sas[.]|[?&;]sig=|ConnectionURL|(?<!abfs|wasb)(?<!abfss|wasbs)://[^/\s]*@)"
+    rf"|credential|authorization|[.]sas[.]|[?&;]sig=|ConnectionURL|{USER_INFO})"
 )
 """A pattern, for Python and for Java, of the names of Spark settings whose values may be secrets.
 
@@ -26,6 +28,8 @@ the pattern includes an address with a user or a signature. The name of a class 
 _SECRET_SETTING = re.compile(HIDDEN_SETTINGS)
 # An option within a value, such as one of Java, of an agent in it, or of an address.
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|key|credential|[?&]sig", re.IGNORECASE)
+# Java repeats its options from the environment when it starts.
+_PICKED_UP = re.compile(r"^(NOTE: )?Picked up \w+: .*\n?", re.MULTILINE)
 _hidden: dict[str, str] = {}
 
 
@@ -34,12 +38,13 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
 
     Args:
         options: storage options.
-        settings: of Spark; hidden are those that may be secrets, and options within the others that may be.
+        settings: of Spark; hidden are those that may be secrets, and options and passwords in addresses within others.
         remote: a Spark Connect address; what is behind the server is hidden.
     """
     secrets = {name: value for name, value in settings.items() if _SECRET_SETTING.search(name)}
     for name, value in settings.items():
         secrets |= {f"{name} {option}": secret for option, secret in _secret_options(value)}
+        secrets |= {f"{name} password {place}": secret for place, secret in enumerate(passwords(value))}
     if remote:
         secrets["token"] = _behind_server(remote)
     # A later session may have other values, and texts may still have the earlier ones.
@@ -57,7 +62,20 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
     given = {f"environment {name}": value for name, value in os.environ.items() if name.startswith(STORES)}
     if remote := os.environ.get(REMOTE_VARIABLE):
         given["environment token"] = _behind_server(remote)
+    for variable in JAVA_VARIABLES:
+        for option, secret in _secret_options(os.environ.get(variable, "")):
+            given[f"environment {variable} {option}"] = secret
     return redact_options(text, {**given, **_hidden, **(options or {})})
+
+
+def jvm_output(text: str) -> str:
+    """What a JVM wrote, without secrets and without the lines in which Java repeats its options.
+
+    Example:
+        >>> jvm_output("Picked up JAVA_TOOL_OPTIONS: -Dpassword=s3cret" + chr(10) + "Error: no such jar")
+        'Error: no such jar'
+    """
+    return redacted(_PICKED_UP.sub("", text)).strip()
 
 
 def _secret_options(value: str) -> Iterator[tuple[str, str]]:

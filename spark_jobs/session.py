@@ -39,7 +39,7 @@ from spark_jobs.jars import (
 )
 from spark_jobs.redaction import HIDDEN_SETTINGS, REMOTE_VARIABLE, hide, redacted, without_secrets
 from spark_jobs.spark_server.folder import UnusableFolderError
-from spark_jobs.spark_start import GUARD, start_context, umask
+from spark_jobs.spark_start import GUARD, spark_defaults, start_context, umask
 from spark_jobs.table_location import S3, is_s3
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from stream_consumers.urls import check_no_credentials
@@ -157,11 +157,12 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
             f"the Spark setting {name!r}",
             value,
             remedy="Give the user and the password in settings of their own, or in a file, as spark.jars.ivySettings "
-            "is for a repository; write another '@' as %40. What a library takes only in an address belongs into "
-            "spark-defaults.conf, which other users cannot read.",
+            "is for a repository, because Spark prints the addresses of repositories; write another '@' as %40. An "
+            "address that a library accepts only with a password belongs in spark-defaults.conf, with mode 0600.",
         )
     remote = options.remote or os.environ.get(REMOTE_VARIABLE)
     hide(options.storage_options, options.config, remote)
+    hide({}, spark_defaults(), None)
     try:
         return check_session(_session(options))
     except (PySparkException, RuntimeError, OSError) as error:

@@ -11,6 +11,7 @@ import atexit
 import fcntl
 import logging
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
 from spark_jobs.jars import cache_folder, own_folder
@@ -45,6 +47,22 @@ FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
 """Where Spark keeps its own files, and where Hadoop keeps what it is about to upload to an object store."""
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """Spark prefers it to the setting."""
+
+
+def configuration_folder(environment: Mapping[str, str]) -> Path:
+    """The folder with Spark's own configuration files."""
+    home = environment.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf")
+
+
+def spark_defaults() -> dict[str, str]:
+    """The settings in ``spark-defaults.conf``, which are behind those of a session; none if it cannot be read."""
+    try:
+        text = (configuration_folder(os.environ) / "spark-defaults.conf").read_text(errors="replace")
+    except OSError:
+        return {}
+    settings = re.findall(r"^[ \t]*(?![#!])([^\s=:]+)[ \t=:]+(.+)$", re.sub(r"\\\n[ \t]*", "", text), re.MULTILINE)
+    return {name: re.sub(r"\\(?!u)(.)", r"\1", value) for name, value in settings}
 
 
 def launch(settings: Mapping[str, str]) -> JavaGateway:

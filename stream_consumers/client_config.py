@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import is_plain_text
-from stream_consumers.urls import is_address
+from stream_consumers.urls import USER_INFO, is_address
 
 Scalar = str | int | float | bool
 HIDDEN = "[hidden]"
@@ -49,6 +49,7 @@ _NO_PARTS = frozenset({
 })  # fmt: skip
 _BACKSLASHES = re.compile(r"\\+")
 _LEAST_PART = 4
+_USER_INFO = re.compile(USER_INFO)
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _LEAST_BEGINNING = 12
@@ -190,7 +191,8 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     any other value may be a secret. A secret is recognized verbatim, encoded for a URL, in base64, in hexadecimal
     digits and escaped. A secret of fewer than 12 characters is recognized only as a whole word. A longer one is also
     recognized in another case and by its beginning, but not without its first 12 characters. The parts of a secret,
-    such as the password in a URL, are secrets as well, unless the value is the path of a file.
+    such as the password in a URL, are secrets as well, unless the value is the path of a file. The user and the
+    password of any URL in the text are secrets, too.
 
     Args:
         text: the text of an error.
@@ -206,7 +208,7 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
         text = _redact(text, secret)
-    return text
+    return _USER_INFO.sub(f"://{HIDDEN}@", text)
 
 
 def _may_be_secret(name: str, value: object) -> bool:

@@ -6,7 +6,7 @@ URLs and addresses are shown in logs and in Dagster, so they must not contain se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -24,6 +24,8 @@ _PARAMETERS = frozenset("?#;")
 _IN_TEXT = re.compile(rf"({_SCHEME.pattern}://[^\s\"]+?)(?=[\s\"]|$|,{_SCHEME.pattern}://)")
 # A Kerberos principal in an address is not a credential.
 _PRINCIPAL = re.compile(r"(?<=principal=)[\w./-]+@[\w.-]+", re.IGNORECASE)
+# The user and the password of an address, or only the user, unless that is the container of an address of Azure.
+USER_INFO = r"(?<!abfs|wasb)(?<!abfss|wasbs)://[^/\s]*@|://[^/\s:@]*:[^/\s]*@"
 # Protocols whose stream keys may be arbitrary bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # Characters that may belong to, or precede, a password.
@@ -119,11 +121,29 @@ def check_no_credentials(name: str, text: str, *, remedy: str) -> str:
         >>> check_no_credentials("jars", "/lib/a.jar,abfss://jars@account/b.jar", remedy="Use a file.")
         '/lib/a.jar,abfss://jars@account/b.jar'
     """
-    if any(
-        _has_credentials(*_parts(address), has_host=False) for address in _IN_TEXT.findall(_PRINCIPAL.sub("", text))
-    ):
+    if any(_credentials(text)):
         raise InvalidOptionError(f"{name} {CREDENTIALS}; {NOT_SHOWN}", remedy=remedy)
     return text
+
+
+def passwords(text: str) -> Iterator[str]:
+    """Yield the password of each address in a text that has one, and the user of an address that has only a user.
+
+    Example:
+        >>> list(passwords("https://me:s3cret@repo.example/a,abfss://jars@account,https://token@repo.example"))
+        ['s3cret', 'token']
+    """
+    for credentials in _credentials(text):
+        yield credentials.partition(":")[2] or credentials
+
+
+def _credentials(text: str) -> Iterator[str]:
+    """Yield what precedes the ``@`` in each address of a text that contains a user or a password."""
+    for address in _IN_TEXT.findall(_PRINCIPAL.sub("", text)):
+        scheme, host, path = _parts(address)
+        if _has_credentials(scheme, host, path, has_host=False):
+            # A password may contain a slash, or encode the "@".
+            yield host.rpartition("@")[0] or (path and f"{host}/{path}".rpartition("@")[0]) or host
 
 
 def _parts(address: str) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from spark_jobs.python_start import own_python
-from spark_jobs.redaction import redacted
+from spark_jobs.redaction import jvm_output
 from spark_jobs.spark_server import process
 from spark_jobs.spark_server.configuration import CORES, configuration_key, server_environment
 from spark_jobs.spark_server.folder import (
@@ -44,6 +45,8 @@ KEEP_ENDED_SECONDS = 7 * 86400.0
 ANSWER_SECONDS = 30.0
 END_SECONDS = 30.0
 LOG_LINES = 20
+# A line of a stack trace of Java or of Python that names a place in the code, and not a cause.
+_FRAME = re.compile(r"\s+(at [\w.$/]+\(|\.\.\. \d+ more)|  File \"|    ")
 _MODE_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 _POLL_SECONDS = 0.05
 
@@ -264,14 +267,15 @@ def _start_server(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
 
 
 def _raise_start_error(folder: ServerFolder, since: int) -> NoReturn:
-    """End a server that did not start, and raise an error with the end of its log from byte ``since`` on."""
+    """End a server that did not start, and raise an error with the causes in its log from byte ``since`` on."""
     with folder.log.open("rb") as log:
         log.seek(since)
-        lines = log.read().decode(errors="replace").strip().splitlines()[-LOG_LINES:]
+        said = jvm_output(log.read().decode(errors="replace"))
     end_server(folder)
-    said = redacted("\n".join(lines)) or "(nothing)"
+    lines = [line for line in said.splitlines() if not _FRAME.match(line)][-LOG_LINES:]
+    shown = "\n".join(lines) or "(nothing)"
     raise SparkSessionError(
-        f"the local Spark server did not start; the end of {folder.log}:\n{said}\n",
+        f"the local Spark server did not start; the end of {folder.log}, without stack frames:\n{shown}\n",
         remedy="Correct the cause, or run Spark in the process of the run (in_process=True, --in-process).",
     )
 

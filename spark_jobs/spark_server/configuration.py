@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from spark_jobs.python_start import imports_from_here
-from spark_jobs.spark_start import umask
+from spark_jobs.spark_start import configuration_folder, umask
 
 # The setting of a session with the number of tasks that its server runs at the same time.
 CORES = "spark.stream_assets.cores"
@@ -33,8 +33,8 @@ IGNORED_PREFIXES = (
     "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_", "VSCODE_",
     "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
 )  # fmt: skip
-# The variables that name the folders with settings of Spark and Hadoop.
-CONFIGURATION_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+# The variables that name the folders with settings of Hadoop.
+HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str:
@@ -84,10 +84,8 @@ def _jars(settings: Mapping[str, str]) -> list[str]:
 
 def _configuration_files(environment: Mapping[str, str]) -> list[str]:
     """The configuration files that Spark reads."""
-    home = environment.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
-    folders = [environment.get(name, "") for name in CONFIGURATION_FOLDERS]
-    folders[0] = folders[0] or f"{home}/conf"
-    return sorted(str(file) for folder in folders if folder for file in Path(folder).glob("*"))
+    others = [Path(environment[name]) for name in HADOOP_FOLDERS if environment.get(name)]
+    return sorted(str(file) for folder in (configuration_folder(environment), *others) for file in folder.glob("*"))
 
 
 def _file_states(files: Iterable[str], *, of_folder: bool = False) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,16 +69,17 @@ def _check_row(what: str, find: Callable[[], str]) -> dict[str, Any]:
 
 def _java_version() -> str:
     from spark_jobs.jars import SPARK_LINE, java
+    from spark_jobs.redaction import jvm_output
 
+    remedy = f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME."
     answer = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
-    line = (answer.stderr or answer.stdout).splitlines()[0]
-    found = line.split('"')[1] if '"' in line else line
-    if not found.split(".")[0].isdigit() or int(found.split(".")[0]) < NEEDED_JAVA:
-        raise MissingDependencyError(
-            f"Java {found} is too old for Spark {SPARK_LINE}",
-            remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME.",
-        )
-    return found
+    # Java repeats options of the environment before its version.
+    found = re.search(r'version "((\d+)[^"]*)"', answer.stderr)
+    if not found:
+        raise MissingDependencyError(f"{java()} does not show its version: {jvm_output(answer.stderr)}", remedy=remedy)
+    if int(found[2]) < NEEDED_JAVA:
+        raise MissingDependencyError(f"Java {found[1]} is too old for Spark {SPARK_LINE}", remedy=remedy)
+    return found[1]
 
 
 def _delta_jars() -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -67,6 +68,26 @@ def test_a_download_that_always_fails_is_an_error_with_the_reason(repository: Pa
         jars.resolved(COORDINATE)
     assert calls(repository) == 3
     assert not list((repository / "cache").rglob("*.jar"))
+
+
+@pytest.mark.parametrize("start", [lambda: jars.resolved(COORDINATE), jars.delta_jars])
+def test_the_report_of_java_is_repeated_without_secrets(
+    repository: Path, start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.keyStorePassword=hunter2-of-the-lake")
+    monkeypatch.setattr(jars, "pinned", lambda found: found)
+    if start is jars.delta_jars:
+        monkeypatch.setattr(jars, "resolved", lambda coordinate: repository)
+    command = repository / "bin" / "java"
+    command.write_text(
+        '#!/bin/sh\necho "Picked up JAVA_TOOL_OPTIONS: $JAVA_TOOL_OPTIONS"\necho "no $JAVA_TOOL_OPTIONS"\nexit 1\n'
+    )
+    command.chmod(0o755)
+    with pytest.raises(MissingDependencyError) as raised:
+        start()
+    assert "hunter2" not in str(raised.value)
+    assert "Picked up" not in str(raised.value)
+    assert "no -Djavax.net.ssl.keyStorePassword=" in str(raised.value)
 
 
 def test_processes_that_ask_at_the_same_time_download_once(repository: Path) -> None:

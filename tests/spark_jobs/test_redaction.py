@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import redaction
-from spark_jobs.redaction import hide, redacted
+from spark_jobs.redaction import JAVA_VARIABLES, hide, jvm_output, redacted
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.spark_server.client import _raise_start_error
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
@@ -64,6 +64,73 @@ def test_other_settings_are_shown_in_the_text_of_an_error() -> None:
     hide({}, SHOWN, None)
     said = ", ".join(SHOWN.values())
     assert redacted(said) == said
+
+
+@pytest.mark.parametrize("variable", JAVA_VARIABLES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"-Xmx2g -Djavax.net.ssl.keyStorePassword={SECRET} -Duser.timezone=UTC",
+        f"--conf spark.hadoop.fs.s3a.secret.key={SECRET} pyspark-shell",
+        f"--conf 'spark.driver.extraJavaOptions=-Duser.timezone=UTC -Dpassword={SECRET}' pyspark-shell",
+    ],
+)
+def test_options_of_java_from_the_environment_are_in_no_text(
+    variable: str, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, options)
+    assert SECRET not in redacted(f"{options}: unrecognized in UTC")
+    assert redacted("unrecognized in UTC") == "unrecognized in UTC"
+    for begin in ("", "NOTE: "):
+        assert jvm_output(f"{begin}Picked up {variable}: {options}\nError: no such jar\n") == "Error: no such jar"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"spark.jars.repositories https://robot:{SECRET}@repo.example/maven",
+        f"spark.jars.repositories = https://repo.example,https://robot:{SECRET}@repo.example",
+        f"  spark.jars.repositories: https://repo.example,\\\n  https\\://robot:{SECRET}@repo.example",
+        f"spark.hadoop.fs.s3a.secret.key\t{SECRET}",
+        f"spark.driver.extraJavaOptions -Xmx2g -Dpassword={SECRET}",
+    ],
+)
+@pytest.mark.parametrize("variable", ["SPARK_CONF_DIR", "SPARK_HOME"])
+def test_secrets_of_the_defaults_of_spark_are_in_no_text(
+    line: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(f"# defaults\nspark.ui.enabled false\n{line}\n")
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "conf" if variable == "SPARK_CONF_DIR" else tmp_path))
+    with pytest.raises(SparkSessionError):
+        create_session(SparkOptions(remote="sc://127.0.0.1:1"))
+    assert redacted(f"{SECRET} of repo.example in maven") == "[hidden] of repo.example in maven"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"https://robot:{SECRET}@repo.example/a added", "https://[hidden]@repo.example/a added"),
+        (f"https://repo.example,k8s://https://{SECRET}@a", "https://repo.example,k8s://https://[hidden]@a"),
+        (f"wasbs://robot:{SECRET}@account/a", "wasbs://[hidden]@account/a"),
+        ("abfss://lake@account/a, hdfs://host:8020/me@CORP", "abfss://lake@account/a, hdfs://host:8020/me@CORP"),
+    ],
+)
+def test_the_user_and_the_password_of_an_address_are_in_no_text(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+def test_a_server_that_did_not_start_names_the_causes_and_not_the_frames(tmp_path: Path) -> None:
+    folder = made(tmp_path, "server")
+    frames = "".join(f"\tat org.apache.spark.A$.b(A.scala:{line})\n" for line in range(30))
+    log = f"unresolved dependency: a#b;1\n{frames}Caused by: java.B: no room\n{frames}\t... 30 more\n"
+    log += '  File "/lib/pyspark/context.py", line 1, in start\n    start()\n    ^^^^^^^\nPySparkError: it exited\n'
+    folder.log.write_text(log)
+    with pytest.raises(SparkSessionError) as raised:
+        _raise_start_error(folder, 0)
+    _, *lines = raised.value.what.strip().split("\n")
+    assert lines == ["unresolved dependency: a#b;1", "Caused by: java.B: no room", "PySparkError: it exited"]
 
 
 def test_the_end_of_the_log_of_a_server_is_repeated_without_secrets(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
-from stream_assets.cli.machine_commands import doctor
-from stream_consumers.errors import InvalidOptionError
+from stream_assets.cli.machine_commands import _java_version, doctor
+from stream_consumers.errors import InvalidOptionError, MissingDependencyError
 from tests.support.command_line import SCHEMA, failing, printed, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -194,3 +194,19 @@ def test_a_remote_address_comes_from_the_environment(monkeypatch: pytest.MonkeyP
         doctor.make_context("doctor", list(words))
     monkeypatch.setenv("SPARK_AT", "sc://spark:15002/;token=hunter2")
     assert doctor.make_context("doctor", words).params["remote"] == "sc://spark:15002/;token=hunter2"
+
+
+@pytest.mark.parametrize(("version", "is_enough"), [("17.0.9", True), ("21", True), ("1.8.0_392", False)])
+def test_the_version_of_java_is_known_where_java_repeats_its_options(
+    version: str, is_enough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "java"
+    command.write_text(f"""#!/bin/sh\necho 'Picked up JAVA_TOOL_OPTIONS: -Da="b"\nopenjdk version "{version}"' >&2\n""")
+    command.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if is_enough:
+        assert _java_version() == version
+    else:
+        with pytest.raises(MissingDependencyError):
+            _java_version()
