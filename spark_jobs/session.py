@@ -152,7 +152,7 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
         SparkSessionError: the session cannot be had, or cannot write Delta tables.
         InvalidOptionError: an address in a setting has a password in it, or ``STREAM_ASSETS_SPARK`` is something else.
     """
-    for name, value in options.config.items():
+    for name, value in {**options.config, "spark.master": options.master}.items():
         check_no_credentials(
             f"the Spark setting {name!r}",
             value,

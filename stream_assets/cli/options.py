@@ -463,6 +463,8 @@ def make_conversion(
 
 
 def _imported(path: str) -> object:
+    from spark_jobs.redaction import redacted
+
     module, _, name = path.partition(":")
     # Also later: a function of that module may be called while rows are made.
     allow_local_imports()
@@ -470,12 +472,13 @@ def _imported(path: str) -> object:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidOptionError(
-            f"--transform {path} cannot be imported: {error}",
+            f"--transform {path} cannot be imported: {redacted(str(error))}",
             remedy="Write MODULE:NAME, like my_definitions:orders, and run in the folder of the module.",
         ) from error
     except Exception as error:  # the user's module may raise anything
+        said = redacted(str(error)).partition("\n")[0]
         raise InvalidOptionError(
-            f"--transform {path}: its module raised {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            f"--transform {path}: its module raised {type(error).__name__}: {said}",
             remedy="Correct it. There is no Spark session yet while it is imported: make UDFs inside the transform.",
         ) from error
 

@@ -165,6 +165,12 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(value: str) -> N
     assert "spark.any.setting" in str(raised.value)
 
 
+def test_a_master_with_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidOptionError) as raised:
+        create_session(SparkOptions(master=f"k8s://https://robot:{SECRET}@cluster:6443"))
+    assert SECRET not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "value",
     [

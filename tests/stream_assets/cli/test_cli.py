@@ -14,6 +14,7 @@ from click.testing import Result
 from pyspark.sql import SparkSession
 
 from stream_assets.cli.machine_commands import _java_version, doctor
+from stream_assets.cli.options import _imported
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError
 from tests.support.command_line import SCHEMA, failing, printed, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
@@ -210,3 +211,15 @@ def test_the_version_of_java_is_known_where_java_repeats_its_options(
     else:
         with pytest.raises(MissingDependencyError):
             _java_version()
+
+
+@pytest.mark.parametrize("kind", ["ImportError", "RuntimeError"])
+def test_the_error_of_the_module_of_a_transform_is_repeated_without_passwords(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"raising_{kind}.py").write_text(f"raise {kind}('no https://robot:hunter2@repo.example/a')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidOptionError) as raised:
+        _imported(f"raising_{kind}:orders")
+    assert "repo.example" in raised.value.what
+    assert "hunter2" not in raised.value.what
