@@ -84,25 +84,27 @@ reader_options = combine_options(
 filter_options = combine_options(
     "wanted",
     make_filter,
-    click.option("--source", help="The stream URL; by default every stream of the group. It is not opened."),
-    click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all."),
-    click.option("--until", "stop", help="Likewise; the first that is not meant."),
-    click.option("--reason", default="", metavar="TEXT", help="Those with this text in their reason."),
+    click.option(
+        "--source", help="Only streams of this URL, which is not opened; by default all streams of the group."
+    ),
+    click.option("--from", "start", help="Only from here on: a sequence, SHARD=SEQUENCE,…, or a time of messages."),
+    click.option("--until", "stop", help="Only before this: a sequence, SHARD=SEQUENCE,…, or a time of messages."),
+    click.option("--reason", default="", metavar="TEXT", help="Only dead letters with this text in their reason."),
     click.option(
         "--all",
         "is_all",
         is_flag=True,
-        help="Also those that do not count: orphaned, redriven, replayed, dismissed ones.",
+        help="Include dead letters that do not count, like those that were redriven, replayed or dismissed.",
     ),
-    click.option("--dismissed", "is_dismissed", is_flag=True, help="Only those that were dismissed."),
+    click.option("--dismissed", "is_dismissed", is_flag=True, help="Only dismissed dead letters."),
 )
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Look at the messages that could not become rows, and decode them again.
+    """List, redrive or dismiss dead letters: messages that could not become rows.
 
-    Only those count whose batch is in the table, and which were not redriven, replayed or dismissed since.
+    A dead letter counts if its batch is in the table, and it was not redriven, replayed or dismissed.
 
     \b
     Examples:
@@ -119,10 +121,10 @@ def dead_letters() -> None:
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most this many kinds, the most frequent ones.")
 @json_option
 def list_kinds(reader: DeadLetters, wanted: DeadLetterFilter, limit: int | None, as_json: bool) -> None:
-    """How many there are of each kind of reason, with an example each.
+    """Count dead letters by kind of reason. Each kind is shown with an example.
 
-    Reasons are of one kind if they differ only in numbers, times, ids and what stands in quotes. The times are those of
-    the messages; where these are not known, when the dead letters were recorded.
+    Two reasons are of the same kind if they differ only in numbers, times, ids and quoted text. "first" and "last" are
+    timestamps of messages. If a message has none, the time when its dead letter was recorded is used.
 
     \b
     Examples:
@@ -155,15 +157,15 @@ def _kind_row(kind: DeadLetterKind, *, is_all: bool) -> dict[str, Any]:
 @filter_options
 @click.argument("places", nargs=-1, metavar="[SHARD=SEQUENCE]…")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Show at most this many.")
-@click.option("--full", is_flag=True, help="Payloads as they are, whole and with their lines.")
+@click.option("--full", is_flag=True, help="Show the whole payload, with its line breaks.")
 @json_option
 def show(
     reader: DeadLetters, wanted: DeadLetterFilter, places: Sequence[str], limit: int, full: bool, as_json: bool
 ) -> None:
-    """Single ones, in the order of their places in the stream: all that is known of them.
+    """Show single dead letters in detail. They are ordered by their places in the stream.
 
-    A place is SHARD=SEQUENCE, as list prints it, or SHARD:SEQUENCE. Payloads are text where they are, else hexadecimal
-    digits; with --json they are whole, and base64 under payload_base64 where they are no text.
+    Write a place as SHARD=SEQUENCE, as list prints it, or SHARD:SEQUENCE. A payload that is not text is shown as
+    hexadecimal digits. With --json, payloads are complete; one that is not text is base64, in payload_base64.
 
     \b
     Examples:
@@ -261,8 +263,8 @@ def _print(line: str, *, style: str = "") -> None:
 @dead_letters.command()
 @reader_options
 @filter_options
-@click.option("--note", required=True, help="Why; it is kept with each of them.")
-@click.option("--by", help="Who dismisses them; by default this user and machine.")
+@click.option("--note", required=True, help="Why they are dismissed; stored with each dead letter.")
+@click.option("--by", help="Who dismisses them; by default your user name and machine.")
 @click.option("--limit", type=click.IntRange(min=1), help="Dismiss at most this many.")
 @retry_option
 @spark_options
@@ -277,9 +279,10 @@ def dismiss(
     spark: SparkSettings,
     as_json: bool,
 ) -> None:
-    """Mark dead letters as done with, since nothing will ever decode them; checks count them no longer.
+    """Mark dead letters as final, so that checks no longer count them.
 
-    They stay in the dead-letter table, with who dismissed them, when and why, and `verify` accounts for their messages.
+    They stay in the dead-letter table, with your name, the time and the note. `verify` does not count their messages
+    as missing.
 
     \b
     Examples:
@@ -310,16 +313,18 @@ def dismiss(
 
 @dead_letters.command()
 @pipeline_options()
-@click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all.")
-@click.option("--until", "stop", help="Likewise; the first that is left alone.")
-@click.option("--limit", type=click.IntRange(min=1), help="The most dead letters to try.")
+@click.option("--from", "start", help="Only from here on: a sequence, SHARD=SEQUENCE,…, or a time of messages.")
+@click.option("--until", "stop", help="Only before this: a sequence, SHARD=SEQUENCE,…, or a time of messages.")
+@click.option("--limit", type=click.IntRange(min=1), help="Decode at most this many.")
 @click.option(
     "--payloads",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Only the dead letters of this NDJSON file, with its payloads.",
+    help="Redrive only the dead letters in this NDJSON file, with the payloads in it.",
 )
-@click.option("--note", default="", help="With --payloads: why; it is kept with each correction.")
-@click.option("--dry-run", is_flag=True, help="Say how many would decode, and why the others do not; change nothing.")
+@click.option("--note", default="", help="Why the payloads were corrected; stored with each correction of --payloads.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print how many can be decoded, and why the others cannot. Change nothing."
+)
 @row_options
 @limit_options
 @retry_option
@@ -338,13 +343,13 @@ def redrive(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Decode dead letters again; those that can be decoded now become rows, and no position moves.
+    """Decode dead letters again. Those that can be decoded now become rows; the others stay dead letters.
 
-    They are read from the dead-letter table, so that the stream may have dropped them. The others stay dead letters. A
-    redrive that was killed is simply done again.
+    No position moves. Messages are read from the dead-letter table, so the stream need not hold them any more. If a
+    redrive was killed, run it again.
 
-    With --payloads their payloads are those of a file, which has a JSON object a line: _stream, _shard, _sequence, and
-    payload or payload_base64. The dead-letter table records the correction, beside the original.
+    --payloads names a file with corrected payloads. Each line of it is a JSON object with _stream, _shard, _sequence,
+    and payload or payload_base64. The dead-letter table keeps both the original and the correction.
 
     \b
     Examples:

@@ -32,10 +32,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @pipeline_options()
-@click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, a time, or earliest (the default).")
-@click.option("--until", "stop", help="Likewise; by default the position of the group.")
-@click.option("--on-replay", type=click.Choice(["replace", "append"]), default="replace", show_default=True)
-@click.option("--id", "replay_id", help="Go on with the replay of this id, which was killed.")
+@click.option(
+    "--from", "start", help="Where to start: a sequence, SHARD=SEQUENCE,…, a time, or earliest (the default)."
+)
+@click.option("--until", "stop", help="Where to stop, exclusive, in the same form; by default the group's position.")
+@click.option(
+    "--on-replay",
+    type=click.Choice(["replace", "append"]),
+    default="replace",
+    show_default=True,
+    help="Replace the rows of the messages, or append their rows a second time.",
+)
+@click.option("--id", "replay_id", help="Continue the killed replay that printed this id.")
 @click.option("--dry-run", is_flag=True, help="Print what would be read and replaced, and change nothing.")
 @data_loss_option
 @row_options
@@ -57,7 +65,7 @@ def replay(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Read messages again that are in the table, and replace their rows; no position moves.
+    """Read messages again, and replace their rows. No position moves.
 
     \b
     Examples:
@@ -182,7 +190,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Print what would be mov
 @spark_options
 @json_option
 def rewind(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) -> None:
-    """Move the position of a group; what is written again replaces what is there.
+    """Move the position of a group. The next runs continue from there, and replace the old rows.
 
     \b
     Examples:
@@ -206,7 +214,7 @@ def rewind(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) ->
 @spark_options
 @json_option
 def seek(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) -> None:
-    """Move the position of a group to the first message with a timestamp, or a later one.
+    """Move the position of a group to a time: to the first message with this timestamp or a later one.
 
     \b
     Example:
@@ -224,13 +232,19 @@ def seek(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) -> N
 
 
 @click.command()
-@click.option("--mode", type=click.Choice(["resumable", "load_balanced"]), default="resumable", show_default=True)
+@click.option(
+    "--mode",
+    type=click.Choice(["resumable", "load_balanced"]),
+    default="resumable",
+    show_default=True,
+    help="The mode of the group.",
+)
 @pipeline_options()
 @click.option("--dry-run", is_flag=True, help="Print where the group would continue, and change nothing.")
 @spark_options
 @json_option
 def adopt(mode: str, pipeline: Pipeline, dry_run: bool, spark: SparkSettings, as_json: bool) -> None:
-    """Let a group continue after the rows of a table whose ledger does not have them: a copy of a table.
+    """Let a group continue after the rows of a copied table. The copy has rows, but no positions of the group.
 
     \b
     Example:
@@ -255,7 +269,7 @@ def adopt(mode: str, pipeline: Pipeline, dry_run: bool, spark: SparkSettings, as
 @pipeline_options(click.option("--group", required=True, help="The consumer group."))
 @spark_options
 def switch(to: str, pipeline: Pipeline, spark: SparkSettings) -> None:
-    """Change how a group shares its shards; stop its runs first. Run it again if it was interrupted.
+    """Change the mode of a group. Stop its runs first. If the command was interrupted, run it again.
 
     \b
     Example:
@@ -280,17 +294,18 @@ def switch(to: str, pipeline: Pipeline, spark: SparkSettings) -> None:
     "epochs",
     multiple=True,
     metavar="EPOCH",
-    help="Only this, the next epoch of a stream, like orders#2; nothing happens if it was accepted before.",
+    help="Accept only this epoch, the next one of a stream, like orders#2. If it was accepted before, nothing happens.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be accepted, and change nothing.")
 @pipeline_options(click.option("--group", required=True, help="The consumer group."))
 @spark_options
 @json_option
 def accept(epochs: tuple[str, ...], dry_run: bool, pipeline: Pipeline, spark: SparkSettings, as_json: bool) -> None:
-    """Let a group continue with a stream that was deleted and made again, or replaced.
+    """Accept a stream that was created again, replaced, or lost its newest messages.
 
-    The rows that are in the table stay. Those of the new stream come beside them, with the name of a new epoch in
-    _stream, like orders#2, from its first message on. What the old stream held that was not read is given up.
+    The group continues with the first message of the new stream, or the first one that differs from the table. Old rows
+    stay. New rows have the name of a new epoch in _stream, like orders#2. Messages of the old stream that were not read
+    are given up.
 
     \b
     Example:

@@ -56,7 +56,7 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
 
 
 @click.command()
-@click.option("--mode", type=click.Choice(MODES), default="resumable", show_default=True)
+@click.option("--mode", type=click.Choice(MODES), default="resumable", show_default=True, help="The mode of the group.")
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
@@ -64,7 +64,11 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
 )
 @data_loss_option
 @click.option("--member", default="main", show_default=True, help="The name of this member of a Redis group.")
-@click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio; <table>.spool.ss by default.")
+@click.option(
+    "--spool",
+    type=click.Path(path_type=Path),
+    help="The file that a pipe is first written into; by default <table>.spool.ss.",
+)
 @pipeline_options()
 @row_options
 @layout_options
@@ -92,7 +96,7 @@ def ingest(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write a stream into a Delta table up to its present end, exactly once. With --linger, also write new messages.
+    """Write a stream into a Delta table up to its current end, exactly once. With --linger, also write new messages.
 
     A pipe (stdio:///orders) is first written into a stream file, up to its end; then that file is ingested.
 
@@ -186,7 +190,7 @@ def _lost(report: BatchReport) -> str | None:
 
 @click.command()
 @click.argument("url")
-@click.option("--table", help="The Delta table whose ledger is read.")
+@click.option("--table", help="The Delta table, whose log has the positions of the group.")
 @group_option
 @client_option()
 @storage_option
@@ -195,8 +199,8 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     """Print the start and the end of each shard, the positions of the group, and its lag.
 
     "blocked" is the number of messages after the end that an open transaction holds back. "lost" is a range that is
-    gone from the stream and that the group has not read, or that a RESTORE removed from a stream that was recreated
-    since. If there is a lost range, the exit code is 1.
+    gone from the stream and that the group has not read, or whose rows a RESTORE removed although the stream was
+    created again since. If there is a lost range, the exit code is 1.
 
     \b
     Examples:

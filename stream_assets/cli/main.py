@@ -28,7 +28,9 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--messages", type=click.IntRange(min=4000), default=100_000, show_default=True)
+@click.option(
+    "--messages", type=click.IntRange(min=4000), default=100_000, show_default=True, help="The number of messages."
+)
 def demo(messages: int) -> None:
     """Ingest messages from a file into Delta under a real Dagster daemon, which survives two killed runs.
 

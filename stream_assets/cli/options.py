@@ -159,7 +159,7 @@ def client_option(*names: str, of: str = "broker's") -> Option:
         multiple=True,
         metavar="NAME=VALUE",
         callback=_client_options,
-        help=f"Configure the {of} client; NAME=env:VARIABLE keeps a secret in the environment.",
+        help=f"Set an option of the {of} client. NAME=env:VARIABLE keeps a secret in the environment.",
     )
 
 
@@ -173,10 +173,10 @@ storage_option = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_storage_options,
-    help="For the object store of the table, such as AWS_ENDPOINT_URL=…; NAME=env:VARIABLE keeps a secret in the "
-    "environment, and what is not given is taken from there anyway.",
+    help="Set an option of the table's storage, such as AWS_ENDPOINT_URL=…. NAME=env:VARIABLE keeps a secret in the "
+    "environment. Options that are not given are taken from the environment.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 group_option = click.option("--group", default="stream-assets", show_default=True, help="The consumer group.")
 # The default is that of Ingestion, which is not imported until a command needs it.
 retry_option = click.option(
@@ -184,14 +184,14 @@ retry_option = click.option(
     type=click.FloatRange(min=0),
     default=300.0,
     show_default=True,
-    help="How long to try again, with growing pauses, what may be gone soon, like a broker that does not answer.",
+    help="For how long to retry after temporary errors, such as a broker that does not answer.",
 )
 data_loss_option = click.option(
     "--on-data-loss",
     type=click.Choice(["error", "record"]),
     default="error",
     show_default=True,
-    help="Stop at messages that the stream dropped before they were read, or record the exact range and go on.",
+    help="If the stream dropped messages before they were read: stop, or record the exact range and continue.",
 )
 
 
@@ -319,18 +319,18 @@ spark_options = combine_options(
     click.option(
         "--remote",
         callback=_remote,
-        help="A Spark Connect address, sc://host:port, instead of --master; env:VARIABLE keeps one with a token in the "
-        "environment.",
+        help="A Spark Connect address, sc://host:port, instead of --master. env:VARIABLE keeps an address with a token "
+        "in the environment.",
     ),
     click.option(
         "--in-process",
         is_flag=True,
-        help="Start a local Spark for this command only, not the one that outlives it (stream-assets spark).",
+        help="Start a local Spark for this command only, instead of using the server that runs share.",
     ),
     click.option(
         "--single-writer",
         is_flag=True,
-        help="No other driver writes the table meanwhile; needed where its storage could lose commits (Amazon S3).",
+        help="Guarantee that no other driver writes the table meanwhile; required on storage that could lose commits.",
     ),
 )
 
@@ -489,20 +489,26 @@ row_options = combine_options(
     click.option(
         "--decode",
         type=click.Choice(["raw", "text", "json", "variant", "avro", "protobuf", "json-schema"]),
-        help="The format; raw by default.",
+        help="The format of the payloads; raw by default.",
     ),
-    click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'."),
+    click.option("--schema", help="The columns as Spark DDL, for --decode json: 'id BIGINT, user STRING'."),
     # The choices are those of JsonMode, which is not imported until a command needs it.
     click.option(
         "--json-mode",
         type=click.Choice(["lenient", "strict"]),
-        help="Take values that are written in another way than their types, the default, or refuse them.",
+        help="lenient, the default, also accepts similar values, like a number for a STRING; strict does not.",
     ),
-    click.option("--schema-registry", metavar="URL", help="Of a schema registry; payloads begin with schema ids then."),
+    click.option(
+        "--schema-registry", metavar="URL", help="A schema registry. Each payload must begin with a schema id."
+    ),
     client_option("--registry-option", of="schema registry's"),
-    click.option("--subject", help="Whose newest schema has the columns, like orders-value."),
-    click.option("--schema-file", metavar="PATH", help="Instead: .avsc, .proto, a descriptor set, or a JSON Schema."),
-    click.option("--message", help="The full name of a Protobuf message; the first one of the schema by default."),
+    click.option("--subject", help="The subject whose newest schema has the columns, like orders-value."),
+    click.option(
+        "--schema-file",
+        metavar="PATH",
+        help="A schema instead of --subject: .avsc, .proto, a descriptor set, or JSON Schema.",
+    ),
+    click.option("--message", help="The full name of a Protobuf message; by default the first one of the schema."),
     click.option(
         "--transform",
         metavar="MODULE:NAME",
@@ -511,13 +517,13 @@ row_options = combine_options(
     click.option(
         "--schema-changes",
         type=click.Choice([change.value for change in SchemaChanges]),
-        help="What becomes of columns that the table does not have: fail by default.",
+        help="What to do with columns that the table does not have. By default, the command fails.",
     ),
     click.option(
         "--on-bad-rows",
         type=click.Choice([choice.value for choice in OnBadRows]),
-        help="Rows that break a constraint of the table, or that the transform fails for: stop, or make dead letters "
-        "of their messages. By default as the stream asset says, or fail.",
+        help="If a row breaks a constraint of the table, or the transform fails for it: stop, or make its message a "
+        "dead letter. The default is that of the stream asset, or fail.",
     ),
 )
 limit_options = combine_options(
@@ -547,24 +553,28 @@ def _make_layout(**layout: Any) -> TableLayout:
 layout_options = combine_options(
     "layout",
     _make_layout,
-    click.option("--partition-by", multiple=True, metavar="COLUMN", help="Of a new table; may be given several times."),
-    click.option("--cluster-by", multiple=True, metavar="COLUMN", help="Of a new table; may be given several times."),
+    click.option(
+        "--partition-by", multiple=True, metavar="COLUMN", help="Partition a new table by this column; repeatable."
+    ),
+    click.option(
+        "--cluster-by", multiple=True, metavar="COLUMN", help="Cluster a new table by this column; repeatable."
+    ),
     click.option(
         "--table-property",
         "properties",
         multiple=True,
         callback=_parse_pairs,
         metavar="NAME=VALUE",
-        help="Of a new table, like delta.enableChangeDataFeed=true; may be given several times.",
+        help="Set a property of a new table, like delta.enableChangeDataFeed=true; repeatable.",
     ),
-    click.option("--catalog-table", metavar="NAME", help="A name that Spark's catalog gets for the table."),
+    click.option("--catalog-table", metavar="NAME", help="Register the table in Spark's catalog under this name."),
     click.option(
         "--generated-column",
         "generated_columns",
         multiple=True,
         callback=_parse_pairs,
         metavar="NAME=EXPRESSION",
-        help="That Delta computes, of a new table, like day=CAST(_timestamp AS DATE).",
+        help="Add a column to a new table that Delta computes, like day=CAST(_timestamp AS DATE); repeatable.",
     ),
-    click.option("--table-comment", "comment", metavar="TEXT", help="What a new table is, in the table itself."),
+    click.option("--table-comment", "comment", metavar="TEXT", help="The comment of a new table."),
 )

@@ -159,7 +159,7 @@ def _lines(stream: Any) -> Iterator[bytes]:
 
 @click.command()
 @click.argument("url")
-@click.option("--mode", type=click.Choice(MODES), default="real_time", show_default=True)
+@click.option("--mode", type=click.Choice(MODES), default="real_time", show_default=True, help="How to read.")
 @click.option("--group", help="The consumer group, in modes that have one.")
 @click.option("--start", default="earliest", show_default=True, help="earliest, latest, a sequence, or an ISO time.")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="Stop after this many messages.")
@@ -178,7 +178,7 @@ def peek(
 ) -> None:
     """Print messages, and dead letters on stderr. Nothing is committed.
 
-    With --mode resumable and --group (Kafka) it starts at the positions of the group.
+    With --mode resumable and --group (Kafka), it starts at the positions of the group.
 
     \b
     Examples:
