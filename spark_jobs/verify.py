@@ -413,8 +413,9 @@ class _Batches:
         """Return the sequence of each expected row, and what a message without rows and dead letters counts as."""
         hull = parts.hull
         commits = [commit] if commit is not None else []
-        # An append to a range of claimed entries left out those that were in the table.
-        adds_to_claims = commit is None or (commit.entry is not None and _is_append(commit.entry))
+        # A batch that overwrites nothing left out entries of its range that were claimed, and in the table.
+        entry = commit.entry if commit else None
+        adds_to_claims = commit is None or (entry and entry.kind == "batch" and not entry.write_mode.overwrites)
         if adds_to_claims and shard in self._claims and self._claims[shard].parts & parts:
             commits += [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
         if not (all(map(_has_transform, commits)) if commits else self._has_transform and not self._is_whole_log):
@@ -523,10 +524,6 @@ def _has_transform(commit: Commit) -> bool:
     """Return whether a message of a batch may have become no row, or several."""
     entry = commit.entry
     return entry is not None and (bool(entry.transform) or commit.output_rows != entry.messages)
-
-
-def _is_append(entry: LedgerEntry) -> bool:
-    return entry.kind == "batch" and not entry.write_mode.replaces
 
 
 def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:

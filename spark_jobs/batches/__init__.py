@@ -2,14 +2,17 @@
 
 The commit order of a batch. The process may end after any step:
 
-1. *Snapshot.* One table version gives the next number of the transaction sequence and the positions.
-2. *Init.* The first commit of a group is empty and records the resolved origin of each shard.
-3. *Reconcile.* The positions of the broker are brought in line with the ledger; orphaned dead letters are deleted.
-4. *Plan.* The lowest gap up to the end offset captured at run start, and a new batch id.
-5. *Dead letters.* Into their own table, under its own number, with the batch id.
-6. *Rows.* With number, batch id and ranges as batch metadata in the same commit.
-7. *Verify.* The commit with our number carries our batch id; if not, drop the batch and plan again.
-8. *Commit.* Only now is the position committed to the broker.
+1. *Snapshot* (:meth:`spark_jobs.ledger.ledger.Ledger.read`). One table version gives the next number of the transaction
+   sequence and the positions.
+2. *Initialize* (``Step.INITIALIZED``). The first commit of a group is empty and records the origin of each shard.
+3. *Reconcile.* The broker gets the positions of the ledger; dead letters of dropped batches are deleted.
+4. *Plan* (``PLANNED``). In each shard, the first range that is missing or must be replaced, up to the end that the run
+   read at its start, and a new batch id. Then the messages are read (``READ``).
+5. *Dead letters* (``DEAD_LETTERS_WRITTEN``). Into their own table, under its own number, with the batch id.
+6. *Rows* (``WRITING``, ``ROWS_WRITTEN``). One commit with the number and the ledger entry, which has the batch id.
+7. *Verify* (``VERIFIED``). The commit with our number carries our batch id; if not, the batch is dropped, and planned
+   again (:class:`spark_jobs.batches.ingestion.PlanAgain`).
+8. *Commit* (``COMMITTED``). Only now does the position go to the broker.
 
 Step 7 decides whether the batch landed, even if the write raised an error. If the ledger cannot be read in step 7, the
 run ends and commits nothing to the broker.

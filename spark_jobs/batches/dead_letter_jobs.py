@@ -29,8 +29,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.job import BatchJob, WrittenBatch, commit_recorded, refused_messages
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, WrittenBatch, ignore_steps
+from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.read_and_commit import commit_recorded, refused_messages
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
@@ -47,6 +48,7 @@ from spark_jobs.dead_letters.reader import (
     without_first,
 )
 from spark_jobs.dead_letters.table import COPIED_COLUMNS
+from spark_jobs.ledger.entries import PlannedFields
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, count_where, in_places, within
@@ -299,16 +301,9 @@ class RedriveJob(BatchJob):
             if not tried.places:
                 self._done_with(tried)
                 continue
-            return self._new_batch(
-                "replay",
-                checked,
-                _plan_of(tried.messages),
-                identities={},
-                dead_letters=tried.corrected,
-                job_data=tried,
-                places=tried.places,
-                mode="replace",
-            )
+            fields = PlannedFields(places=tried.places, mode="replace")
+            messages = _plan_of(tried.messages)
+            return Batch("replay", checked, messages, fields, dead_letters=tried.corrected, job_data=tried)
         self.delete_orphaned_dead_letters(state, again=True)
         return None
 
@@ -320,7 +315,7 @@ class RedriveJob(BatchJob):
     def is_still_next(self, batch: Batch, state: LedgerState) -> bool:
         """Return whether all dead letters of the batch still count."""
         found, _ = self._reader.places()
-        places: Mapping[Shard, Intervals] = batch.fields["places"]
+        places: Mapping[Shard, Intervals] = batch.job_data.places
         counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
         return counts == {shard: parts.size for shard, parts in places.items()}
 
@@ -504,25 +499,18 @@ class DismissJob(BatchJob):
         copies = found.select(list(COPIED_COLUMNS)).append_column("dismisses", batches)
         for name, value in (("dismissed_by", self._dismissal.by), ("note", self._dismissal.note)):
             copies = copies.append_column(name, pa.array([value] * copies.num_rows, pa.string()))
-        return self._new_batch(
-            "dismiss",
-            state,
-            NOTHING_TO_READ,
-            identities={},
-            dead_letters=copies,
-            places=intervals_of(found.filter(found.column("_sequence").is_valid())),
-            mode="replace",
-            dead=found.num_rows,
-        )
+        places = intervals_of(found.filter(found.column("_sequence").is_valid()))
+        fields = PlannedFields(places=places, mode="replace", dead=found.num_rows)
+        return Batch("dismiss", state, fields=fields, dead_letters=copies)
 
-    def write(self, batch: Batch) -> WrittenBatch | None:
+    def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
         """Write the copies of the dead letters, then a commit without rows."""
         target, entry = self.target, self.target.entry(batch)
         # Another run may have written rows of them since the plan. Delta refuses our commit if one does so from now on.
         is_free = count_where(self.ledger.log, in_places(entry.affected)) == 0
         rows = no_rows(target.spark, self.ledger)
-        written = commit_recorded(target, batch, entry, rows, {}) if is_free else None
-        if written is None:
+        written = commit_recorded(target, batch, entry, rows, {}) if is_free else PlanAgain.HAS_ROWS
+        if isinstance(written, PlanAgain):
             self.count_lost_race()
         return written
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.job import SourceJob, WrittenBatch
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, WrittenBatch, ignore_steps
+from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
 from spark_jobs.batches.replay import last_copies_error
 from spark_jobs.batches.run_control import IdleWait
@@ -26,7 +26,7 @@ from spark_jobs.batches.source_checks import (
     without_positions,
 )
 from spark_jobs.batches.target_table import YieldTo, initialize, register_streams
-from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.entries import PlannedFields, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
@@ -238,12 +238,7 @@ class IngestJob(SourceJob):
         check_planned(self._source, self.ingestion.group, state, planned)
         lost = {} if redo else plan.lost
         check_loss(self._source, self.ingestion, lost, planned)
-        return self._new_batch(
-            "batch",
-            state,
-            plan,
-            maybe_written={} if redo else _claimed_before(state, plan.ranges),
-            identities=self._identities,
+        fields = PlannedFields(
             ranges=plan.ranges,
             # Messages that were read before are replaced, and do not move the position.
             mode="replace" if redo else "append",
@@ -252,6 +247,8 @@ class IngestJob(SourceJob):
             lost={shard: Intervals.of(part) for shard, part in lost.items()},
             last_messages=last,
         )
+        maybe_written = {} if redo else _claimed_before(state, plan.ranges)
+        return Batch("batch", state, plan, fields, identities=self._identities, maybe_written=maybe_written)
 
     def _record_removed(self, state: LedgerState) -> Batch:
         """Plan to skip what a RESTORE removed of a stream that was recreated since, if losses are to be recorded."""
@@ -263,8 +260,8 @@ class IngestJob(SourceJob):
         )
         self.ingestion.refuse_or_record(error)
         ranges = {shard: parts.ranges[0] for shard, parts in state.removed_from_ended.items()}
-        lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
-        return self._new_batch("batch", state, NOTHING_TO_READ, identities=self._identities, ranges=ranges, lost=lost)
+        fields = PlannedFields(ranges=ranges, lost={shard: Intervals.of(part) for shard, part in ranges.items()})
+        return Batch("batch", state, fields=fields, identities=self._identities)
 
     def _reconcile(self, state: LedgerState) -> LedgerState:
         """Step 3: repair the positions of the broker, and delete the dead letters of dropped batches."""

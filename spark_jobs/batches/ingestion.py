@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from spark_jobs.dead_letters.table import DeadLetterTable, dead_letter_path
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import with_rescue
-from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import CLAIMS, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
@@ -71,8 +71,8 @@ class Batch:
         kind: the kind of its entry.
         state: the ledger that it was planned from.
         plan: how to read it.
+        fields: the fields of the entry that are known before the read; :meth:`TargetTable.entry` makes the entry.
         bid: its batch id.
-        fields: the fields of the entry that are known before the read.
         identities: the fingerprint of each stream that is read.
         maybe_written: the ranges whose messages may be in the table already, so that the write has to check.
         dead_letters: rows of the dead-letter table that are not read from the stream: corrections, or dismissals.
@@ -82,8 +82,8 @@ class Batch:
     kind: str
     state: LedgerState
     plan: BatchPlan = NOTHING_TO_READ
-    bid: str = field(default_factory=lambda: uuid.uuid4().hex)
     fields: PlannedFields = field(default_factory=PlannedFields)
+    bid: str = field(default_factory=lambda: uuid.uuid4().hex)
     identities: Mapping[str, str] = field(default_factory=dict)
     maybe_written: Mapping[Shard, Range] = field(default_factory=dict)
     dead_letters: pa.Table | None = field(default=None, repr=False)
@@ -93,6 +93,33 @@ class Batch:
     def number(self) -> int:
         """The transaction number."""
         return self.state.last_number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """A batch that is in the table.
+
+    Args:
+        batch: the batch as it was written. A repeated write gives it another batch id.
+        entry: the metadata of its commit.
+        commit: the commit.
+        messages: messages decoded, per shard.
+    """
+
+    batch: Batch
+    entry: LedgerEntry
+    commit: Commit
+    messages: Mapping[Shard, int]
+
+
+class PlanAgain(enum.Enum):
+    """Why a batch is not in the table, so that it has to be planned again from a new snapshot."""
+
+    DEAD_LETTERS_TAKEN = "another run has used its number in the dead-letter table"
+    NUMBER_TAKEN = "another run has committed its number"
+    COLUMNS_CHANGED = "the columns of the table have changed"
+    NOT_NEXT = "another run has done a part of it"
+    HAS_ROWS = "another run has written rows for its dead letters"
 
 
 @dataclass(frozen=True, slots=True)

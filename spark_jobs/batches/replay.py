@@ -29,8 +29,8 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
-from spark_jobs.batches.job import SourceJob, WrittenBatch
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, WrittenBatch, ignore_steps
+from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.batches.source_checks import check_epochs, check_only_group, check_sharing, check_source
@@ -40,6 +40,7 @@ from spark_jobs.ledger.entries import (
     CLAIMS,
     LEAVING_CLAIMS,
     EntryFields,
+    PlannedFields,
     ReplayProgress,
     ShardState,
     Totals,
@@ -501,17 +502,14 @@ class ReplayJob(SourceJob):
         plan = self._plan_ranges(resolved.left)
         if plan is None:
             return None
-        return self._new_batch(
-            "replay",
-            checked,
-            plan,
-            identities=self._identities,
+        fields = PlannedFields(
             ranges=plan.ranges,
             mode=self._replay.on_replay.value,
             replay=self._replay.id,
             goal=resolved.progress.goal,
             begins=not resolved.progress.done,
         )
+        return Batch("replay", checked, plan, fields, identities=self._identities)
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Return the messages that are left to replace; nothing is committed to the broker."""

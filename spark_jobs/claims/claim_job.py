@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingest_job import LOOK_SECONDS
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.job import BatchJob, WrittenBatch, parallelism, write_batch
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, Step, WrittenBatch, ignore_steps
+from spark_jobs.batches.job import BatchJob, parallelism, write_batch
 from spark_jobs.batches.run_control import BatchSizer
 from spark_jobs.batches.source_checks import (
     check_epochs,
@@ -46,7 +46,7 @@ from spark_jobs.batches.target_table import (
     register_streams,
 )
 from spark_jobs.claims.claim_state import ClaimLosses, ClaimStatus, ClaimStatuses, PlannedLoss
-from spark_jobs.ledger.entries import ClaimedRange, EntryFields
+from spark_jobs.ledger.entries import ClaimedRange, EntryFields, PlannedFields
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
 from stream_consumers.batches import Range, fair_shares
@@ -134,7 +134,6 @@ class ClaimJob(BatchJob):
             loss = self._losses.next()
             if loss is not None:
                 check_only_group(self.ingestion, state, (loss.job_data.shard.stream,), url=self._claims.url)
-                self.telemetry(Step.PLANNED, loss)
                 return loss
             abandoned = self._find_abandoned()
             if abandoned is None:
@@ -154,7 +153,7 @@ class ClaimJob(BatchJob):
                 self.delete_orphaned_dead_letters(state, again=True)
             return batch
 
-    def write(self, batch: Batch) -> WrittenBatch | None:
+    def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
         """Step 4: write a batch, while a heartbeat keeps the claim."""
         claimed = batch.job_data
         if isinstance(claimed, PlannedLoss):
@@ -355,16 +354,19 @@ class ClaimJob(BatchJob):
         maybe_written = {
             shard: Range(places[0], min(places[-1] + 1, written.get(shard, 0))) for shard, places in ids.items()
         }
-        return self._new_batch(
+        fields = PlannedFields(
+            claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
+            origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
+        )
+        return Batch(
             "batch",
             state,
             self._claims.plan(claimed, parallelism=self._parallelism),
-            maybe_written={shard: part for shard, part in maybe_written.items() if part.start < part.end},
+            fields,
             bid=bid,
-            job_data=claimed,
             identities=self._claims.identities(),
-            claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
-            origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
+            maybe_written={shard: part for shard, part in maybe_written.items() if part.start < part.end},
+            job_data=claimed,
         )
 
     def _take_over(

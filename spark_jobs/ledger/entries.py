@@ -244,25 +244,32 @@ Uncounted = Mapping[str, Mapping[Shard, Intervals]]
 
 
 class WriteMode(NamedTuple):
-    """The effects of a write mode.
+    """What a commit in a write mode does; each question of the code has its own answer here.
 
     Args:
-        replaces: the commit removes the rows at its places; otherwise it only adds rows.
-        moves_position: the group continues after it. A replay never moves a position, so that in such a mode it adds
-            copies of rows.
+        fits_one_pass: the batch may be written while it is read.
+        repeats_rows: messages that have rows already get them a second time.
+        overwrites: all rows at its places are removed before its own are added.
+        rewrites_files: data files that it removes have rows that it replaces.
+        keeps_last_copies: rows at its places whose messages cannot be read again are written again.
         uncounts_dead_letters: dead letters of older batches at its places no longer count.
         reduces_redo: takes its places out of ``redo``; otherwise what it writes again is added to ``redo``.
     """
 
-    replaces: bool
-    moves_position: bool
-    uncounts_dead_letters: bool
-    reduces_redo: bool
+    fits_one_pass: bool = False
+    repeats_rows: bool = False
+    overwrites: bool = False
+    rewrites_files: bool = False
+    keeps_last_copies: bool = False
+    uncounts_dead_letters: bool = False
+    reduces_redo: bool = False
 
 
 MODES: Mapping[str, WriteMode] = {
-    "append": WriteMode(replaces=False, moves_position=True, uncounts_dead_letters=False, reduces_redo=False),
-    "replace": WriteMode(replaces=True, moves_position=False, uncounts_dead_letters=True, reduces_redo=True),
+    "append": WriteMode(fits_one_pass=True, repeats_rows=True),
+    "replace": WriteMode(
+        overwrites=True, rewrites_files=True, keeps_last_copies=True, uncounts_dead_letters=True, reduces_redo=True
+    ),
 }
 
 
@@ -430,7 +437,7 @@ class LedgerEntry:
     @property
     def adds_copies(self) -> bool:
         """Whether it is a replay that adds copies of rows, which covers no range and is in no count."""
-        return self.kind == "replay" and self.write_mode.moves_position
+        return self.kind == "replay" and self.write_mode.repeats_rows
 
     @property
     def is_full(self) -> bool:

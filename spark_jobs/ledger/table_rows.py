@@ -362,13 +362,13 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Cha
         ``None`` if a file is gone, because VACUUM removes files that were rewritten.
     """
     entry = commit.entry
-    is_replaced = entry is not None and entry.write_mode.replaces
+    rewrites = entry is not None and entry.write_mode.rewrites_files
     condition = None
-    if entry is not None and is_replaced:
+    if entry is not None and rewrites:
         # A replace writes whole files again, also those with only some rows in the range.
         condition = inside({shard: parts.hull for shard, parts in entry.affected.items() if parts}, names[:-1])
     try:
-        removed = log.removed_files(commit.version) if is_replaced else []
+        removed = log.removed_files(commit.version) if rewrites else []
         return ChangedTimes(
             *(
                 _milliseconds(open_files(log, files, names).to_table(columns=[names[-1]], filter=condition).column(0))

@@ -83,7 +83,7 @@ class DeltaWriter:
                 writer = writer.option(name, value)
         if self.schema_changes is not SchemaChanges.FAIL:
             writer = writer.option("mergeSchema", "true")
-        if entry.write_mode.replaces:
+        if entry.write_mode.overwrites:
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.affected))
         else:
             writer = writer.mode("append")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
-from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, BatchReport, Event, Ingestion, Waiting
+from spark_jobs.batches.ingestion import NOTHING_TO_READ, Batch, BatchReport, Event, Ingestion, Waiting, ignore_steps
 from spark_jobs.batches.job import BatchJob, reports_of
 from spark_jobs.batches.run_control import BatchSizer, Retries
+from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.options import Limits
 
@@ -23,7 +23,7 @@ class ScriptedJob(BatchJob):
 
     def __init__(self, retries: Retries | None = None) -> None:
         self.ingestion = Ingestion("lakehouse", "t")
-        self.telemetry: Any = SimpleNamespace(planning=lambda: None)
+        self.telemetry = BatchTelemetry(self.ingestion, ignore_steps)
         self.retries = retries or Retries(0)
         self.sizer = BatchSizer(Limits())
 

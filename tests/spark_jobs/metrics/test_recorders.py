@@ -19,7 +19,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
-from spark_jobs.batches.job import BatchTelemetry
+from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, recorders

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.batches.ingestion import Batch, Ingestion
-from spark_jobs.batches.job import one_pass_counts
+from spark_jobs.batches.read_and_commit import one_pass_counts
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
