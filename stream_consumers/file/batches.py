@@ -57,9 +57,9 @@ TAIL_BYTES = 4096
 class FileSplit:
     """Bytes ``[start, stop)`` of a file, where both offsets are between two frames.
 
-    Damage without a known shard and sequence counts once, together with the next message after it, in any division into
-    batches. Whether bytes are damaged may depend on bytes after ``stop``, so a split may read up to ``frozen_size``, as
-    the scan that planned it did.
+    Damage without a known shard and sequence counts once, together with the next message after it, however the file is
+    divided into batches. Whether bytes are damaged may depend on bytes after ``stop``, so a split may read up to
+    ``frozen_size``, as the scan that planned it did.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class FileSplit:
     messages: Mapping[Shard, int] | None
 
     def counts(self) -> Mapping[Shard, int] | None:
-        """The number of messages of each shard that the planning scan found; ``None`` if it found damage."""
+        """Return the number of messages of each shard that the planning scan found; ``None`` if it found damage."""
         return self.messages
 
     def identities(self) -> Mapping[str, str]:
@@ -89,7 +89,7 @@ class FileSplit:
         with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.frozen_size) as scanner:
             if scanner.header.created_at_ms != self.created_at_ms:
                 raise SourceRecreatedError(
-                    f"{self.path} was replaced while it was read", remedy="Run again.", planned=self.created_at_ms
+                    f"{self.path} was replaced during the read", remedy="Run again.", planned=self.created_at_ms
                 )
             damages: list[Damage] = []
 
@@ -104,14 +104,14 @@ class FileSplit:
                     yield from record_batches(self._rows(items, damages, scanner))
 
     def _is_planned(self, run: Run) -> bool:
-        """Whether all messages of the run are to be read."""
+        """Return whether the split has all messages of the run."""
         parts = ((self.ranges.get(shard, EMPTY_RANGE), bounds) for shard, bounds in run.bounds.items())
         return run.stream in self.streams and all(first in part and last in part for part, (first, last) in parts)
 
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
     ) -> Iterator[MessageRow]:
-        """The rows of items; ``damages`` keeps damage that counts with the next message."""
+        """Yield the rows of the items; ``damages`` collects damage that counts with the next message."""
         for item in items:
             if item.shard is not None and item.shard.stream not in self.streams:
                 continue
@@ -174,13 +174,13 @@ class FileBatchSource(BatchSource):
         self._tail: str | None = None
 
     def identities(self) -> Mapping[str, str]:
-        """The creation time in the header."""
+        """Identify the file by the creation time in its header."""
         return _fingerprints(self._streams, self._header)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
         with OpenStreamFile(self._path) as file:
-            # The file may have been replaced since.
+            # The file may have been replaced since it was last read.
             self._header, self._frozen_size = file.header, file.size
         first, is_unknown = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
@@ -213,14 +213,14 @@ class FileBatchSource(BatchSource):
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """See :meth:`stream_consumers.batches.BatchSource.lost`.
 
-        A file never drops messages by itself. If it is not the file of the hint, it must have the message before the
-        position, or the one at the position.
+        A file itself never drops messages. A file other than that of the hint must have the message before the position
+        or the one at the position.
         """
         found = {shard: self._lost[shard].clamp(gap) for shard, gap in gaps.items() if shard in self._lost}
         return {shard: part for shard, part in found.items() if part.start < part.end}
 
     def _removed(self, resume: Resume) -> dict[Shard, Range]:
-        """The ranges after the positions that the file lacks, if it was rewritten or no batch was read from it."""
+        """Return the ranges after the positions that the file lacks, if it was rewritten or not read from yet."""
         positions = {shard: position for shard, position in resume.positions.items() if shard in self._extents}
         if (resume.hint or {}).get("created_at_ms") != self._header.created_at_ms:
             following: Mapping[Shard, int] = {shard: self._extents[shard].start for shard in positions}
@@ -233,7 +233,7 @@ class FileBatchSource(BatchSource):
         }
 
     def _first_from(self, places: Mapping[Shard, int]) -> Mapping[Shard, int]:
-        """The first sequence of each shard at or after the given one; the end if there is none."""
+        """Return the first sequence of each shard at or after the given one, else the end of the shard."""
         found: dict[Shard, int] = {}
         with self._scanner(START) as scanner:
             for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
@@ -257,7 +257,7 @@ class FileBatchSource(BatchSource):
         if not open_gaps:
             return None
         with OpenStreamFile(self._path) as file:
-            # Its writer may not have synced it. After a power cut, other messages could get the sequences of the batch.
+            # If its writer has not synced it, other messages may get the sequences of the batch after a power cut.
             file.force()
         return self._plan_within(open_gaps, limits, parallelism)
 
@@ -281,7 +281,7 @@ class FileBatchSource(BatchSource):
         return BatchPlan(ranges, splits, batch.records, hint, lost=self.lost(ranges))
 
     def _segments_from(self, gaps: Mapping[Shard, Range]) -> Iterator[Segment]:
-        """The segments of the last :meth:`extents` from the last one before all gaps on, else of the whole file."""
+        """Yield the segments of the last :meth:`extents`, from the last one before all gaps, else all of them."""
         numbers = reversed(range(len(self._segments)))
         first = next((number for number in numbers if self._segments[number].begin.is_before(gaps)), None)
         if first is None:
@@ -296,7 +296,7 @@ class FileBatchSource(BatchSource):
         yield from self._segments[first + 1 :]
 
     def _scan_segments(self, begin: Checkpoint, stop: int, *, frames: int = 1) -> Iterator[Segment]:
-        """Scan between two checkpoints, in segments of one message each by default."""
+        """Scan between two checkpoints in segments, by default of one message each."""
         with self._scanner(begin) as scanner:
             yield from SegmentScan(begin, self._streams, frames=frames).segments(
                 _until(stop, scanner, in_runs=frames > 1)
@@ -321,7 +321,7 @@ class FileBatchSource(BatchSource):
         )
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.at`; scans until every shard has reached the time."""
+        """See :meth:`stream_consumers.batches.BatchSource.at`; scan until every shard has reached the time."""
         found: dict[Shard, int] = {}
         with FrameScanner(self._path, stop=self._frozen_size) as scanner:
             for item in chain.from_iterable(map(items_of, _until(self._end, scanner))):
@@ -337,8 +337,8 @@ class FileBatchSource(BatchSource):
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`.
 
-        A shard is left out if its range ends where the last :meth:`extents` began: the checksum in the hint has proved
-        that the file is unchanged up to there.
+        A shard is left out if its range ends where the last :meth:`extents` began, because the checksum in the hint has
+        proved the file unchanged up to that offset.
         """
         left = {shard: part for shard, part in ranges.items() if shard in self._extents}
         found: dict[Shard, LastMessage] = {}
@@ -357,7 +357,7 @@ class FileBatchSource(BatchSource):
             return {shard: _last_message(item, scanner) for shard, item in last.items()}
 
     def unreadable_tail(self) -> str | None:
-        """An unfinished message, or damage after the last message, that did not change for :data:`QUIET_SECONDS`."""
+        """Describe an unfinished message, or damage after the last one, unchanged for :data:`QUIET_SECONDS`."""
         if self._tail is None or not self._path.exists():
             return None
         if is_recent(self._path.stat().st_mtime, now=time.time(), seconds=QUIET_SECONDS):
@@ -384,12 +384,12 @@ class FileBatchSource(BatchSource):
         return None
 
     def _first_checkpoint(self, resume: Resume | None) -> tuple[Checkpoint, bool]:
-        """The checkpoint in the hint, if the positions and the file are still those of its batch, else the start.
+        """Return the checkpoint in the hint if the positions and the file are those of its batch, else the start.
 
         They differ after a RESTORE or a rewind, or if the file was rewritten.
 
         Returns:
-            The checkpoint, and whether the file may be another one than the file that was read.
+            The checkpoint, and whether the file may differ from the one that was read.
         """
         hint = resume.hint if resume else None
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
@@ -411,7 +411,7 @@ class FileBatchSource(BatchSource):
         return Checkpoint(offset, positions), False
 
     def _tail_checksum(self, offset: int) -> int:
-        """The CRC-32 of the bytes before ``offset``, which reveals that a file was cut and has grown again."""
+        """Return the CRC-32 of the bytes before ``offset``, which reveals that a file was truncated and grew again."""
         start = max(0, offset - TAIL_BYTES)
         with OpenStreamFile(self._path) as file:
             return zlib.crc32(file.read(start, offset - start))
@@ -426,7 +426,7 @@ def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
 
 
 def _shares(batch: PlannedBatch, parallelism: int) -> Iterator[Sequence[BatchPart]]:
-    """The parts of a batch, in at most ``parallelism`` groups of about as many messages each."""
+    """Divide the parts of a batch into at most ``parallelism`` groups with about as many messages each."""
     share, taken, first = math.ceil(batch.records / parallelism), 0, 0
     for number, part in enumerate(batch.parts):
         taken += part.records
@@ -436,7 +436,7 @@ def _shares(batch: PlannedBatch, parallelism: int) -> Iterator[Sequence[BatchPar
 
 
 def _until(stop: int, scanner: FrameScanner, *, in_runs: bool = True, is_checked: bool = False) -> Iterator[Block]:
-    """The items before ``stop``, which is the end of one of them; see :meth:`FrameScanner.blocks`.
+    """Yield the items before ``stop``, which is the end of one of them; see :meth:`FrameScanner.blocks`.
 
     Raises:
         DataLossError: the file ends before ``stop``.
@@ -448,7 +448,7 @@ def _until(stop: int, scanner: FrameScanner, *, in_runs: bool = True, is_checked
         if block.end >= stop:
             return
     raise DataLossError(
-        f"{scanner.path} changed while it was read",
+        f"{scanner.path} changed during the read",
         remedy="Run again; if the error persists, restore the file.",
         readable_to=scanner.offset,
         planned_to=stop,

@@ -26,7 +26,7 @@ from stream_consumers.options import AutoStreamReset, choose_reset
 from stream_consumers.urls import StreamUrl
 
 IsBefore = Callable[[Marker | Frame], bool]
-"""Whether a message, or the last message that a beacon names, is before the target."""
+"""Returns whether a message, or the last message that a beacon names, is before the target."""
 MIN_WAIT_SECONDS = 0.001
 MAX_WAIT_SECONDS = 1.024
 
@@ -97,7 +97,7 @@ class FileConsumer(Consumer):
                     if message is None and not self._ended:
                         raise
         if message is None and seconds:
-            # A growing file sends no notification: it is polled at growing intervals while it does not grow.
+            # A file sends no notification when it grows, so it is polled, at longer intervals while it does not grow.
             self._closed.wait(min(seconds, self._wait_seconds))
             self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
         elif message is not None:
@@ -185,7 +185,7 @@ class FileConsumer(Consumer):
         )
 
     def _assigned(self) -> set[Shard]:
-        """The assigned shards; without an explicit assignment all shards of the file."""
+        """Return the assigned shards; without an explicit assignment, all shards of the file."""
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
         with FrameScanner(self._path) as scanner:
@@ -206,7 +206,7 @@ class FileConsumer(Consumer):
         self._go_to(start, is_before)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:
-        """The shards to look for: the assigned ones, else those that beacons name; ``None`` if they name only some."""
+        """Return the assigned shards, else those that beacons name; ``None`` if they name only some."""
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
         named = beacons.shards()

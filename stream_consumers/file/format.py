@@ -30,7 +30,7 @@ HEADER_SIZE = 128
 MAX_FILE_NAME_BYTES = 111
 END = 0x0D
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
-"""The longest payload that is written and read; SeaStreamer's format has room for 4 GiB."""
+"""The longest payload that is written and read; SeaStreamer's format allows 4 GiB."""
 EOS_PAYLOAD = b"EOS"
 CHECKSUM_START = 0xFFFF
 
@@ -44,7 +44,7 @@ _MAX_MARKER_SIZE = 1 + 255 + _MARKER_TAIL.size
 
 
 def checksum(data: bytes, start: int = CHECKSUM_START) -> int:
-    """CRC-16/CDMA2000 of ``data``, continuing from ``start``.
+    """Compute the CRC-16/CDMA2000 of ``data``, continuing from ``start``.
 
     Example:
         >>> f"{checksum(b'123456789'):04X}"
@@ -54,7 +54,7 @@ def checksum(data: bytes, start: int = CHECKSUM_START) -> int:
 
 
 def running_checksum(running: int, message_checksum: int) -> int:
-    """The running checksum of a shard after a message with this checksum."""
+    """Return the running checksum of a shard after a message with this checksum."""
     return checksum(_CHECKSUM.pack(message_checksum), running)
 
 
@@ -73,12 +73,12 @@ class Header:
     beacon_interval: int
 
     def encode(self) -> bytes:
-        """The 128 bytes.
+        """Encode the header as 128 bytes.
 
         Raises:
-            InvalidOptionError: if the name is too long for the header, or the interval or the time does not fit it.
+            InvalidOptionError: the name, the interval or the time does not fit into the header.
         """
-        # A file name need not be valid text.
+        # A file name may be invalid UTF-8.
         name = self.file_name.encode(errors="replace")
         if len(name) > MAX_FILE_NAME_BYTES:
             raise InvalidOptionError(
@@ -90,7 +90,7 @@ class Header:
             tail = _HEADER_TAIL.pack(self.created_at_ms, self.beacon_interval)
         except struct.error as error:
             raise InvalidOptionError(
-                f"beacon_interval={self.beacon_interval} does not fit the header ({error})",
+                f"beacon_interval={self.beacon_interval} does not fit into the header ({error})",
                 remedy="Use an interval below 4 GiB, and a time from 0 on.",
                 created_at_ms=self.created_at_ms,
             ) from error
@@ -102,8 +102,8 @@ class Header:
         """Decode a header; the padding is ignored.
 
         Raises:
-            FormatError: not a stream file, or cut within the header.
-            UnsupportedVersionError: a version other than 1.
+            FormatError: the file is not a stream file, or ends within the header.
+            UnsupportedVersionError: the file has a version other than 1.
         """
         name = fspath(path)
         if data[:2] != MAGIC:
@@ -118,7 +118,7 @@ class Header:
             )
         if data[2] != VERSION:
             raise UnsupportedVersionError(
-                f"{name} has a newer format than this reader knows",
+                f"{name} has a newer format than this version of stream-assets reads",
                 remedy="Upgrade stream-assets, or write the file with version 1.",
                 version=data[2],
                 known=VERSION,
@@ -148,7 +148,7 @@ class Beacon(NamedTuple):
     markers: tuple[Marker, ...]
 
     def encode(self) -> bytes:
-        """The bytes of the beacon."""
+        """Encode the beacon."""
         parts = [_BEACON_HEAD.pack(END, self.remaining, len(self.markers))]
         for shard, sequence, timestamp_ms, running in self.markers:
             key = shard.stream.encode()
@@ -157,14 +157,14 @@ class Beacon(NamedTuple):
 
 
 class BeaconError(ValueError):
-    """The bytes where a beacon must be are not one."""
+    """The bytes at the offset of a beacon are not a beacon."""
 
 
 def decode_beacon(data: bytes, at: int = 0) -> tuple[Beacon, int] | None:
-    """The beacon at ``at`` and the number of bytes that it takes; ``None`` if ``data`` ends before it does.
+    """Decode the beacon at ``at``; return it with its size in bytes, or ``None`` if ``data`` ends within it.
 
     Raises:
-        BeaconError: if these bytes are not a beacon.
+        BeaconError: the bytes are not a beacon.
     """
     available = len(data)
     if available - at < EMPTY_BEACON_SIZE:
@@ -199,22 +199,22 @@ def decode_beacon(data: bytes, at: int = 0) -> tuple[Beacon, int] | None:
 
 
 def marker_capacity(beacon_interval: int) -> int:
-    """The most markers that a beacon carries (SeaStreamer's formula)."""
+    """Return the maximum number of markers in a beacon (SeaStreamer's formula)."""
     return min(255, (beacon_interval - EMPTY_BEACON_SIZE) // _MAX_MARKER_SIZE) // 2
 
 
 def encode_frame(shard: Shard, sequence: int, timestamp_ms: int, payload: bytes) -> tuple[bytes, int]:
-    """One message as bytes, and the checksum of its payload.
+    """Return one message as bytes, and the checksum of its payload.
 
     Raises:
-        InvalidOptionError: if the payload or a number does not fit its field.
+        InvalidOptionError: the payload or a number does not fit into its field.
     """
     key = check_stream_key(shard.stream).encode()
     try:
         fields = FRAME_FIELDS.pack(shard.id, sequence, timestamp_ms, len(payload))
     except struct.error as error:
         raise InvalidOptionError(
-            f"a message of {shard} does not fit the format ({error})",
+            f"a message of {shard} does not fit into the format ({error})",
             remedy="Sequences, shards and timestamps are whole numbers from 0 to 2^64 - 1.",
             sequence=sequence,
             timestamp_ms=timestamp_ms,
@@ -223,7 +223,7 @@ def encode_frame(shard: Shard, sequence: int, timestamp_ms: int, payload: bytes)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise InvalidOptionError(
             f"a message of {shard} has {len(payload):,} bytes",
-            remedy=f"A payload in a stream file has at most {MAX_PAYLOAD_BYTES:,}.",
+            remedy=f"Send at most {MAX_PAYLOAD_BYTES:,} bytes in a payload.",
             sequence=sequence,
         )
     crc = checksum(payload)
@@ -239,7 +239,7 @@ class ShardTail:
     running_checksum: int
 
     def after(self, sequence: int, timestamp_ms: int, checksum: int) -> ShardTail:
-        """The state after one more message."""
+        """Return the state after one more message."""
         return ShardTail(
             max(self.sequence, sequence),
             max(self.timestamp_ms, timestamp_ms),
@@ -251,14 +251,14 @@ NEW_SHARD = ShardTail(0, 0, CHECKSUM_START)
 
 
 class FrameWriter:
-    """Turns messages into file bytes, a beacon at every multiple of the interval, even inside a frame.
+    """Turns messages into file bytes, with a beacon at every multiple of the interval, even within a frame.
 
-    It writes to memory: take the bytes with :meth:`take` and append them to the file.
+    It writes to memory: get the bytes from :meth:`take` and append them to the file.
 
     Args:
         beacon_interval: bytes between beacons, from the header of the file.
         offset: the file offset of the next byte.
-        shards: the state of the shards already in the file.
+        shards: the state of the shards that the file has.
 
     Example:
         >>> writer = FrameWriter(beacon_interval=1024, offset=128)
@@ -281,7 +281,7 @@ class FrameWriter:
     def write(
         self, shard: Shard, sequence: int, timestamp_ms: int, payload: bytes, *, limit: int | None = None
     ) -> None:
-        """Add one whole message, or none of it after an error.
+        """Add one message; after an error, nothing of it was added.
 
         Args:
             shard: the shard of the message.
@@ -291,13 +291,13 @@ class FrameWriter:
             limit: the largest size of the file in bytes.
 
         Raises:
-            InvalidOptionError: if a field does not fit the format.
-            SizeLimitError: if the file would grow beyond the limit.
+            InvalidOptionError: a field does not fit into the format.
+            SizeLimitError: the file would exceed the limit.
         """
         frame, checksum = encode_frame(shard, sequence, timestamp_ms, payload)
         pending, tail = len(self._pending), self.shards.get(shard)
         before = (self.offset, self._next_beacon, self._picked)
-        # Beacons within the message already include it.
+        # Beacons within the message include it.
         self.shards[shard] = (tail or NEW_SHARD).after(sequence, timestamp_ms, checksum)
         left = memoryview(frame)
         while self.offset + len(left) >= self._next_beacon:
@@ -315,7 +315,7 @@ class FrameWriter:
             else:
                 self.shards[shard] = tail
             raise SizeLimitError(
-                "the file would grow beyond its limit",
+                "the file would exceed its limit",
                 remedy="Raise file_size_limit, or continue in a new file.",
                 size=self.offset,
                 message=needed,
@@ -323,14 +323,14 @@ class FrameWriter:
             )
 
     def take(self) -> bytes:
-        """The bytes written since the last call."""
+        """Return and remove the bytes that were written since the last call."""
         data = self.pending
         self._pending.clear()
         return data
 
     @property
     def pending(self) -> bytes:
-        """What :meth:`take` would return."""
+        """The bytes that :meth:`take` would return."""
         return bytes(self._pending)
 
     @property

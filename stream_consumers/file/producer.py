@@ -23,8 +23,8 @@ from stream_consumers.urls import StreamUrl
 COALESCE_BYTES = 1024 * 1024
 _PRIVATE = 0o600
 _OF_OTHERS = 0o077
-_QUEUED = "Free disk space, or correct the cause, then flush again: the messages stay queued, in order."
-_DROPPED = "The producer has ended: check the last message of the file, and send the rest with another producer."
+_QUEUED = "Free disk space or remove the cause, then flush again; the messages stay queued, in order."
+_DROPPED = "The producer has ended. Check the last message of the file, and send the rest with another producer."
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +32,7 @@ class FileProducer(Producer):
     """A producer of a ``.ss`` file; see :class:`stream_consumers.producer.Producer`.
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
-    message, and cuts off an unfinished last message, whose bytes are kept beside the file. A lock allows one producer
+    message, and cuts off an unfinished last message, whose bytes are saved next to the file. A lock allows one producer
     of a file at a time. While the file cannot be written (a full disk), sent messages stay queued, in order.
 
     Args:
@@ -41,12 +41,12 @@ class FileProducer(Producer):
         is_private: deny other users access: the file is created with mode 0600, or changed to it.
 
     Raises:
-        StreamNotFoundError, StreamExistsError: the file does not exist, or exists, against ``options.creation``.
-        UntrustedFileError: the file is to be private, and is a symbolic link, belongs to another user, or is on a file
+        StreamNotFoundError, StreamExistsError: the file does not exist, or exists, contrary to ``options.creation``.
+        UntrustedFileError: with ``is_private``, the file is a symbolic link, belongs to another user, or is on a file
             system that cannot deny others access.
         ProducerBusyError: another producer has the file open.
         FormatError: the file is not a stream file.
-        SizeLimitError: from ``send``, if the file would exceed its limit; no part of the message is written.
+        SizeLimitError: from ``send``: the file would exceed its limit; no part of the message is written.
         BrokerError: from ``flush``, ``close``, or a ``send`` up to a megabyte later: the file cannot be written.
 
     Example:
@@ -99,7 +99,7 @@ class FileProducer(Producer):
             self._write()
 
     def _end(self) -> None:
-        """Flush, write the end-of-stream message if asked to, and sync the file to the disk."""
+        """Flush, write the end-of-stream message if the options say so, and sync the file to the disk."""
         with self._lock:
             try:
                 if self._options.end_with_eos:
@@ -107,7 +107,7 @@ class FileProducer(Producer):
                 self._write()
                 os.fsync(self._file)
             except OSError as error:
-                raise BrokerError(f"{self._path} is not safely on the disk: {error}", remedy=_DROPPED) from error
+                raise BrokerError(f"{self._path} cannot be synced to the disk: {error}", remedy=_DROPPED) from error
             except BrokerError as error:
                 raise undelivered(error, self._waiting, remedy=_DROPPED) from error
             finally:
@@ -120,7 +120,7 @@ class FileProducer(Producer):
             FileCreation.ALWAYS_NEW: os.O_RDWR | os.O_CREAT | os.O_EXCL,
         }[self._options.creation]
         if flags & os.O_CREAT and not self._path.exists():
-            # A header that cannot be written leaves no file.
+            # Encode the header first, so that an invalid one creates no file.
             self._new_header().encode()
         return open_file(self._path, flags | more_flags, mode)
 
@@ -136,23 +136,23 @@ class FileProducer(Producer):
             ) from error
 
     def _keep_private(self) -> None:
-        """Check that the file belongs to this user, and let no other user read it from now on."""
+        """Check that the file belongs to this user, and deny other users access from now on."""
         found = os.fstat(self._file)
         if found.st_uid != os.geteuid():
             raise UntrustedFileError(
                 f"{self._path} belongs to the user {found.st_uid}, who could read its messages",
-                remedy=f"Use a file elsewhere, or give this one to the user {os.geteuid()} with chown, where its file "
-                "system can do so.",
+                remedy=f"Use another file, or give this one to the user {os.geteuid()} with chown if its file system "
+                "supports that.",
             )
         if found.st_mode & _OF_OTHERS:
-            # A file system without modes refuses this or ignores it, so the result is checked.
+            # A file system without modes refuses or ignores this, so the result is checked.
             with suppress(OSError):
                 os.fchmod(self._file, _PRIVATE)
             mode = stat.S_IMODE(os.fstat(self._file).st_mode)
             if mode & _OF_OTHERS:
                 raise UntrustedFileError(
-                    f"{self._path} has the mode {mode:04o}, which its file system does not change: other users could "
-                    "use it",
+                    f"{self._path} has the mode {mode:04o}, which its file system cannot change, so that other users "
+                    "have access",
                     remedy="Use a file on another file system, or mount this one for this user only.",
                 )
 
@@ -161,7 +161,7 @@ class FileProducer(Producer):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ProducerBusyError(
-                f"another producer has {self._path} open", remedy="End it first; a file has one producer at a time."
+                f"another producer has {self._path} open", remedy="End that one first: a file has one at a time."
             ) from error
 
     def _create(self) -> FrameWriter:
@@ -191,8 +191,8 @@ class FileProducer(Producer):
             interval = scanner.header.beacon_interval
             if tail and scanner.has_messages_in_tail():
                 raise FormatError(
-                    f"{self._path} is damaged before its end, and whole messages follow the damage",
-                    remedy="The file was not changed, to keep them. Use a new file, or restore this one.",
+                    f"{self._path} is damaged before its end, and intact messages follow the damage",
+                    remedy="The file was not changed, to keep these messages. Use a new file, or restore this one.",
                     offset=end,
                     bytes_behind=scanner.size - end,
                 )
@@ -203,13 +203,13 @@ class FileProducer(Producer):
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 
     def _keep_aside(self, end: int) -> None:
-        """Save the bytes of an unfinished message, with the permissions of this file, before they are cut off."""
+        """Save the bytes of an unfinished message in a file with the same permissions before they are cut off."""
         source = os.fstat(self._file)
         size = source.st_size
         beside = self._path.with_name(f"{self._path.name}.tail-{end}")
         while True:
             try:
-                # O_EXCL does not follow a symbolic link, and fails also for a link without a target.
+                # O_EXCL does not follow symbolic links, and fails even for a link without a target.
                 saved = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(source.st_mode) & 0o666)
                 break
             except FileExistsError:
@@ -219,7 +219,7 @@ class FileProducer(Producer):
         finally:
             os.close(saved)
         _log.warning(
-            "%s ended in the middle of a message: %d bytes from offset %d on moved to %s",
+            "%s ended in the middle of a message: moved its last %d bytes, from offset %d, to %s",
             self._path,
             size - end,
             end,

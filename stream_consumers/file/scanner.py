@@ -4,11 +4,11 @@ A scan finds messages one by one (:class:`Frame`) or as columns (:class:`Run`), 
 on the bytes, never on where the scan began, so that two readers agree:
 
 * A frame with an intact end (its last byte is ``0D`` and the beacons within it agree with its length) but a wrong
-  checksum is damaged alone; the scan continues after it.
-* Other bytes that cannot be a frame lose the framing; the scan continues at the next beacon, which marks where the next
-  frame begins. The bytes between are reported as one damaged region.
+  checksum is reported as damaged; the scan continues after it.
+* At other bytes that cannot be a frame, the scan loses the framing and continues at the next beacon, which marks where
+  the next frame begins. The bytes in between are reported as one damaged region.
 * A frame whose sequence does not grow within its shard is reported as damaged, too.
-* A frame with a payload longer than :data:`MAX_PAYLOAD_BYTES` loses the framing: it is not kept in memory.
+* At a frame with a payload longer than :data:`MAX_PAYLOAD_BYTES`, the scan loses the framing, to save memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether it is one of SeaStreamer's own messages (end of stream)."""
+        """Whether this is one of SeaStreamer's own messages (end of stream)."""
         return self.shard.stream == INTERNAL_KEY
 
 
@@ -85,11 +85,11 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Messages of one stream that follow each other in the file, as columns; ``offset`` and ``end`` are file offsets.
+    """Successive messages of one stream, as columns.
 
     Args:
-        offset: where the first message begins.
-        end: where the last message ends.
+        offset: the file offset where the first message begins.
+        end: the file offset where the last message ends.
         stream: the stream key of the messages.
         bounds: the first and the last sequence of each shard.
         counts: the number of messages of each shard.
@@ -112,7 +112,7 @@ class Run:
     payloads: Sequence[bytes]
 
     def frames(self) -> Iterator[Frame]:
-        """The messages one by one; with empty payloads if the run has none."""
+        """Yield the messages one by one, with empty payloads if the run has no payloads."""
         shards = {shard.id: shard for shard in self.counts}
         around = 1 + len(self.stream) + FRAME_FIELDS.size + TRAILER_SIZE
         offset = self.offset
@@ -126,7 +126,7 @@ class Run:
 def read_run(
     data: bytes, start: int, limit: int, *, stream: str, last: Mapping[Shard, int], most: int, is_checked: bool
 ) -> Run | None:
-    """Read the intact messages of one stream from ``start`` on, at a fraction of the cost of reading them one by one.
+    """Read intact messages of one stream from ``start`` on, much faster than one by one.
 
     Args:
         data: frames without beacons.
@@ -134,11 +134,11 @@ def read_run(
         limit: the end of the last possible message.
         stream: the stream key of the messages.
         last: the last sequence of each shard before them.
-        most: the most messages to read.
+        most: the maximum number of messages to read.
         is_checked: whether to compare checksums, and keep payloads.
 
     Returns:
-        The run, with offsets in ``data`` as file offsets; ``None`` if the first message is not intact.
+        The run, with offsets in ``data`` in place of file offsets; ``None`` if the first message is not intact.
     """
     key = bytes((len(stream),)) + stream.encode()
     head = _head(len(key))
@@ -166,7 +166,7 @@ def read_run(
 def _chain(
     data: bytes, start: int, limit: int, key: bytes, *, head_bytes: int, most: int, is_checked: bool
 ) -> tuple[list[int], list[bytes]]:
-    """The offsets of messages of a stream up to the first with a wrong begin or end, and their payloads."""
+    """Return the offsets and payloads of messages of a stream, up to the first with a wrong begin or end."""
     unpack, size_at, last_head = _SIZE.unpack_from, head_bytes - _SIZE.size, limit - head_bytes
     places: list[int] = []
     payloads: list[bytes] = []
@@ -195,7 +195,7 @@ class _ByShard:
         self._shards = [Shard(stream, number) for number in grouped[self._firsts].tolist()]
 
     def grown(self, last: Mapping[Shard, int]) -> int:
-        """The number of messages before the first whose sequence does not grow within its shard."""
+        """Return the number of messages before the first one whose sequence does not grow within its shard."""
         before = np.roll(self._sequences, 1)
         before[self._firsts] = [last.get(shard, -1) for shard in self._shards]
         others = self._order[self._sequences <= before]
@@ -205,27 +205,27 @@ class _ByShard:
         return np.append(self._firsts[1:], len(self._order))
 
     def bounds(self) -> Mapping[Shard, tuple[int, int]]:
-        """The first and the last sequence of each shard."""
+        """Return the first and the last sequence of each shard."""
         firsts, lasts = self._sequences[self._firsts].tolist(), self._sequences[self._ends() - 1].tolist()
         return dict(zip(self._shards, zip(firsts, lasts)))
 
     def counts(self) -> Mapping[Shard, int]:
-        """The messages of each shard."""
+        """Return the number of messages of each shard."""
         return dict(zip(self._shards, (self._ends() - self._firsts).tolist()))
 
 
 @lru_cache(maxsize=64)
 def _head(key_bytes: int) -> np.dtype[np.void]:
-    """The layout before a payload: a stream key of ``key_bytes`` with its length, and the fields."""
+    """Return the layout of the bytes before a payload: the length of the stream key, the key, and the fields."""
     fields = [("number", ">u8"), ("sequence", ">u8"), ("timestamp_ms", ">u8"), ("size", ">u4")]
     return np.dtype([("key", f"V{key_bytes}"), *fields])
 
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
-# A frame has a key and fields besides its payload.
+# The longest payload, with room for the key and the other fields.
 MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
-# A shorter run takes longer as columns than one by one.
+# Messages of fewer bytes are read faster one by one than as columns.
 MIN_RUN_BYTES = 4096
 MIN_RUN_MESSAGES, MAX_RUN_MESSAGES, MAX_SINGLES = 16, 4096, 256
 
@@ -245,7 +245,7 @@ class FrameScanner(ClosesOnExit):
         path: the file.
         start: the file offset of a frame or of a beacon between two frames; the first frame by default.
         previous: the last sequence of each shard before ``start``, to detect sequences that do not grow.
-        stop: never read at or after this offset; the end of the file by default.
+        stop: the offset at which to stop reading; the end of the file by default.
 
     Raises:
         StreamNotFoundError: the file does not exist.
@@ -286,7 +286,7 @@ class FrameScanner(ClosesOnExit):
         self._reset(start)
 
     def skip_spliced(self, index: int) -> bool:
-        """Continue at the first frame that begins after the beacon with this number, from 1 on.
+        """Continue at the first frame after the beacon with this number, counted from 1.
 
         Returns:
             Whether that offset has been written.
@@ -311,11 +311,11 @@ class FrameScanner(ClosesOnExit):
 
     @property
     def incomplete_bytes(self) -> int:
-        """The number of bytes after the last item that are not a whole frame (yet)."""
+        """The number of bytes after the last item, which are not a whole frame yet."""
         return max(0, self.size - self.offset)
 
     def has_messages_in_tail(self) -> bool:
-        """Whether whole messages follow the last item, so that the file is damaged there, not just unfinished."""
+        """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished."""
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         return any(
             read_run(tail, at, len(tail), stream=key.decode(), last={}, most=1, is_checked=True)
@@ -333,11 +333,11 @@ class FrameScanner(ClosesOnExit):
             raise self._file.removed("was removed or replaced by another file", read=self.offset)
 
     def read_bytes(self, item: Frame | Damage) -> bytes:
-        """The bytes of an item in the file, with its beacons; of long damage only the first ones."""
+        """Return the bytes of an item, with its beacons; of long damage, only the first ones."""
         return self._file.read(item.offset, min(item.end - item.offset, MAX_FRAME_BYTES))
 
     def __iter__(self) -> Iterator[Frame | Damage]:
-        """All items up to the current end of the file; iterate again when the file has grown.
+        """Yield all items up to the current end of the file; iterate again when the file has grown.
 
         Raises:
             StreamRemovedError: the file became shorter than the bytes that were read, or was rewritten.
@@ -349,13 +349,13 @@ class FrameScanner(ClosesOnExit):
     def blocks(
         self, *, stop: int | None = None, in_runs: bool = True, is_checked: bool = True
     ) -> Iterator[Run | Frame | Damage]:
-        """The same items, but with successive messages in runs, at a fraction of the cost of one by one.
+        """Yield the same items, but successive messages as runs, which is much faster than one by one.
 
         Args:
             stop: the end of an item; no run exceeds it.
             in_runs: whether to yield runs; otherwise messages are yielded one by one.
-            is_checked: whether to compare checksums of runs, and yield their payloads. Otherwise a message with a wrong
-                checksum is in a run like any other, which moves neither it nor later items.
+            is_checked: whether to compare checksums of runs, and yield their payloads. Otherwise runs include messages
+                with wrong checksums; the offsets of the items are the same.
 
         Raises:
             StreamRemovedError: see :meth:`__iter__`.
@@ -372,7 +372,7 @@ class FrameScanner(ClosesOnExit):
                 return
 
     def _restart_incomplete(self) -> None:
-        """Forget bytes of an unfinished frame: an appending producer may have cut and rewritten them."""
+        """Forget the bytes of an unfinished frame, because an appending producer may have cut and rewritten them."""
         offset = self.offset
         self._file.check_kept(offset)
         self._reset(offset)
@@ -384,8 +384,8 @@ class FrameScanner(ClosesOnExit):
         self._shift = offset
         self._read_to = offset
         self._splices: deque[_Splice] = deque()
-        # Why the framing is lost, until a beacon restores it; and the number of bytes after the position that were
-        # dropped meanwhile.
+        # Why the framing is lost, until a beacon restores it; and how many bytes after the position were dropped
+        # meanwhile.
         self._lost, self._skipped = "", 0
 
     def _advance(self, position: int) -> None:
@@ -395,7 +395,7 @@ class FrameScanner(ClosesOnExit):
             self._shift += self._splices.popleft().size
 
     def _fill(self, *, keep: bool = False) -> bool:
-        """Read one more window without its beacons; returns whether any bytes could be read."""
+        """Read one more window without its beacons; return whether any bytes were read."""
         self._copy = None
         if self._position and not keep:
             del self._buffer[: self._position]
@@ -419,7 +419,7 @@ class FrameScanner(ClosesOnExit):
         return at > 0
 
     def _take_beacon(self, window: bytes, at: int, offset: int) -> int:
-        """Record the beacon at ``offset``; returns its size in bytes, or 0 if it is not complete yet."""
+        """Record the beacon at ``offset``; return its size in bytes, or 0 if it is incomplete."""
         index = len(self._buffer)
         try:
             found = decode_beacon(window, at)
@@ -436,19 +436,19 @@ class FrameScanner(ClosesOnExit):
         return size
 
     def _next(self) -> Frame | Damage | None:
-        """The next item; ``None`` if it is not complete yet."""
+        """Return the next item; ``None`` if it is incomplete."""
         if self._lost:
             return self._lose_framing(self._lost)
         splices = self._splices
         while splices and splices[0].at == self._position:
             if splices[0].remaining != 0:
-                return self._lose_framing("a beacon stands where a message should begin")
+                return self._lose_framing("a beacon is where a message should begin")
             self._shift += splices.popleft().size
         found = self._read_frame()
         return self._lose_framing(found) if isinstance(found, str) else found
 
     def _read_run(self, stop: int | None, is_checked: bool) -> Run | None:
-        """Messages up to the next beacon or the first item that is not an intact message; ``None`` without any."""
+        """Return the intact messages up to the next beacon or other item; ``None`` if there are none."""
         start = self._position
         limit = self._splices[0].at if self._splices else len(self._buffer)
         limit = limit if stop is None else min(limit, stop - self._shift)
@@ -490,7 +490,7 @@ class FrameScanner(ClosesOnExit):
             self._pause = 1
 
     def _read_frame(self) -> Frame | Damage | str | None:
-        """The frame at the position; ``None`` if it is not complete yet, or a reason if it cannot be a frame."""
+        """Return the frame at the position, ``None`` if it is incomplete, or a reason if it cannot be a frame."""
         buffer, position, splices = self._buffer, self._position, self._splices
         body = position + 1 + (buffer[position] if position < len(buffer) else 0)
         payload_at = body + FRAME_FIELDS.size
@@ -503,14 +503,14 @@ class FrameScanner(ClosesOnExit):
             return f"its payload has {size:,} bytes, which is too long" if shard else "no message begins here"
         spliced = bool(splices) and splices[0].at < end
         if spliced and not self._agrees_from(0, end):
-            return "its length is at odds with the next beacon"
+            return "its length contradicts the next beacon"
         if end > len(buffer):
             return None
         payload = bytes(buffer[payload_at : end - 3])
         stored = buffer[end - 3] << 8 | buffer[end - 2]
         computed = checksum(payload)
         if stored != computed and buffer[end - 1] != END:
-            return "neither its checksum nor its end is right"
+            return "both its checksum and its end are wrong"
         offset = position + self._shift
         if spliced:
             self._advance(end)
@@ -559,7 +559,7 @@ class FrameScanner(ClosesOnExit):
         return Damage(offset, self.offset, f"unreadable from here on: {reason}")
 
     def _resync(self) -> bool:
-        """Move to the first frame after a beacon that the beacons agree on; returns whether one was found."""
+        """Move to the first frame after a beacon that the beacons agree on; return whether one was found."""
         at = 0
         while True:
             while at >= len(self._splices):
@@ -584,14 +584,14 @@ class FrameScanner(ClosesOnExit):
                 return True
 
     def _drop_buffer(self) -> None:
-        """Drop the bytes after the position, in which no beacon marks where a frame begins."""
+        """Drop the bytes after the position, where no beacon marks the begin of a frame."""
         self._skipped += len(self._buffer) - self._position + sum(splice.size for splice in self._splices)
         del self._buffer[self._position :]
         self._splices.clear()
         self._copy = None
 
     def _agrees_from(self, first: int, end: int) -> bool:
-        """Whether each beacon before buffer position ``end``, without the ``first`` ones, states the distance to it."""
+        """Return whether each beacon before buffer position ``end``, except the ``first`` ones, leads to it."""
         for splice in islice(self._splices, first, None):
             if splice.at >= end:
                 break

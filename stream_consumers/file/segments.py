@@ -1,4 +1,4 @@
-"""Segments of a ``.ss`` file: what a scan finds in them, and which of them become one batch."""
+"""Segments of a ``.ss`` file: the messages that a scan finds in them, and how they make up a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Checkpoint:
     positions: Mapping[Shard, int]
 
     def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
-        """Whether no message of ``gaps`` is before this checkpoint."""
+        """Return whether no message of ``gaps`` is before this checkpoint."""
         return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
 
 
@@ -59,7 +59,7 @@ class Segment:
 
 
 class SegmentScan:
-    """Divides the items of a file into segments, between checkpoints at which a scan may resume.
+    """Divides the items of a file into segments between checkpoints, from which a scan may resume.
 
     A checkpoint is after a message, never after the end-of-stream message (an appending producer cuts it off), nor
     between damage without a known shard and sequence and the message that it counts with.
@@ -67,8 +67,8 @@ class SegmentScan:
     Args:
         begin: the first checkpoint.
         streams: the wanted streams.
-        frames: the least number of messages in a segment.
-        span: the least size of a segment in bytes, for few shards.
+        frames: the minimum number of messages in a segment.
+        span: the minimum size of a segment in bytes, for few shards.
 
     Attributes:
         open_damage: damage that no message has followed yet.
@@ -169,11 +169,11 @@ class PlannedBatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the batch is full, or complete for all gaps."""
+        """Whether the batch is full or has all messages of the gaps."""
         return self.is_full or len(self._complete) == len(self._gaps)
 
     def take(self, segment: Segment) -> bool:
-        """Add a segment to the batch; ``False`` if a gap begins or ends within it, or it exceeds the limits."""
+        """Add a segment; return ``False`` if a gap begins or ends within it, or the batch would exceed its limits."""
         inside: dict[Shard, int] = {}
         for shard, (first, last) in segment.bounds.items():
             gap = self._gaps.get(shard, EMPTY_RANGE)
@@ -186,7 +186,7 @@ class PlannedBatch:
         is_within_limits = (
             self.records + count <= self._limits.max_records and self._bytes + size <= self._limits.max_bytes
         )
-        # A batch takes at least one message, whatever its size.
+        # A batch has at least one message, whatever its size.
         if count and not is_within_limits and (self.records or count > 1):
             return False
         self.records += count
@@ -210,7 +210,7 @@ class PlannedBatch:
 
 
 def items_of(block: Block) -> Iterable[Frame | Damage]:
-    """The items of a block."""
+    """Return the items of a block."""
     return block.frames() if isinstance(block, Run) else (block,)
 
 

@@ -25,9 +25,9 @@ class OpenStreamFile(ClosesOnExit):
         path: the file.
 
     Raises:
-        StreamNotFoundError: there is no such file, or it may not be read.
-        FormatError: it is not a stream file.
-        UnsupportedVersionError: it is a stream file of a newer version.
+        StreamNotFoundError: the file does not exist, or its permissions forbid reading it.
+        FormatError: the file is not a stream file.
+        UnsupportedVersionError: the file has a newer version of the format.
 
     Example:
         >>> with OpenStreamFile("orders.ss") as file:
@@ -54,7 +54,7 @@ class OpenStreamFile(ClosesOnExit):
         return os.fstat(self._open_descriptor()).st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """At most ``size`` bytes from ``offset`` on; fewer at the end of the file."""
+        """Read ``size`` bytes from ``offset`` on; fewer at the end of the file."""
         return os.pread(self._open_descriptor(), size, offset)
 
     def force(self) -> None:
@@ -66,7 +66,7 @@ class OpenStreamFile(ClosesOnExit):
         try:
             os.fsync(self._open_descriptor())
         except OSError as error:
-            # A file system that is read-only, or does not support the call, has nothing to sync.
+            # On a read-only file system, or one without this call, there is nothing to sync.
             if error.errno not in (errno.EROFS, errno.EINVAL, errno.ENOTSUP):
                 raise BrokerError(
                     f"{self.path} cannot be synced to the disk: {error}", remedy="Check the disk for errors."
@@ -80,7 +80,7 @@ class OpenStreamFile(ClosesOnExit):
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            # This cannot be determined now, but the open file can still be read.
+            # The path cannot be checked now, but the open file can still be read.
             return True
         return os.path.samestat(there, os.fstat(self._open_descriptor()))
 
@@ -91,19 +91,19 @@ class OpenStreamFile(ClosesOnExit):
             read_to: the offset after the bytes that were read.
 
         Raises:
-            StreamRemovedError: the file was cut or rewritten.
+            StreamRemovedError: the file was truncated or rewritten.
         """
         size = self.size
         if size < read_to:
             raise self.removed("became shorter", read=read_to, size=size)
         if self.read(0, HEADER_SIZE) != self._header_bytes:
-            raise self.removed("was written anew", read=read_to, size=size)
+            raise self.removed("was rewritten", read=read_to, size=size)
 
     def removed(self, what: str, **facts: object) -> StreamRemovedError:
-        """The error of a reader that cannot continue in this file."""
+        """Return the error to raise if a reader cannot continue in this file."""
         return StreamRemovedError(
             f"{self.path} {what} while it was read",
-            remedy="Restart the reader; if the file was replaced, give the new one another name.",
+            remedy="Restart the reader. If the file was replaced, give the new one another name.",
             **facts,
         )
 
@@ -150,7 +150,7 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
         ) from error
     except PermissionError as error:
         use = "read" if flags == os.O_RDONLY else "written"
-        raise StreamNotFoundError(f"{path} may not be {use}", remedy="Change its permissions.") from error
+        raise StreamNotFoundError(f"{path} cannot be {use}", remedy="Change its permissions.") from error
 
 
 def _check_regular(path: Path) -> None:
@@ -169,10 +169,10 @@ def _check_regular(path: Path) -> None:
 
 
 def survey(count: int, is_before: Callable[[int], bool | None]) -> tuple[int, int | None]:
-    """Binary search over beacons 1..count, some of which do not reveal on which side of the target they are.
+    """Search beacons 1..count by bisection; some do not reveal on which side of the target they are.
 
     Returns:
-        The last beacon that is before the target (0: the header), and the first that is not (``None``: there is none).
+        The last beacon that is before the target (0: the header), and the first that is not (``None``: all are).
 
     Example:
         >>> survey(10, lambda index: index <= 3)
@@ -194,7 +194,7 @@ def survey(count: int, is_before: Callable[[int], bool | None]) -> tuple[int, in
 
 
 class BeaconSearch(OpenStreamFile):
-    """A stream file whose beacons are read one at a time.
+    """A stream file whose beacons are read one by one.
 
     Example:
         >>> with BeaconSearch("orders.ss") as beacons:
@@ -208,7 +208,7 @@ class BeaconSearch(OpenStreamFile):
         return self.size // self.header.beacon_interval
 
     def last_before(self, shard: Shard, is_before: Callable[[Marker], bool]) -> int:
-        """The number of the last beacon before every message of the shard that is not before (0: the header)."""
+        """Return the last beacon before every message of the shard that is not before the target (0: the header)."""
 
         def judge(index: int) -> bool | None:
             named = (marker for marker in self.markers(index) if marker.shard == shard)
@@ -217,7 +217,7 @@ class BeaconSearch(OpenStreamFile):
         return survey(self.count, judge)[0]
 
     def shards(self) -> set[Shard] | None:
-        """The shards that the beacons name; ``None`` if one of them is full, so that there may be others."""
+        """Return the shards that the beacons name; ``None`` if a beacon is full, so that others may be missing."""
         found: set[Shard] = set()
         for markers in map(self.markers, range(1, self.count + 1)):
             if markers and len(markers) >= marker_capacity(self.header.beacon_interval):
@@ -226,7 +226,7 @@ class BeaconSearch(OpenStreamFile):
         return found
 
     def markers(self, index: int) -> tuple[Marker, ...]:
-        """The markers of the beacon with this number, from 1 on; none if it is damaged or incomplete."""
+        """Return the markers of the beacon with this number, from 1 on; none if it is damaged or incomplete."""
         for window in _BEACON_WINDOWS:
             try:
                 found = decode_beacon(self.read(index * self.header.beacon_interval, window))
