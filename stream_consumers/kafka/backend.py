@@ -65,7 +65,7 @@ class KafkaStreams(Backend):
         """Check that the brokers answer.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: they do not answer, or refuse.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         with KafkaBrokers(url, client) as cluster:
             cluster.check()
@@ -75,7 +75,7 @@ class KafkaStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.join`.
 
         Raises:
-            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the brokers say.
+            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: the broker does not answer, or refuses.
         """
         return KafkaMembership(url, group, client)
 
@@ -85,8 +85,8 @@ class KafkaStreams(Backend):
         """See :meth:`stream_consumers.backend.Backend.committer`."""
         if not isinstance(consumer, KafkaConsumer):
             raise GroupsNotRememberedError(
-                f"the positions of {url} cannot be set from outside of the group",
-                remedy="Give the KafkaConsumer that reads: its group takes positions from its own member.",
+                f"only a member of group {group!r} can set its positions in {url}",
+                remedy="Pass the KafkaConsumer that reads the stream.",
                 group=group,
             )
         return consumer

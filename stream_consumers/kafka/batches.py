@@ -52,9 +52,9 @@ STALL_SECONDS = 60.0
 # The client's own default for each partition.
 MAX_FETCHED_AHEAD = 100_000
 SAMPLE_MESSAGES = 256
-# A batch is not measured message by message if its size, estimated from a sample, is below this fraction of the limit.
+# A batch whose estimated size is below this fraction of the limit is not measured message by message.
 SAFE_FRACTION = 0.5
-# A batch is not even sampled if it stays below the limit with messages this many times as large as those of any sample.
+# A batch that would stay below the limit with messages this many times as large as any sampled one is not sampled.
 UNSAMPLED_FACTOR = 100
 _NOTHING_THERE = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
@@ -82,7 +82,7 @@ class KafkaSplit:
         """See :meth:`stream_consumers.batches.Split.read`.
 
         Raises:
-            BatchTooLargeError: the messages have more bytes than was estimated, and more than ``max_bytes``.
+            BatchTooLargeError: the messages have more bytes than estimated, and more than ``max_bytes``.
         """
         size = 0
         with (
@@ -94,15 +94,15 @@ class KafkaSplit:
                 size += bytes_of(batch)
                 if self.max_bytes is not None and size > self.max_bytes:
                     raise BatchTooLargeError(
-                        f"a part of a batch of {self.url} has more bytes than was estimated",
-                        remedy="Nothing was written; the batch is planned again, and its bytes are counted.",
+                        f"a split of a batch of {self.url} has more bytes than estimated",
+                        remedy="Nothing was written. The next plan counts the bytes of the batch.",
                         bytes=size,
                         limit=self.max_bytes,
                     )
                 yield batch
 
     def counts(self) -> Mapping[Shard, int]:
-        """One message for each offset, which is true without compacted messages and transaction markers."""
+        """Count one message for each offset: compacted messages and transaction markers count, too."""
         return widths(self.ranges)
 
     def identities(self) -> Mapping[str, str]:
@@ -112,7 +112,7 @@ class KafkaSplit:
 
 
 def topic_ids(cluster: KafkaBrokers, streams: Sequence[str]) -> Mapping[str, str]:
-    """The fingerprints of topics, requested at each call."""
+    """Return the fingerprints of topics, requested at each call."""
     return {name: f"kafka:{topic.id}" for name, topic in sorted(cluster.topics(streams).items())}
 
 
@@ -132,7 +132,7 @@ class RangeReader(ClosesOnExit):
         self.next: dict[Partition, int] = {
             (s.stream, s.id): ranges[s].start for s in ranges if (s.stream, s.id) in self._ends
         }
-        # Messages that the client fetches after a partition's end would be useless, and take memory.
+        # Messages after the planned end of a partition would only take memory.
         ahead = max(1, min(MAX_FETCHED_AHEAD, max(widths(ranges).values(), default=1)))
         self._consumer: Consumer = cluster.consumer(
             enable_partition_eof=True, queued_min_messages=cluster.settings.get("queued.min.messages", ahead)
@@ -144,7 +144,7 @@ class RangeReader(ClosesOnExit):
         self._consumer.close()
 
     def __iter__(self) -> Iterator[list[KafkaMessage]]:
-        """Blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached."""
+        """Yield blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached."""
         deadline = time.monotonic() + self._stall_seconds
         while self.next:
             left = sum(self._ends[place] - offset for place, offset in self.next.items())
@@ -158,7 +158,7 @@ class RangeReader(ClosesOnExit):
                 yield block
 
     def _take(self, found: list[KafkaMessage]) -> list[KafkaMessage]:
-        """The messages that are in their ranges; records the next offset of each partition."""
+        """Return the messages that are in their ranges, and record the next offset of each partition."""
         if found and not any(map(KafkaMessage.error, found)):
             # Offsets grow within a partition, so the last message of each is enough.
             last: dict[Any, Any] = dict.fromkeys(self._ends, found[-1].offset())
@@ -171,7 +171,7 @@ class RangeReader(ClosesOnExit):
         return [message for message in found if self._advance(message)]
 
     def _advance(self, message: KafkaMessage) -> bool:
-        """Record the next offset of the partition; returns whether the message is in its range."""
+        """Record the next offset of the partition; return whether the message is in its range."""
         error = message.error()
         place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
         end = self._ends[place] if place in self.next else -1
@@ -181,7 +181,7 @@ class RangeReader(ClosesOnExit):
         return self._reach(message, error, place, offset)
 
     def _reach(self, message: KafkaMessage, error: KafkaError | None, place: Partition, offset: int) -> bool:
-        """Handle an error, an end, or the last message of a range; returns whether it is a message of the range."""
+        """Handle an error, an end, or the last message of a range; return whether it is a message of the range."""
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             raise self._failed(error, message)
         if place not in self.next:
@@ -190,7 +190,7 @@ class RangeReader(ClosesOnExit):
         if error is not None and offset < end:
             raise DataLossError(
                 f"{place[0]}/{place[1]} of {self._cluster.url} ends before the planned end",
-                remedy="The topic was cut or recreated while it was read; run again to see what is there.",
+                remedy="The topic was truncated or recreated during the read. Run again to read what it has now.",
                 end=offset,
                 planned=end,
             )
@@ -204,11 +204,11 @@ class RangeReader(ClosesOnExit):
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             return DataLossError(
                 f"messages of {place} were deleted before they were read: {self._cluster.said(error)}",
-                remedy="Retention removed them, or the topic was recreated; run again to see what is there.",
+                remedy="Retention removed them, or the topic was recreated. Run again to read what it has now.",
                 planned=", ".join(f"{s} from {offset}" for s, offset in sorted(self._places().items())),
             )
         if error.code() in _GONE:
-            return StreamRemovedError(f"{place} is gone", remedy="The topic was deleted while it was read.")
+            return StreamRemovedError(f"{place} no longer exists", remedy="The topic was deleted during the read.")
         return self._cluster.explain(error, f"reading {place}")
 
     def _places(self) -> Mapping[Shard, int]:
@@ -218,14 +218,14 @@ class RangeReader(ClosesOnExit):
         places = ", ".join(f"{shard} at {offset}" for shard, offset in sorted(self._places().items()))
         return BrokerUnavailableError(
             f"no message arrived from {self._cluster.url} for {self._stall_seconds:g} s; waiting for {places}",
-            remedy="Check the brokers; nothing was lost, run again.",
+            remedy="Check the brokers and run again; nothing was lost.",
         )
 
 
 def _cut(
     ranges: Mapping[Shard, Range], reached: Mapping[Partition, int], refused: list[KafkaMessage]
 ) -> Mapping[Shard, Range]:
-    """The part of ``ranges`` that was read, without the messages beyond the limit."""
+    """Return the part of ``ranges`` that was read, without the messages beyond the limit."""
     ends = {shard: reached.get((shard.stream, shard.id), part.end) for shard, part in ranges.items()}
     for message in reversed(refused):
         ends[shard_of(message)] = message.offset() or 0
@@ -251,7 +251,7 @@ class FirstMessages(ClosesOnExit):
         self._consumer.close()
 
     def at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
-        """The first message of each shard at or after an offset; shards without such a message are left out.
+        """Return the first message of each shard at or after an offset; shards without such a message are left out.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
@@ -318,7 +318,7 @@ class KafkaBatchSource(BatchSource):
         self.cluster.answer_seconds, self.cluster.is_hasty = seconds, True
 
     def identities(self) -> Mapping[str, str]:
-        """The topic ids, requested at each call."""
+        """Return the topic ids, requested at each call."""
         return topic_ids(self.cluster, self._streams)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
@@ -350,11 +350,11 @@ class KafkaBatchSource(BatchSource):
         }
 
     def first(self, shard: Shard, extent: Extent) -> int:
-        """Offset 0: a new partition started empty, so messages that were deleted since are lost."""
+        """Return offset 0: a new partition started empty, so messages that were deleted since then are lost."""
         return 0
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """The part of each range before the first offset that the brokers still have."""
+        """Return the part of each range before the first offset that the brokers still have."""
         known = {shard: gap for shard, gap in gaps.items() if shard in self._extents}
         before = {shard: gap.clamp(Range(0, self._extents[shard].start)) for shard, gap in known.items()}
         return {shard: part for shard, part in before.items() if part.start < part.end}
@@ -386,9 +386,9 @@ class KafkaBatchSource(BatchSource):
         return {shard: last_message(message) for shard, message in last.items()}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
-        """Also true if the message is missing in a topic that deletes messages only at its start, and starts before it.
+        """Return true also if the message is missing in a topic that starts before it and deletes only at its start.
 
-        The start is requested again, after the look-up of the message.
+        The start is requested again after the look-up of the message.
         """
         if super().is_replaced(shard, read, held):
             return True
@@ -444,7 +444,7 @@ class KafkaBatchSource(BatchSource):
         return BatchPlan(dict(sorted(planned.items())), splits, records, lost=self.lost(planned))
 
     def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> tuple[Mapping[Shard, Range], bool]:
-        """The part of the ranges with at most this number of bytes, and whether the bytes were counted."""
+        """Return the part of the ranges with at most this number of bytes, and whether the bytes were counted."""
         records = sum(widths(ranges).values())
         places = {shard: part.start for shard, part in ranges.items()}
         # The last plan from these positions was not written: its estimate may have been too small.
@@ -459,7 +459,7 @@ class KafkaBatchSource(BatchSource):
         return self._measured(ranges, max_bytes), True
 
     def _estimate_bytes(self, ranges: Mapping[Shard, Range]) -> float:
-        """The estimated bytes of the ranges, from the first or the last messages of each, whichever are larger."""
+        """Estimate the bytes of the ranges from the first or the last messages of each, whichever are larger."""
         heads = {shard: part.clamp(Range(0, part.start + SAMPLE_MESSAGES)) for shard, part in ranges.items()}
         tails = {shard: part.clamp(Range(part.end - SAMPLE_MESSAGES, part.end)) for shard, part in ranges.items()}
         return max(self._scaled(ranges, heads), self._scaled(ranges, tails) if tails != heads else 0.0)
@@ -475,7 +475,7 @@ class KafkaBatchSource(BatchSource):
         )
 
     def _measured(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
-        """The part of ``ranges`` with at most this number of bytes, but at least one message."""
+        """Return the part of ``ranges`` with at most this number of bytes, but at least one message."""
         size = count = 0
         with RangeReader(self.cluster, ranges, STALL_SECONDS) as reader:
             for block in reader:
@@ -506,7 +506,7 @@ class KafkaBatchSource(BatchSource):
         return [KafkaSplit(self.url, self.cluster.client, split, max_bytes=each) for split in filled]
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """The positions that the group has committed at the brokers; ``None`` in ``real_time`` mode."""
+        """Return the positions that the group has committed at the brokers; ``None`` in ``real_time`` mode."""
         if self._mode is ConsumerMode.REAL_TIME:
             return None
         return self.cluster.committed(group, self._shards())
@@ -524,7 +524,7 @@ class KafkaBatchSource(BatchSource):
             self.cluster.commit(group, positions, metadata=metadata)
 
     def committed_metadata(self, group: str) -> Mapping[Shard, str]:
-        """The metadata of the group's positions."""
+        """Return the metadata of the group's positions."""
         return {} if self._mode is ConsumerMode.REAL_TIME else self.cluster.committed_metadata(group, self._shards())
 
     def close(self) -> None:

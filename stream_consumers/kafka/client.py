@@ -60,7 +60,7 @@ _CONSUMER_ONLY = {
     "queued.min.messages",
     "session.timeout.ms",
 }
-# Ten years; an expiry in milliseconds instead of seconds exceeds it.
+# Ten years: an expiry in milliseconds, which is a mistake, exceeds it.
 MAX_TOKEN_LIFE_SECONDS = 10 * 365 * 86400.0
 _DENIED = {
     KafkaError._AUTHENTICATION,
@@ -108,7 +108,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_client_options(client: ClientConfig) -> None:
-    """Refuse settings that users may not change; deferred values are not looked up.
+    """Refuse settings that users may not change, without resolving deferred values.
 
     Raises:
         InvalidOptionError: the error names the setting and the reason.
@@ -134,19 +134,19 @@ def check_producer_options(client: ClientConfig) -> None:
     Example:
         >>> check_producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
         Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: a producer has no client option 'session.timeout.ms': only \
-consumers have. Leave it out here.
+        stream_consumers.errors.InvalidOptionError: a producer does not accept the client option \
+'session.timeout.ms', which is for consumers. Leave it out here.
     """
     consumers = sorted(filter(_is_consumer_only, client))
     if consumers:
         raise InvalidOptionError(
-            f"a producer has no client option {', '.join(map(repr, consumers))}: only consumers have",
+            f"a producer does not accept the client option {', '.join(map(repr, consumers))}, which is for consumers",
             remedy="Leave it out here.",
         )
 
 
 def producer_options(client: ClientConfig | None) -> ClientConfig:
-    """A configuration for consumers and producers, without the settings that only consumers have.
+    """Return a configuration for consumers and producers, without the settings that only consumers have.
 
     Example:
         >>> producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
@@ -156,7 +156,7 @@ def producer_options(client: ClientConfig | None) -> ClientConfig:
 
 
 def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Scalar]:
-    """The settings of every client of this cluster, with its secrets.
+    """Return the settings of every client of this cluster, with its secrets.
 
     Args:
         url: the URL whose nodes are the bootstrap servers, port 9092 by default.
@@ -184,7 +184,7 @@ def _with_port(node: str) -> str:
 
 
 def isolation(settings: Mapping[str, Scalar]) -> IsolationLevel:
-    """The isolation level of the settings; ``read_committed`` by default, as in librdkafka.
+    """Return the isolation level of the settings; ``read_committed`` by default, as in librdkafka.
 
     Raises:
         InvalidOptionError: an unknown level.
@@ -227,7 +227,7 @@ def check_token_provider(name: object) -> None:
     module, colon, function = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise InvalidOptionError(
-            f"{TOKEN_PROVIDER}={name!r} is no function name",
+            f"{TOKEN_PROVIDER}={name!r} does not name a function",
             remedy="Write module:function, like aws_tokens:token.",
         )
 
@@ -235,10 +235,10 @@ def check_token_provider(name: object) -> None:
 class TokenProvider:
     """Calls the function that an option names; it is the ``oauth_cb`` of one client of librdkafka.
 
-    The function is called without arguments. It returns a token, and when the token expires, in seconds since 1970;
-    optionally also the principal, and a mapping of SASL extensions. It is called when the client is created, so that a
-    mistake is reported at once, and then before each token expires. No error repeats its result or the text of its
-    error, because they may contain the token.
+    The function is called without arguments. It returns a token and its expiry in seconds since 1970; optionally also
+    the principal and a mapping of SASL extensions. It is called when the client is created, so that a mistake is
+    reported at once, and again before each token expires. No error repeats its result or the text of its error,
+    because they may contain the token.
 
     Args:
         name: ``module:function``.
@@ -277,7 +277,7 @@ class TokenProvider:
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             raise TokenProviderError(
                 f"{TOKEN_PROVIDER}={self._name!r} raised {type(error).__name__}",
-                remedy="Correct the function, or what it asks; its message is not repeated, as it may contain a token.",
+                remedy="Correct the function. The text of its error is not repeated, because it may contain a token.",
             ) from None
         wrong = _what_is_wrong(found)
         if wrong:
@@ -291,7 +291,7 @@ class TokenProvider:
 
 
 def with_tokens(settings: Mapping[str, Scalar]) -> dict[str, Any]:
-    """The settings of one client of librdkafka: the option that names a token provider becomes its ``oauth_cb``.
+    """Return the settings of one client of librdkafka, with the named token provider as its ``oauth_cb``.
 
     Raises:
         InvalidOptionError, TokenProviderError: see :class:`TokenProvider`.
@@ -313,8 +313,8 @@ def _imported(name: str) -> Callable[[], Any]:
         missing = f" ({error.name} is missing)" if isinstance(error, ModuleNotFoundError) else ""
         raise InvalidOptionError(
             f"{TOKEN_PROVIDER}={name!r} cannot be imported: {type(error).__name__}{missing}",
-            remedy="Install its module, or put it on the path, where the sensor, the run and the executors are; what "
-            "it raised is not repeated, as it may contain a token.",
+            remedy="Install its module, or put it on the path, for the sensor, the run and the executors. The text of "
+            "the error is not repeated, because it may contain a token.",
         ) from None
     if not callable(found):
         raise InvalidOptionError(
@@ -324,13 +324,13 @@ def _imported(name: str) -> Callable[[], Any]:
 
 
 def _what_is_wrong(found: object) -> str:
-    """What the function returned instead of a token, by type only, because any value may be the token."""
+    """Describe an invalid result of the function by its types only, because any value may be the token."""
     if not isinstance(found, (tuple, list)) or not 2 <= len(found) <= 4:
         return f"a {type(found).__name__}, not a token and its expiry"
     defaults: tuple[Any, ...] = ("", {})
     token, expiry, principal, extensions = (*list(found), *defaults[len(found) - 2 :])
     if not isinstance(token, str) or not token or not is_plain_text(token):
-        return f"a {type(token).__name__} that is no token, or is empty"
+        return f"a {type(token).__name__} that is empty or not a token"
     if not isinstance(expiry, (int, float)):
         return f"a {type(expiry).__name__} as expiry"
     left = expiry - time.time()
@@ -351,8 +351,8 @@ def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> Str
 
     Args:
         error: the error that the client reported.
-        what: the action that failed, with the servers.
-        said: the text of the error, without values of options.
+        what: the action that failed, and the servers.
+        said: the text of the error without values of options.
         reason: the client's error about its connection, which is more exact than "timed out".
     """
     said = f"{what}: {reason or said}"
@@ -363,7 +363,7 @@ def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> Str
         return StreamNotFoundError(said, remedy="Create the topic, or check its name and the ACLs.")
     if code in _SILENT:
         return BrokerUnavailableError(
-            said, remedy="Check the address and that the broker runs; nothing was lost, run again."
+            said, remedy="Check the address and that the broker runs, then run again; nothing was lost."
         )
     if code == KafkaError.UNKNOWN_MEMBER_ID:
         remedy = "Stop the group's other members; the next run sets its positions."
@@ -372,7 +372,7 @@ def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> Str
 
 
 def is_lost(error: KafkaError) -> bool:
-    """Whether a commit was refused because the member has lost its shards."""
+    """Return whether a commit was refused because the member has lost its shards."""
     return error.code() in _LOST
 
 
@@ -399,7 +399,7 @@ class ConnectionReasons:
         settings: the settings of the client, with its secrets.
 
     Attributes:
-        tokens: the token provider of the client, if any, because the client reports only that it has failed.
+        tokens: the token provider of the client, if any; the client itself reports only that it failed.
     """
 
     def __init__(self, settings: Mapping[str, object]) -> None:
@@ -419,7 +419,7 @@ class ConnectionReasons:
 
     @property
     def down_seconds(self) -> float:
-        """The seconds since the client first reported that no broker can be reached; 0 if it did not."""
+        """Seconds since the client first reported that it can reach no broker; 0 if it did not."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def __str__(self) -> str:
@@ -429,15 +429,15 @@ class ConnectionReasons:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether a retry may succeed: a leader or coordinator is being found, or the client calls the error retriable."""
+    """Return whether a retry may succeed: a leader is being found, or the client calls the error retriable."""
     return error.code() in _PASSING or error.retriable()
 
 
 def raise_refused(places: Iterable[TopicPartition]) -> None:
-    """Raise the error of a partition, which the client returns as part of an answer.
+    """Raise the error of a partition that the client returned as part of an answer.
 
     Raises:
-        KafkaException: the first error; errors that mean that another member has the partition come last.
+        KafkaException: the first error; an error that another member has the partition is raised only without others.
     """
     refused = sorted((place.error for place in places if place.error is not None), key=is_lost)
     if refused:
@@ -450,7 +450,7 @@ def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
     Every request to a coordinator goes through here, because it may move, or still be loading, at any moment.
 
     Args:
-        ask: sends the request; it gets the remaining seconds, and raises ``KafkaException`` without an answer.
+        ask: send the request with the remaining seconds as timeout, and raise ``KafkaException`` without an answer.
         seconds: how long to retry.
 
     Raises:
@@ -467,5 +467,5 @@ def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
 
 
 def is_about_connection(error: KafkaError) -> bool:
-    """Whether the client's errors about its connections explain more than this error."""
+    """Return whether the client's errors about its connections explain more than this error."""
     return error.code() in _SILENT

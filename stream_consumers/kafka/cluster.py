@@ -58,12 +58,12 @@ K = TypeVar("K")
 T = TypeVar("T")
 REQUEST_SECONDS = 10.0
 POLL_SECONDS = 0.05
-# It is not shorter, because a host name may have several addresses, the first of them without a broker.
+# Seconds without any broker; not fewer, because only a later address of a host name may have a broker.
 HASTY_SECONDS = 1.0
 # The client's type hints lack these names.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
-# By default the client pauses for a second after its queue was full: reading is six times as fast with this.
+# By default the client pauses for a second after its queue was full; with this, it reads six times as fast.
 _CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
 
 
@@ -90,8 +90,8 @@ class KafkaBrokers(ClosesOnExit):
 
     Attributes:
         answer_seconds: how long to wait for the answer to a request.
-        is_hasty: whether a request fails as soon as no broker could be reached for a second. A restarting broker is
-            away for longer, so this is for callers that retry later.
+        is_hasty: whether a request fails once no broker could be reached for a second. A restarting broker takes
+            longer, so this is for callers that retry later.
 
     Raises:
         InvalidOptionError: users may not change a setting.
@@ -116,11 +116,11 @@ class KafkaBrokers(ClosesOnExit):
             return AdminClient(self._own_settings(), logger=self._log)
 
     def _own_settings(self) -> dict[str, Any]:
-        """The settings for an admin client or a producer, without those that only consumers have."""
+        """Return the settings for an admin client or a producer, without those that only consumers have."""
         return self._for_client(producer_options(self.settings))
 
     def _for_client(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of one client, with its callbacks."""
+        """Return the settings of one client, with its callbacks."""
         made = with_tokens(settings)
         self._reasons.tokens = made.get("oauth_cb")
         return {**made, "error_cb": self._reasons}
@@ -150,12 +150,12 @@ class KafkaBrokers(ClosesOnExit):
         """Check that the brokers answer.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=self.answer_seconds)}, "the cluster")
 
     def topics(self, streams: Sequence[str], *, seconds: float | None = None) -> Mapping[str, Topic]:
-        """The topics with these names.
+        """Return the topics with these names.
 
         Args:
             streams: the names.
@@ -163,7 +163,7 @@ class KafkaBrokers(ClosesOnExit):
 
         Raises:
             StreamNotFoundError: one of the topics does not exist.
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         return {name: _topic(topic) for name, topic in self._described(streams, seconds).items()}
 
@@ -171,7 +171,7 @@ class KafkaBrokers(ClosesOnExit):
         """Create a topic with ``shards`` partitions, unless another client has created it meanwhile, and return it.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         new = [NewTopic(stream, shards)]
         try:
@@ -184,16 +184,16 @@ class KafkaBrokers(ClosesOnExit):
             try:
                 return self.topics([stream])[stream]
             except StreamNotFoundError:
-                # The brokers learn of a new topic one after the other.
+                # A new topic reaches the brokers one after the other.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(POLL_SECONDS)
 
     def all_topics(self) -> Mapping[str, Topic]:
-        """All topics that this client may see, except the internal ones of the brokers.
+        """Return all topics that this client may see, except the internal ones of the brokers.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         for is_last in (False, False, True):
             listed = self._answer(lambda left: self._admin.list_topics(timeout=left), lambda: "the topics").topics
@@ -216,7 +216,7 @@ class KafkaBrokers(ClosesOnExit):
         )
 
     def is_compacted(self, stream: str) -> bool:
-        """Whether the brokers may remove messages between others; also true if their answer is refused."""
+        """Return whether the brokers may remove messages between others; also true if their answer is refused."""
         topic = _RESOURCE(_RESOURCE.Type.TOPIC, stream)
         with suppress(AccessDeniedError, BrokerError):
             found = self._ask(
@@ -227,20 +227,20 @@ class KafkaBrokers(ClosesOnExit):
         return True
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
-        """The first offset that the brokers keep, of each shard."""
+        """Return the first offset of each shard that the brokers keep."""
         return self.offsets(shards, _SPECS.earliest())
 
     def ends(self, shards: Iterable[Shard], level: IsolationLevel | None = None) -> Mapping[Shard, int]:
-        """The end of each shard at an isolation level, by default that of the settings."""
+        """Return the end of each shard at an isolation level, by default that of the settings."""
         return self.offsets(shards, _SPECS.latest(), level)
 
     def at(self, shards: Iterable[Shard], timestamp_ms: int) -> Mapping[Shard, int]:
-        """The first offset with a timestamp at or after this one, of each shard; -1 where there is none."""
+        """Return the first offset of each shard with a timestamp at or after this one; -1 if none has."""
         # For the broker, negative timestamps name special offsets.
         return self.offsets(shards, _SPECS.for_timestamp(max(0, timestamp_ms)))
 
     def offsets(self, shards: Iterable[Shard], spec: Any, level: IsolationLevel | None = None) -> Mapping[Shard, int]:
-        """An offset of each shard; -1 where no message fits ``spec`` (an ``OffsetSpec``)."""
+        """Return an offset of each shard; -1 where no message fits ``spec`` (an ``OffsetSpec``)."""
         asked = {TopicPartition(shard.stream, shard.id): spec for shard in shards}
         if not asked:
             return {}
@@ -252,21 +252,21 @@ class KafkaBrokers(ClosesOnExit):
         return {Shard(place.topic, place.partition): int(answer.offset) for place, answer in found.items()}
 
     def committed(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, int]:
-        """The committed positions of the group; shards without one are left out (0 is a position)."""
+        """Return the committed positions of the group; shards without one are left out (0 is a position)."""
         return {shard: int(place.offset) for shard, place in self._places(group, shards).items()}
 
     def committed_metadata(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, str]:
-        """The metadata of the group's committed positions; shards without metadata are left out."""
+        """Return the metadata of the group's committed positions; shards without metadata are left out."""
         return {shard: place.metadata for shard, place in self._places(group, shards).items() if place.metadata}
 
     def _places(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, TopicPartition]:
         asked = [TopicPartition(shard.stream, shard.id) for shard in shards]
-        # A negative number stands for none; 0 is an offset.
+        # A negative number means that the group has no position; 0 is an offset.
         found = (place for place in self._committed(group, asked) if place.offset >= 0) if asked else ()
         return {Shard(place.topic, place.partition): place for place in found}
 
     def _committed(self, group: str, asked: list[TopicPartition]) -> list[TopicPartition]:
-        """The committed positions, requested by a consumer that is not a member.
+        """Return the committed positions, requested by a consumer that is not a member.
 
         An admin client is not used, because librdkafka then crashes the process with a null pointer when the
         coordinator of the group moves or is still loading (librdkafka issue 5040).
@@ -281,7 +281,7 @@ class KafkaBrokers(ClosesOnExit):
         try:
             return until_found(ask, seconds=self.answer_seconds)
         except KafkaException as error:
-            # The client reports what it knows of its connections only when it is polled.
+            # The client reports errors of its connections only when it is polled.
             consumer.poll(0)
             # A consumer waits for a coordinator without an error; an admin client gets the reason.
             self._described_group(group)
@@ -300,7 +300,7 @@ class KafkaBrokers(ClosesOnExit):
         return self._position_clients[group]
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
-        """Set the positions of a group that has no members, with ``metadata`` stored beside them.
+        """Set the positions of a group without members, and store ``metadata`` with them.
 
         Raises:
             GroupActiveError: the group has members; the message names them.
@@ -330,11 +330,11 @@ class KafkaBrokers(ClosesOnExit):
         """Set the positions of a group as the member that has these shards.
 
         Returns:
-            ``None`` if they are set; else the reason for the refusal: another member has the shards by now, or this
+            ``None`` if they were set; else the reason for the refusal: another member has the shards now, or this
             member has left.
 
         Raises:
-            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         places = places_of(positions, metadata)
         try:
@@ -353,7 +353,7 @@ class KafkaBrokers(ClosesOnExit):
         return None
 
     def members(self, group: str) -> list[str]:
-        """Descriptions of the live members of a group: client id, host and assigned partitions."""
+        """Describe the live members of a group: client id, host and assigned partitions."""
         try:
             described = self._described_group(group)
         except StreamAssetsError:
@@ -372,7 +372,7 @@ class KafkaBrokers(ClosesOnExit):
     def _ask(
         self, request: Callable[[], Mapping[K, Future[T]]], what: str, seconds: float | None = None
     ) -> Mapping[K, T]:
-        """The answers to a request, which is retried while a leader or coordinator is being found."""
+        """Return the answers to a request, which is retried while a leader or coordinator is being found."""
         name: object = ""
 
         def ask(left: float) -> Mapping[K, T]:
@@ -396,20 +396,20 @@ class KafkaBrokers(ClosesOnExit):
             except FutureTimeoutError:
                 if time.monotonic() >= deadline:
                     raise
-                # The client reports what it knows of its connections only when it is polled.
+                # The client reports errors of its connections only when it is polled.
                 self._admin.poll(0)
                 if self._reasons.down_seconds > HASTY_SECONDS:
                     raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)) from None
 
     def _answer(self, ask: Callable[[float], T], what: Callable[[], str], seconds: float | None = None) -> T:
-        """The answer of :func:`until_found`, with its errors explained."""
+        """Return the answer of :func:`until_found`, with its errors explained."""
         try:
             return until_found(ask, seconds=self.answer_seconds if seconds is None else seconds)
         except FutureTimeoutError as error:
             self._forget_clients()
             raise BrokerUnavailableError(
                 f"{what()} at {self.settings['bootstrap.servers']}: no answer",
-                remedy="Check the brokers; nothing was lost, run again.",
+                remedy="Check the brokers and run again; nothing was lost.",
             ) from error
         except KafkaException as error:
             raise self._explain(error.args[0], what()) from None
@@ -444,21 +444,21 @@ class KafkaBrokers(ClosesOnExit):
         return explain(error, what=what, said=self.said(error), reason=self.reason(error))
 
     def said(self, error: KafkaError) -> str:
-        """The text of an error, which may repeat a broker's text, without values of options."""
+        """Return the text of an error, which may repeat a broker's text, without values of options."""
         return redact_options(error.str(), self.settings)
 
     def reason(self, error: KafkaError) -> str:
-        """The last error about the connection, if the given error is about it; else empty."""
+        """Return the last error about the connection, if the given error is about it; else empty."""
         return str(self._reasons) if is_about_connection(error) else ""
 
 
 def places_of(positions: Mapping[Shard, int], metadata: str = "") -> list[TopicPartition]:
-    """Positions in the client's form, in order."""
+    """Convert positions to the client's type, in order."""
     return [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
 
 
 def shards_of(places: Iterable[TopicPartition]) -> frozenset[Shard]:
-    """The shards of the client's partitions."""
+    """Return the shards of the client's partitions."""
     return frozenset(Shard(place.topic, place.partition) for place in places)
 
 

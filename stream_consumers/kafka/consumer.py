@@ -46,7 +46,7 @@ from stream_consumers.urls import StreamUrl
 METADATA_SECONDS = 5.0
 # How long a member of a group waits for the brokers when it checks that its topics still exist.
 LOOK_SECONDS = 1.0
-# How long a broker holds a fetch without messages; a replay ends later by this time.
+# How many milliseconds a broker holds a fetch without messages, which delays the end of a replay.
 FETCH_WAIT_MS = 50
 CONSUMER_MODES = Modes(
     of="consumers of Kafka", available=tuple(ConsumerMode), host_groups={ConsumerMode.RESUMABLE: "r"}
@@ -112,13 +112,13 @@ class KafkaConsumer(LockedConsumer):
         # Held while a member commits, so that no shard is revoked meanwhile; never held during a wait for a message.
         self._committing = threading.RLock()
         self._observer: ShardObserver | None = None
-        # The ids of the topics at first sight; a deleted topic is reported until the consumer is moved.
+        # The ids of the topics when they were first read; a deleted topic is reported until the consumer is moved.
         self._topic_ids: dict[str, str] = {}
         self._removed: StreamRemovedError | None = None
         self._is_released = False
         self._known = self._all_shards()
         self._assigned: frozenset[Shard] = frozenset()
-        # Assigned shards that are not read yet, because the brokers did not return their start.
+        # Assigned shards that are not read yet because the brokers have not returned their start.
         self._without_start: frozenset[Shard] = frozenset()
         # The ends of the shards that were read to their ends.
         self._reached: dict[Shard, int] = {}
@@ -126,7 +126,7 @@ class KafkaConsumer(LockedConsumer):
         # The positions after the messages that were acknowledged since the last commit.
         self._acknowledged: dict[Shard, int] = {}
         self._acknowledged_lock = threading.Lock()
-        # The offsets where reading began; the client reports later positions.
+        # The offsets where reading began; the client reports the positions after them.
         self._started_at: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
@@ -150,7 +150,7 @@ class KafkaConsumer(LockedConsumer):
         return self._group
 
     def assigned(self) -> frozenset[Shard]:
-        """The shards that are read now."""
+        """Return the shards that are read now."""
         return self._assigned
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
@@ -219,14 +219,14 @@ class KafkaConsumer(LockedConsumer):
         shard = message.shard
         if not self._assignment.subscribes(shard.stream):
             raise NotSubscribedError(
-                f"{shard} is not read by this consumer", remedy=f"Read are: {', '.join(self._streams)}."
+                f"this consumer does not read {shard}", remedy=f"It reads {', '.join(self._streams)}."
             )
         with self._acknowledged_lock:
             if shard in self._assigned:
                 self._acknowledged[shard] = max(self._acknowledged.get(shard, 0), message.sequence + 1)
 
     def commit(self, positions: Positions | None = None) -> int:
-        """Set the group's positions in these shards; returns their number.
+        """Set the group's positions in these shards, and return their number.
 
         Args:
             positions: the position of each shard, one after its last finished message; by default those after the
@@ -268,7 +268,7 @@ class KafkaConsumer(LockedConsumer):
         if lost or refusal is not None:
             raise GroupActiveError(
                 f"group {group!r} has given {min(lost or positions)} to another member",
-                remedy="Its new owner reads it again from the committed position.",
+                remedy="That member reads it again from the committed position.",
                 **({} if refusal is None else {"error": refusal.name()}),
             )
 
@@ -281,13 +281,13 @@ class KafkaConsumer(LockedConsumer):
                 observer.on_assigned(self._assigned)
 
     def committed(self) -> Positions:
-        """The group's committed positions; shards without a position are left out.
+        """Return the group's committed positions; shards without a position are left out.
 
         In mode ``load_balanced`` these are the positions of this member's shards only.
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
-            BrokerUnavailableError, AccessDeniedError: as the broker says.
+            BrokerUnavailableError, AccessDeniedError: the broker does not answer, or refuses.
         """
         self._check_open()
         group = self._check_group()
@@ -295,11 +295,11 @@ class KafkaConsumer(LockedConsumer):
         return self._cluster.committed(group, self._assigned if is_member else self._known)
 
     def group_metadata(self) -> Any:
-        """The identity of this member, for a transaction that includes the group's positions."""
+        """Return the identity of this member, for a transaction that includes the group's positions."""
         return self._consumer.consumer_group_metadata()
 
     def reached_ends(self) -> Positions:
-        """The end of each shard that was read to its end since the last call, after any transaction markers."""
+        """Return the end of each shard that was read to its end since the last call, after any transaction markers."""
         reached, self._newly_reached = self._newly_reached, {}
         return reached
 
@@ -308,7 +308,7 @@ class KafkaConsumer(LockedConsumer):
         with self._lock.moving():
             self._check_open()
             places = resolve_positions(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
-            # The first message may be deleted already, and for the client negative offsets have special meanings.
+            # The first message may have been deleted, and negative offsets have special meanings for the client.
             first = self._cluster.starts([shard for shard, position in positions.items() if position < 0])
             others = {shard: self._position(shard) for shard in self._assigned - frozenset(places)}
             self._unreached -= frozenset(places)
@@ -322,7 +322,7 @@ class KafkaConsumer(LockedConsumer):
             self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def resume(self, shards: Iterable[Shard]) -> None:
-        """Fetch messages of these shards again; none were lost meanwhile."""
+        """Fetch messages of these shards again, from where they were paused."""
         check_iterable("shards", shards)
         with self._lock.moving():
             self._check_open()
@@ -345,7 +345,7 @@ class KafkaConsumer(LockedConsumer):
         return item
 
     def _fetch(self, seconds: float) -> Message | DeadLetter | None:
-        """The next message or dead letter to return; ``None`` if none arrived in time."""
+        """Return the next message or dead letter to return; ``None`` if none arrived in time."""
         if self._removed is not None:
             raise self._removed
         self._check_topics(seconds)
@@ -355,7 +355,7 @@ class KafkaConsumer(LockedConsumer):
             item = self._item(found)
             if item is not None:
                 return item
-            # At the end of a partition, others may still have messages.
+            # Other partitions may still have messages.
             seconds = 0.0
         return None
 
@@ -379,7 +379,7 @@ class KafkaConsumer(LockedConsumer):
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._all_shards()
             raise DataLossError(
-                f"{shard} of {self._url} does not hold the messages at the position",
+                f"{shard} of {self._url} no longer has the messages at the position",
                 remedy="Rewind to the beginning or the end to continue.",
                 reason=self._cluster.said(error),
                 earliest=self._cluster.starts([shard])[shard],
@@ -389,7 +389,7 @@ class KafkaConsumer(LockedConsumer):
             raise self._cluster.explain(error, f"reading {shard} of {self._url}")
 
     def _all_shards(self, seconds: float | None = None) -> frozenset[Shard]:
-        """The shards of all topics; raises an error if a topic was deleted or recreated."""
+        """Return the shards of all topics; raises an error if a topic was deleted or recreated."""
         is_for_all = WILDCARD in self._streams
         try:
             topics = self._cluster.all_topics() if is_for_all else self._cluster.topics(self._streams, seconds=seconds)
@@ -399,7 +399,7 @@ class KafkaConsumer(LockedConsumer):
             raise self._note_removed("was deleted") from error
         for name, topic in topics.items():
             if self._topic_ids.setdefault(name, topic.id) != topic.id:
-                raise self._note_removed("was deleted and made again", topic=name)
+                raise self._note_removed("was deleted and recreated", topic=name)
         return frozenset(shard for topic in topics.values() for shard in topic.shards)
 
     def _note_removed(self, what: str, **facts: object) -> StreamRemovedError:
@@ -416,7 +416,7 @@ class KafkaConsumer(LockedConsumer):
         if not self._live or time.monotonic() < self._next_check:
             return
         if self._mode is ConsumerMode.LOAD_BALANCED:
-            # The group protocol finds new partitions by itself, and waits for brokers without an error.
+            # The group protocol finds new partitions itself, and waits for brokers without an error.
             if seconds:
                 self._next_check = time.monotonic() + METADATA_SECONDS
                 with suppress(BrokerUnavailableError, BrokerError):
@@ -432,18 +432,18 @@ class KafkaConsumer(LockedConsumer):
             self._consumer.incremental_assign(places_of({shard: self._started_at[shard] for shard in new}))
 
     def _is_at_its_end(self) -> bool:
-        """Whether every shard was read to its end; false for a member before its first assignment."""
+        """Return whether every shard was read to its end; false for a member before its first assignment."""
         is_assigned = bool(self._assigned) or self._mode is not ConsumerMode.LOAD_BALANCED
         return is_assigned and self._assigned <= self._reached.keys()
 
     def _selected(self) -> list[Shard]:
-        """The shards that the next seek or rewind moves."""
+        """Return the shards that the next seek or rewind moves."""
         if self._mode is ConsumerMode.LOAD_BALANCED:
             return sorted(self._assigned)
         return self._assignment.select(self._known)
 
     def _first(self, shards: frozenset[Shard]) -> Positions:
-        """Where reading begins: at the group's position, else at the start or the end, by ``reset``."""
+        """Return where reading begins: at the group's position, else at the start or the end, by ``reset``."""
         is_earliest = self._reset is AutoStreamReset.EARLIEST
         places = self._cluster.starts(shards) if is_earliest else self._cluster.ends(shards)
         return {**places, **(self._cluster.committed(self._group, shards) if self._group else {})}
@@ -451,7 +451,7 @@ class KafkaConsumer(LockedConsumer):
     def _move(self, found: Positions, shards: list[Shard], is_reached: Callable[[Message], bool], place: str) -> None:
         if not found:
             raise no_message_error(place)
-        # A shard without such a message continues with the first one that arrives.
+        # A shard without such a message continues with the first one that arrives later.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
         self._assignment.apply()
@@ -462,7 +462,7 @@ class KafkaConsumer(LockedConsumer):
         self._reached, self._newly_reached = {}, {}
         self._started_at |= positions
         if self._removed is not None:
-            # The topics as they are now are accepted.
+            # Accept the topics as they are now.
             self._topic_ids, self._removed = {}, None
         self._assign_in_client(positions, had=frozenset(positions))
         self._assigned = frozenset(positions)
@@ -472,7 +472,7 @@ class KafkaConsumer(LockedConsumer):
         return int(place.offset) if place.offset >= 0 else self._started_at[shard]
 
     def _is_incremental(self) -> bool:
-        """Whether the group assigns and revokes single shards (cooperative), so that the client must do the same."""
+        """Return whether the group, and so the client, assigns and revokes single shards (cooperative)."""
         settings = self._cluster.settings
         strategy = str(settings.get("partition.assignment.strategy", ""))
         is_new = settings.get("group.protocol") == "consumer"
@@ -503,7 +503,7 @@ class KafkaConsumer(LockedConsumer):
             self._observer.on_assigned(shards)
 
     def _assign_in_client(self, positions: Positions, *, had: frozenset[Shard]) -> None:
-        """Assign these positions in the client: incrementally if the group does so, else in place of all others."""
+        """Assign these positions in the client: incrementally if the group does, else in place of all others."""
         places = places_of(positions)
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))
@@ -526,7 +526,7 @@ class KafkaConsumer(LockedConsumer):
                 self._unreached -= shards
                 self._forget_ends(shards)
                 with self._acknowledged_lock:
-                    # The new owner reads acknowledged messages again whose positions were not committed.
+                    # The new owner reads acknowledged messages without a committed position again.
                     self._acknowledged = {
                         shard: position for shard, position in self._acknowledged.items() if shard not in shards
                     }

@@ -17,19 +17,19 @@ _NOT_UTF8 = "a header's name is not UTF-8"
 # The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: a second call for the headers of
 # such a message would crash the process.
 _UNREADABLE = (UnicodeDecodeError, SystemError)
-# message.headers() is not called directly: the interpreter may specialize that call, which then misses the error that
-# the client sets and raises it at a later line. This call is always checked.
+# message.headers() is not called directly: the interpreter may specialize that call, and then raise the error that the
+# client sets only at a later line. A methodcaller is always checked.
 _ask_headers = methodcaller("headers")
 HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 
 
 def shard_of(message: KafkaMessage) -> Shard:
-    """The partition of a message."""
+    """Return the partition of a message."""
     return Shard(message.topic() or "", message.partition() or 0)
 
 
 def read_message(found: KafkaMessage) -> Message | DeadLetter:
-    """The message; a dead letter if its headers cannot be read (the client supports only names in UTF-8)."""
+    """Return the message, or a dead letter if its headers cannot be read (the client supports only names in UTF-8)."""
     shard, offset, timestamp = shard_of(found), found.offset() or 0, found.timestamp()[1]
     try:
         return Message(shard, offset, timestamp, found.value(), found.key(), _pairs(_ask_headers(found)))
@@ -38,13 +38,13 @@ def read_message(found: KafkaMessage) -> Message | DeadLetter:
 
 
 def last_message(message: KafkaMessage) -> LastMessage:
-    """The facts that identify a message as the last one of a range."""
+    """Return the facts that identify a message as the last one of a range."""
     checksum, epoch = message_checksum(_bytes(message.key()), _bytes(message.value())), message.leader_epoch()
     return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
 
 
 def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
-    """Messages of these shards as a record batch; reads only the fields that may differ between messages."""
+    """Convert messages of these shards to a record batch, reading only the fields that may differ between messages."""
     count = len(messages)
     streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
     headers, errors = _headers_columns(messages)
@@ -63,7 +63,7 @@ def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.
 
 
 def message_bytes(message: KafkaMessage) -> int:
-    """The bytes of the payload, the key and the readable headers; reads the headers once."""
+    """Return the bytes of the payload, the key and the readable headers; reads the headers once."""
     size = len(message) + len(message.key() or b"")
     try:
         headers = _pairs(_ask_headers(message))
@@ -73,17 +73,17 @@ def message_bytes(message: KafkaMessage) -> int:
 
 
 def bytes_of(batch: pa.RecordBatch) -> int:
-    """The sum of :func:`message_bytes` over the messages of a record batch."""
+    """Return the sum of :func:`message_bytes` over the messages of a record batch."""
     headers: Any = pc.list_flatten(batch.column("headers"))
     parts = [batch.column("payload"), batch.column("key"), headers.field("name"), headers.field("value")]
     return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
 
 
 def _headers_columns(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """The headers of messages as a column, and a column of the reasons why some cannot be read."""
+    """Return the headers of messages as a column, and a column of the reasons why some cannot be read."""
     found: list[Any] = []
     unreadable: list[int] = []
-    # The headers of each message are read once, also after an error: the list keeps the results before it.
+    # The headers of each message are read once, even after an error: the list keeps the results before it.
     asked = map(_ask_headers, messages)
     while len(found) < len(messages):
         try:
@@ -113,5 +113,5 @@ def _pairs(found: Any) -> HeaderPairs:
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
-    """The bytes themselves; only the type hints of the client allow text."""
+    """Return the bytes themselves; only the type hints of the client allow text."""
     return value.encode() if isinstance(value, str) else value

@@ -35,8 +35,8 @@ _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _REFUSED = {KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
 MessageHeaders = Sequence[tuple[str, "bytes | None"]]
-_UNDELIVERED = "Send the messages again whose receipts have no sequence."
-_ENDED = "The producer has ended: send the messages again whose receipts have no sequence, with another producer."
+_UNDELIVERED = "Send again the messages whose receipts have no sequence."
+_ENDED = "The producer has ended. Send again, with another producer, the messages whose receipts have no sequence."
 
 
 def produce(
@@ -69,7 +69,7 @@ def produce(
     """
     if timestamp_ms < 1:
         raise InvalidOptionError(
-            f"Kafka's client cannot send timestamp_ms={timestamp_ms}: it means now", remedy="Use 1 or more."
+            f"Kafka's client cannot send timestamp_ms={timestamp_ms}, which means now", remedy="Use 1 or more."
         )
     value = None if payload is None else check_payload(payload)
     key = None if key is None else check_payload(key, option="key")
@@ -103,7 +103,7 @@ class KafkaProducer(Producer):
     Args:
         url: ``kafka://host:9092/orders``; ``send`` uses its first stream by default.
         client: any configuration of librdkafka, like ``linger.ms`` or ``compression.type``.
-        shards: create a missing topic with this number of partitions; an existing topic stays as it is.
+        shards: create a missing topic with this number of partitions; an existing topic does not change.
         flush_seconds: how long to wait for a broker that does not answer.
 
     Raises:
@@ -163,7 +163,7 @@ class KafkaProducer(Producer):
             stream: the topic; the first of the URL by default.
             shard: the partition.
             timestamp_ms: unix milliseconds; now by default.
-            key: kept with the message; it does not choose the shard.
+            key: the key of the message; it does not choose the shard.
             headers: (name, value) pairs, kept in this order.
 
         Raises:
@@ -187,7 +187,7 @@ class KafkaProducer(Producer):
             BrokerUnavailableError: no message was delivered for ``flush_seconds``; the error has the number of messages
                 left. They stay in the queue: flush again.
             StreamAssetsError: the client has dropped messages; the error has their number for each shard. They are not
-                queued any more: later messages may have arrived, so that the order would be lost.
+                queued again, because messages sent later may have arrived before them.
         """
         since = time.monotonic()
         while left := self._client.flush(POLL_SECONDS):
@@ -216,7 +216,7 @@ class KafkaProducer(Producer):
             self.poll()
 
     def poll(self) -> None:
-        """Record the messages that were delivered meanwhile; waits a moment if there are none."""
+        """Record the messages that were delivered meanwhile, waiting a moment for the first one."""
         self._client.poll(POLL_SECONDS)
 
     def record(self, error: KafkaError | None, shard: Shard) -> None:
@@ -253,7 +253,7 @@ class KafkaProducer(Producer):
         if error.code() in _REFUSED:
             return InvalidOptionError(
                 f"{what} was refused: {self._cluster.said(error)}",
-                remedy="Check its timestamp, and that it has a key if the topic is compacted.",
+                remedy="Check its timestamp. In a compacted topic, it also needs a key.",
                 **facts,
             )
         if error.code() == KafkaError._MSG_TIMED_OUT:
@@ -306,7 +306,7 @@ class KafkaProducer(Producer):
         self.check_progress(since, len(self._client), "Check the brokers; this message was not sent.")
 
     def _check_shard(self, shard: Shard) -> None:
-        """Refuse a shard that the topic does not have, after another look-up, because partitions may be new."""
+        """Refuse a shard that the topic lacks, after another look-up, because partitions may be new."""
         count = self._look_up(shard.stream)
         if shard not in self._shards:
             raise OutOfBoundsError(
@@ -316,7 +316,7 @@ class KafkaProducer(Producer):
             )
 
     def _look_up(self, stream: str) -> int:
-        """Look up the partitions of a topic, and create it if ``shards`` was given; returns their number."""
+        """Return the number of partitions of a topic, which is created if it is missing and ``shards`` was given."""
         try:
             topic = self._cluster.topics([stream])[stream]
         except StreamNotFoundError as error:
@@ -330,7 +330,7 @@ class KafkaProducer(Producer):
 
 
 class DeliveryReport:
-    """The delivery report of one message; the client calls it when the message was delivered or failed."""
+    """The delivery report of one message; the client calls it once the message was delivered or has failed."""
 
     __slots__ = ("_error", "_offset", "_producer", "shard")
 
@@ -348,7 +348,7 @@ class DeliveryReport:
         self._producer.record(error, self.shard)
 
     def sequence(self) -> int:
-        """The offset of the message; waits for its delivery.
+        """Wait for the delivery of the message, and return its offset.
 
         Raises:
             StreamAssetsError: the message was not delivered.

@@ -215,7 +215,7 @@ class KafkaTransactions(ClosesOnExit):
                 self.begin()
 
     def committed(self) -> Positions:
-        """The committed positions, from which the caller must continue."""
+        """Return the committed positions, from which the caller must continue."""
         positions = self._consumer.committed()
         self._aborted = None
         return positions
@@ -258,7 +258,7 @@ class KafkaTransactions(ClosesOnExit):
             raise self._failed(error.args[0], what) from None
 
     def _failed(self, error: KafkaError, what: str) -> StreamAssetsError:
-        """The error to raise; if the transaction is lost, it is aborted at once."""
+        """Return the error to raise; if the transaction is lost, it is aborted at once."""
         if not error.txn_requires_abort():
             return self._explain(error, what)
         try:
@@ -272,7 +272,7 @@ class KafkaTransactions(ClosesOnExit):
     def _new_aborted(self, reason: str) -> TransactionAbortedError:
         return TransactionAbortedError(
             f"a transaction of {self._id!r} was aborted: {reason}",
-            remedy="Call seek_to_committed, then begin: the messages that it came from are read again.",
+            remedy="Call seek_to_committed, then begin: this reads the messages that it came from again.",
         )
 
     def _explain(self, error: KafkaError, what: str) -> StreamAssetsError:
@@ -280,7 +280,7 @@ class KafkaTransactions(ClosesOnExit):
             self._is_open = False
             return ProducerFencedError(
                 f"another producer uses the transactional id {self._id!r}",
-                remedy="Give each instance its own id, or stop this one: the other has taken over.",
+                remedy="Give each instance its own id, or stop this one: the other producer has taken over.",
                 error=error.name(),
             )
         return self._cluster.explain(error, f"{what} transaction {self._id!r}")
