@@ -116,7 +116,7 @@ class AssetFunction:
 
 
 def _is_run(annotation: object) -> bool:
-    """Whether an annotation is ``StreamRun``, as the class or as text."""
+    """Return whether an annotation is ``StreamRun``, as the class or as text."""
     return annotation is StreamRun or str(annotation).strip("'\"").rpartition(".")[2] == StreamRun.__name__
 
 

@@ -267,7 +267,7 @@ def _surviving(context: StreamCheckContext) -> Iterator[Commit]:
 
 
 def _is_ingestion_batch(commit: Commit) -> bool:
-    """Whether ingestion wrote the batch; a batch that only moves the group or replaces rows does not count."""
+    """Return whether ingestion wrote the batch; a batch that only moves the group or replaces rows does not count."""
     entry = commit.entry
     return entry is not None and entry.kind == "batch" and not (entry.skipped or entry.until)
 

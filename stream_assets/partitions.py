@@ -211,7 +211,7 @@ def window_condition(window: dg.TimeWindow) -> str:
 
 
 def is_partition_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
-    """Whether the run is for partitions, so that it replays them."""
+    """Return whether the run is for partitions, so that it replays them."""
     return bool(context.has_partition_key or context.has_partition_key_range)
 
 

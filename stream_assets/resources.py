@@ -78,7 +78,7 @@ class KafkaCluster(StreamConnection):
     options: dict[str, str] = Field(default_factory=dict, description="More options of librdkafka.", repr=False)
 
     def client(self) -> ClientConfig:
-        """The options of librdkafka."""
+        """Return the options of librdkafka."""
         named = {
             "security.protocol": self.security_protocol,
             "sasl.mechanism": self.sasl_mechanism,
@@ -113,7 +113,7 @@ class RedisServer(StreamConnection):
         return "rediss" if self.tls else "redis"
 
     def client(self) -> ClientConfig:
-        """The arguments of the Redis client."""
+        """Return the arguments of the Redis client."""
         named = {"username": self.username, "password": self.password}
         return {**{name: value for name, value in named.items() if value is not None}, **self.options}
 
@@ -255,7 +255,7 @@ class TableLocation(ABC):
         return str(self) if self.is_deferred else check_location(self.path)
 
     def options(self) -> dict[str, str]:
-        """The storage options, with variables resolved.
+        """Return the storage options, with variables resolved.
 
         Raises:
             InvalidOptionError: a variable is not set.
@@ -408,7 +408,7 @@ def _wait_for_session(context: Any, resource: Any, table: TableLocation) -> Spar
 
 
 def is_deferred(value: object) -> bool:
-    """Whether a value is a variable that is read when it is used."""
+    """Return whether a value is a variable that is read when it is used."""
     # dagster.EnvVar is a subclass of str, but its text is the name of the variable.
     return isinstance(value, Deferred)
 

@@ -137,7 +137,7 @@ def _window(context: dg.InputContext) -> dg.TimeWindow | None:
 
 
 def _has_its_files(pinned: DeltaTable, newest: DeltaTable, log: DeltaLog) -> bool:
-    """Whether all data files of a version exist; those that the newest version has are not looked for."""
+    """Return whether all data files of a version exist; those that the newest version has are not looked for."""
     removed = _paths(pinned) - _paths(newest)
     if not removed:
         return True

@@ -105,7 +105,7 @@ class LastMessage(NamedTuple):
     epoch: int = -1
 
     def is_replaced(self, found: LastMessage) -> bool:
-        """Whether the stream now has another message at this sequence, or a message after it where it had none.
+        """Return whether the stream now has another message at this sequence, or a message after it where it had none.
 
         Args:
             found: the last message that the stream holds before the position. If it is an earlier message, this message
@@ -290,7 +290,7 @@ class BatchSource(ClosesOnExit, ABC):
         return extent.start
 
     def is_in_claim_mode(self, group: str) -> bool:
-        """Whether members of the group claim single messages, so that no position says what was read.
+        """Return whether members of the group claim single messages, so that no position says what was read.
 
         By default they do not.
         """
@@ -304,7 +304,7 @@ class BatchSource(ClosesOnExit, ABC):
         """
 
     def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """Whether the stream has grown since ``extents``, the result of the last :meth:`extents`.
+        """Return whether the stream has grown since ``extents``, the result of the last :meth:`extents`.
 
         A run that waits for messages calls this method several times a second, so it should be cheap; it may overlook
         new shards. By default it determines the ends again.
@@ -357,7 +357,7 @@ class BatchSource(ClosesOnExit, ABC):
         return {}
 
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
-        """Whether a message that was read was replaced, or lost together with all messages after it.
+        """Return whether a message that was read was replaced, or lost together with all messages after it.
 
         Args:
             shard: the shard of the message.

@@ -364,7 +364,7 @@ class Assignment:
         return WILDCARD in self._streams
 
     def subscribes(self, stream: str) -> bool:
-        """Whether the consumer reads this stream."""
+        """Return whether the consumer reads this stream."""
         return stream in self._streams or (self.has_wildcard and stream != INTERNAL_KEY)
 
     @property
@@ -377,7 +377,7 @@ class Assignment:
         return is_subscribed and (self._chosen is None or shard in self._chosen)
 
     def is_read(self, shard: Shard) -> bool:
-        """Whether the shard is read since the last seek or rewind."""
+        """Return whether the shard is read since the last seek or rewind."""
         return self.subscribes(shard.stream) and (self._read is None or shard in self._read)
 
     @property
@@ -578,7 +578,7 @@ class PositionedConsumer(Protocol):
     """A consumer that can move single shards."""
 
     def assigned(self) -> frozenset[Shard]:
-        """The shards that are read now."""
+        """Return the shards that are read now."""
         ...
 
     def go_to(self, positions: Positions) -> None:

@@ -343,7 +343,7 @@ class MemoryConsumer(Consumer):
             return message
 
     def assigned(self) -> frozenset[Shard]:
-        """The shards that are read now."""
+        """Return the shards that are read now."""
         with self._broker.changed:
             return frozenset(filter(self._assignment.is_read, self._broker.messages))
 

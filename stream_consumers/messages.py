@@ -423,7 +423,7 @@ def now_milliseconds() -> int:
 
 
 def is_recent(moment: float, *, now: float, seconds: float) -> bool:
-    """Whether a moment on the system's clock is within ``seconds`` before or after now.
+    """Return whether a moment on the system's clock is within ``seconds`` before or after now.
 
     A moment further in the future was recorded before the clock was set back. It counts as long past, because waiting
     for it to pass would take as long as the clock was set back.

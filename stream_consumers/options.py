@@ -323,7 +323,7 @@ Write owners=['team:shop'].
 
 
 def is_plain_text(text: str) -> bool:
-    r"""Whether a client written in C accepts this text unchanged.
+    r"""Return whether a client written in C accepts this text unchanged.
 
     Example:
         >>> is_plain_text("ü"), is_plain_text("a\0b"), is_plain_text("\ud800")

@@ -36,7 +36,7 @@ CREDENTIALS = "contains a user or a password, or an '@' that may belong to one"
 
 
 def is_server(text: str) -> bool:
-    """Whether the text is a host, optionally with a port from 1 to 65535, and nothing else.
+    """Return whether the text is a host, optionally with a port from 1 to 65535, and nothing else.
 
     Example:
         >>> is_server("store:9000"), is_server("store:99999"), is_server("me:secret"), is_server("store;secret")
@@ -68,7 +68,7 @@ def server_fault(text: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is a server, or the URI of one without credentials and parameters.
+    """Return whether the text is a server, or the URI of one without credentials and parameters.
 
     Example:
         >>> is_address("store:9000"), is_address("http://store:9000/a"), is_address("http://me:secret@store")

@@ -46,7 +46,7 @@ _BYTES = ("key", "payload", "correction")
 
 
 def make_reader(table: str, group: str, storage: Mapping[str, str]) -> DeadLetters:
-    """The dead letters of a table and a group.
+    """Return the dead letters of a table and a group.
 
     Raises:
         InvalidOptionError: there cannot be such a table, or such a group.
@@ -209,7 +209,7 @@ _PLACE_REMEDY = "Write it as SHARD=SEQUENCE with a shard like orders/0: orders/0
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A dead letter as JSON, with the names of the columns of its table; bytes that are no text are base64.
+    """Return a dead letter as JSON, with the names of the columns of its table; bytes that are no text are base64.
 
     Example:
         >>> row_to_json({"_sequence": 7, "key": None, "payload": b"\\xff", "headers": [{"name": "a", "value": b"b"}]})
@@ -385,7 +385,7 @@ def redrive(
 
 
 def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
-    """The payloads of an NDJSON file by their places.
+    """Return the payloads of an NDJSON file by their places.
 
     Raises:
         InvalidOptionError: the file cannot be read; or with the number of a line that has no place or no payload, or

@@ -153,7 +153,7 @@ def _client_options(
 
 
 def client_option(*names: str, of: str = "broker's") -> Option:
-    """An option that configures the client of a broker."""
+    """Return an option that configures the client of a broker."""
     return click.option(
         *(names or ("-X", "--client", "client")),
         multiple=True,
@@ -219,19 +219,19 @@ class Pipeline:
         return StreamUrl.parse(self.source)
 
     def span(self, part: Range | None) -> str | None:
-        """A range as this command shows it."""
+        """Return a range as this command shows it."""
         return None if part is None else f"{self.shown(part.start)} to {self.shown(part.end)}"
 
     def shown(self, sequence: int | None) -> int | None:
-        """A sequence as it is printed for this stream: that of a Redis entry as its id."""
+        """Return a sequence as it is printed for this stream: that of a Redis entry as its id."""
         return None if sequence is None else find_backend(self.url.protocol).shown_sequence(sequence)
 
     def stream(self, mode: ConsumerMode = ConsumerMode.RESUMABLE) -> StreamSource:
-        """The stream as the group reads it in a mode."""
+        """Return the stream as the group reads it in a mode."""
         return StreamSource(self.url, mode, self.client)
 
     def claims(self) -> RedisClaims:
-        """The group, where members claim entries; close it when done."""
+        """Return the group, where members claim entries; close it when done."""
         # Without a table the server is asked only: it knows streams by their keys.
         names = self.ingestion().epochs(self.url.required_streams()) if self.table else None
         return self.stream(ConsumerMode.LOAD_BALANCED).claims(self.group, names)
@@ -252,7 +252,7 @@ class Pipeline:
 
 
 def pipeline_options(group: Option = group_option) -> Option:
-    """The options that make a :class:`Pipeline`."""
+    """Return the options that make a :class:`Pipeline`."""
     return combine_options(
         "pipeline",
         Pipeline,
@@ -283,7 +283,7 @@ class SparkSettings:
     single_writer: bool = False
 
     def session(self, table: str, storage: Mapping[str, str]) -> SparkSession:
-        """The session; it takes some seconds. What a server lends is given back at the end of the command.
+        """Return the session; it takes some seconds. What a server lends is given back at the end of the command.
 
         Args:
             table: that it reads or writes.
@@ -340,7 +340,7 @@ _ARGUMENTS = {"json_mode": "mode", "schema_registry": "registry"}
 
 
 def make_decoder(decode: str, registry_options: ClientConfig, given: Mapping[str, str]) -> Decoder:
-    """The decoder that the options describe.
+    """Return the decoder that the options describe.
 
     Args:
         decode: the format.
@@ -394,7 +394,7 @@ class RowConversion:
     errors: ErrorPolicy
 
     def ingestion(self, pipeline: Pipeline, *, on_data_loss: str = "error", **settings: Any) -> Ingestion:
-        """The ingestion whose rows are made like this.
+        """Return the ingestion whose rows are made like this.
 
         Args:
             pipeline: what is read, and where it goes.
@@ -425,7 +425,7 @@ def make_conversion(
     transform: str | None = None,
     **options: str | None,
 ) -> RowConversion:
-    """The decoder and the transform that the options name; what they leave open is as an asset says.
+    """Return the decoder and the transform that the options name; what they leave open is as an asset says.
 
     Args:
         decode: the format; raw by default.

@@ -346,7 +346,7 @@ def route_streams(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
 
 
 def is_same_broker(source: StreamUrl, target: StreamUrl) -> bool:
-    """Whether both URLs have the same file or broker; two pipes are always different."""
+    """Return whether both URLs have the same file or broker; two pipes are always different."""
     is_pipe = find_backend(source.protocol).is_pipe
     return not is_pipe and source.protocol == target.protocol and _broker(source) == _broker(target)
 

@@ -243,7 +243,7 @@ class RedisClaims(ClosesOnExit):
         )
 
     def holds(self, shard: Shard, sequence: int) -> bool:
-        """Whether the stream has the entry with this sequence."""
+        """Return whether the stream has the entry with this sequence."""
         return not self.missing({shard: [to_id(sequence).encode()]})
 
     def backlog(self) -> Mapping[Shard, Backlog]:
@@ -270,7 +270,7 @@ class RedisClaims(ClosesOnExit):
         return self.server.count(shard, group.position, facts.end, length=facts.length)
 
     def is_in_claim_mode(self) -> bool:
-        """Whether the group is in claim mode in the first shard that has it."""
+        """Return whether the group is in claim mode in the first shard that has it."""
         for shard in self.shards:
             if self.group.facts(shard) is not None:
                 return self.group.is_in_claim_mode(shard)
@@ -295,7 +295,7 @@ class RedisClaims(ClosesOnExit):
         return {shard: sequence_after(reply["max"]) if reply["pending"] else 0 for shard, reply in zip(asked, replies)}
 
     def has_others(self, shard: Shard) -> bool:
-        """Whether the group has consumers of another kind of client, including consumers that ended."""
+        """Return whether the group has consumers of another kind of client, including consumers that ended."""
         names = {member["name"] for member in self.group.members(shard)} - {CLAIM_MODE_SENTINEL.encode()}
         return any(ClaimName.parse(name) is None for name in names)
 
@@ -304,7 +304,7 @@ class RedisClaims(ClosesOnExit):
         return self.server.count(shard, part.start, part.end)
 
     def has_grown(self, *, with_new_shards: bool = True) -> bool:
-        """Whether entries were added after :attr:`ends`; if so, update :attr:`ends` and :attr:`shards`.
+        """Return whether entries were added after :attr:`ends`; if so, update :attr:`ends` and :attr:`shards`.
 
         Args:
             with_new_shards: also search for new shards, which takes longer.
@@ -318,7 +318,7 @@ class RedisClaims(ClosesOnExit):
         return True
 
     def is_drained(self) -> bool:
-        """Whether every entry before :attr:`ends` was delivered and acknowledged."""
+        """Return whether every entry before :attr:`ends` was delivered and acknowledged."""
         for shard, end in self.ends.items():
             group = self.group.facts(shard)
             if group and group.pending and any(self.group.pending(shard, below=end, page_size=1)):
@@ -375,7 +375,7 @@ class RedisClaims(ClosesOnExit):
         return frozenset(m["name"] for m in self.group.members(shard) if m["idle"] >= self.policy.min_idle_ms)
 
     def is_released(self, shard: Shard, name: ClaimName) -> bool:
-        """Whether a name has released the entries that it holds."""
+        """Return whether a name has released the entries that it holds."""
         return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page_size=1))
 
     def now(self, shard: Shard) -> int:
@@ -552,7 +552,7 @@ class Heartbeat(ClosesOnExit):
 
 
 def _is_accepted(shard: Shard, written: int | None) -> bool:
-    """Whether the stream is an accepted epoch without written entries, so that its group does not exist yet."""
+    """Return whether the stream is an accepted epoch without written entries, so that its group does not exist yet."""
     return written is None and split_epoch(shard.stream)[1] > 1
 
 

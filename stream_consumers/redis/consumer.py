@@ -80,7 +80,7 @@ class RedisConsumer(LockedConsumer):
             self.rewind(Edge.END)
 
     def assigned(self) -> frozenset[Shard]:
-        """The shards that are read now."""
+        """Return the shards that are read now."""
         return frozenset(self._next)
 
     def ends(self) -> Mapping[Shard, ShardEnd]:

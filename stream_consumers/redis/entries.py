@@ -158,7 +158,7 @@ def to_timestamp_ms(sequence: int) -> int:
 
 
 def is_shard_id(text: str) -> bool:
-    """Whether the end of a key is a shard number: up to 2^63-1, without leading zeros.
+    """Return whether the end of a key is a shard number: up to 2^63-1, without leading zeros.
 
     Example:
         >>> [is_shard_id(text) for text in ("0", "12", "012", "x", "")]
@@ -191,7 +191,7 @@ def numbered_key(shard: Shard) -> bytes:
 
 
 def is_numbered(key: bytes, shard: Shard) -> bool:
-    """Whether the key of a shard contains its number; otherwise it is the only key of its stream.
+    """Return whether the key of a shard contains its number; otherwise it is the only key of its stream.
 
     Example:
         >>> is_numbered(b"orders:0", Shard("orders")), is_numbered(b"orders", Shard("orders"))

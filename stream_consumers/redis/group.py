@@ -231,7 +231,7 @@ class RedisGroup:
         self._command(shard, "XGROUP DELCONSUMER", CLAIM_MODE_SENTINEL)
 
     def is_in_claim_mode(self, shard: Shard) -> bool:
-        """Whether the group is in claim mode."""
+        """Return whether the group is in claim mode."""
         return any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in self.members(shard))
 
     # reading
@@ -318,7 +318,7 @@ class RedisGroup:
             start = f"({listed[-1]['message_id'].decode()}"
 
     def has_idle_peer(self, shard: Shard, idle_seconds: float) -> bool:
-        """Whether another member holds entries and has been idle for this time."""
+        """Return whether another member holds entries and has been idle for this time."""
         members = self.members(shard)
         if any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in members):
             # In claim mode, only claim-mode members take over entries: the holder's name identifies the batch.

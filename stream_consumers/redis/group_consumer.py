@@ -87,7 +87,7 @@ class Acknowledgements:
             return True
 
     def is_held(self, location: EntryLocation) -> bool:
-        """Whether the entry was received and is not committed yet."""
+        """Return whether the entry was received and is not committed yet."""
         with self._lock:
             return location in self._held
 

@@ -97,7 +97,7 @@ class StreamProgress(NamedTuple):
     added: int | None
 
     def has_regressed(self, before: StreamProgress) -> bool:
-        """Whether a value is less than ``before``: then the stream was replaced by another one.
+        """Return whether a value is less than ``before``: then the stream was replaced by another one.
 
         Example:
             >>> before = StreamProgress("9-0", 2)

@@ -61,7 +61,7 @@ class ConsumerQueue:
     is_open: bool = True
 
     def wants(self, shard: Shard) -> bool:
-        """Whether messages of this shard are for the consumer."""
+        """Return whether messages of this shard are for the consumer."""
         return self.takes_all or shard.stream == BROADCAST or shard.stream in self.streams
 
 
@@ -140,7 +140,7 @@ class StdioBroker:
                 self._changed.notify_all()
 
     def take(self, queue: ConsumerQueue, seconds: float | None = None) -> Message | None:
-        """The next message of the queue, waiting at most ``seconds`` for it.
+        """Return the next message of the queue, waiting at most ``seconds`` for it.
 
         Raises:
             StreamEndedError: the queue was closed; or the pipe is at its end, no producer loops messages back, and all
@@ -165,7 +165,7 @@ class StdioBroker:
             return None
 
     def waiting(self, queue: ConsumerQueue) -> int:
-        """The number of messages that were read and not delivered; they are lost when the process ends.
+        """Return the number of messages that were read and not delivered; they are lost when the process ends.
 
         The number includes lines that were read and not distributed to the consumers yet.
         """
@@ -265,7 +265,7 @@ class StdioBroker:
         return len(takers)
 
     def _takers(self, message: Message) -> list[ConsumerQueue]:
-        """The queues of all consumers without a group, and of one member of each group."""
+        """Return the queues of all consumers without a group, and of one member of each group."""
         alone: list[ConsumerQueue] = []
         groups: dict[str, list[ConsumerQueue]] = {}
         for queue in self._queues:
@@ -297,7 +297,7 @@ def process_broker() -> StdioBroker:
 
 
 def check_stdio_url(url: StreamUrl) -> tuple[str, ...]:
-    """The streams of a ``stdio`` URL.
+    """Return the streams of a ``stdio`` URL.
 
     Raises:
         InvalidUrlError: it names a host, or no stream.
@@ -312,7 +312,7 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
 def read_lines(stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
-    """The lines of a pipe as they arrive, without their newlines; the last line needs none.
+    """Return the lines of a pipe as they arrive, without their newlines; the last line needs none.
 
     The pipe is held open from this call on, so that it is read even if it is closed before the first line. If it has a
     file descriptor, a duplicate of that is read: a thread that waits inside Python's buffer would keep the interpreter

@@ -119,7 +119,7 @@ def format_line(message: Message) -> bytes:
 
 
 def format_bare_line(message: Message) -> bytes:
-    r"""The payload alone as a line, for tools that do not read headers.
+    r"""Return the payload alone as a line, for tools that do not read headers.
 
     Raises:
         FormatError: the payload contains a newline, and would be several lines.
@@ -141,7 +141,7 @@ def format_bare_line(message: Message) -> bytes:
 
 
 def _parse_header(text: bytes) -> Line | None:
-    """The header between the brackets, with an empty payload; ``None`` if it is not a header."""
+    """Return the header between the brackets, with an empty payload; ``None`` if it is not a header."""
     timestamp_ms: int | None = None
     parts = [part.strip() for part in text.split(b"|")]
     if b":" in parts[0]:

@@ -37,7 +37,7 @@ class SpoolResult:
 
 
 def spool_url(url: str | StreamUrl, path: Path) -> StreamUrl:
-    """The URL of the file that a pipe is spooled into, with the same streams.
+    """Return the URL of the file that a pipe is spooled into, with the same streams.
 
     Args:
         url: the URL of the pipe, ``stdio:///orders``.
@@ -55,7 +55,7 @@ def spool_url(url: str | StreamUrl, path: Path) -> StreamUrl:
 
 
 def default_spool_path(table: str) -> Path:
-    """The file that the pipe for a table is copied into: beside the table, with ``.spool.ss`` after its name.
+    """Return the file that the pipe for a table is copied into: beside the table, with ``.spool.ss`` after its name.
 
     Args:
         table: a local path, or a ``file:`` URI.

@@ -158,11 +158,11 @@ class EventCodec(Protocol):
     """
 
     def encode(self, message: EventMessage) -> bytes:
-        """The bytes of a message."""
+        """Return the bytes of a message."""
         ...
 
     def decode(self, raw: bytes) -> EventMessage:
-        """The message in the bytes; if this raises an error, the entry is malformed."""
+        """Return the message in the bytes; if this raises an error, the entry is malformed."""
         ...
 
 
@@ -231,7 +231,7 @@ class Envelope:
         self._most_sealed = _ENVELOPE_FACTOR * max_payload_bytes + _ENVELOPE_BYTES
 
     def seal(self, message: EventMessage) -> bytes:
-        """The bytes to publish.
+        """Return the bytes to publish.
 
         Raises:
             SizeLimitError: the payload, or the whole encoded message, is too large.
@@ -278,7 +278,7 @@ class Envelope:
         return DecodedEntry(entry_id, message, delivery)
 
     def malformed(self, entry_id: str, raw: bytes, error: str, delivery: Delivery) -> MalformedEntry:
-        """An entry that is not a message, with its bytes if they fit into a dead letter."""
+        """Return an entry that is not a message, with its bytes if they fit into a dead letter."""
         original = raw if not self._most or len(raw) <= self._most else b""
         return MalformedEntry(entry_id, error, original, delivery, len(raw))
 
@@ -308,12 +308,12 @@ def check_readable(message: EventMessage) -> None:
 
 
 def _is_encodable(text: str) -> bool:
-    """Whether a text has no lone surrogates."""
+    """Return whether a text has no lone surrogates."""
     return text.encode("utf-8", "ignore").decode() == text
 
 
 def removed_entry(entry_id: str, delivery: Delivery) -> MalformedEntry:
-    """The malformed entry that stands for one that was removed from the stream while it was pending."""
+    """Return the malformed entry that stands for one that was removed from the stream while it was pending."""
     return MalformedEntry(entry_id, f"the entry {entry_id} was removed while it was pending", b"", delivery, 0)
 
 

@@ -86,12 +86,12 @@ class MemoryBackend(StreamBackend):
             return [(_id(message.sequence), message.payload or b"") for message in self._broker.between(_shard(stream))]
 
     def pending(self, stream: str, group: str) -> dict[str, str]:
-        """The owners of the pending entries, by id."""
+        """Return the owners of the pending entries, by id."""
         with self._broker.changed:
             return {_id(sequence): held.consumer for sequence, held in self._group(stream, group).pending.items()}
 
     def consumers(self, stream: str, group: str) -> set[str]:
-        """The consumers that the group knows."""
+        """Return the consumers that the group knows."""
         with self._broker.changed:
             return set(self._group(stream, group).consumers)
 

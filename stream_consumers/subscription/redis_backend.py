@@ -259,7 +259,7 @@ class RedisBackend(StreamBackend):
 
 
 def _times(stream: str, group: str) -> bytes:
-    """The key of the first deliveries, in the slot of the stream.
+    """Return the key of the first deliveries, in the slot of the stream.
 
     Example:
         >>> _times("orders", "billing"), _times("{shop}orders", "billing")

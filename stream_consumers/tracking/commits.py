@@ -36,7 +36,7 @@ class CommitResult(enum.Enum):
     FAILED = "failed"
 
     def __bool__(self) -> bool:
-        """Whether something was committed, as Faust's commit returns."""
+        """Return whether something was committed, as Faust's commit returns."""
         return self is CommitResult.COMMITTED
 
 

@@ -552,7 +552,7 @@ class TrackedConsumer(Consumer):
         return self._activities.now | (Activity.NOTHING if self._is_flowing else Activity.FLOW_STOPPED)
 
     def progress(self) -> list[ShardProgress]:
-        """The progress of every shard, for :class:`stream_consumers.tracking.livelock.LivelockWatch`."""
+        """Return the progress of every shard, for :class:`stream_consumers.tracking.livelock.LivelockWatch`."""
         with self._changed:
             return self._shards.progress(self._fetched_at)
 
@@ -567,7 +567,7 @@ class TrackedConsumer(Consumer):
             self._check_open()
 
     def _ends(self) -> Mapping[Shard, ShardEnd]:
-        """The ends of the shards; the received positions if the consumer cannot look ends up."""
+        """Return the ends of the shards; the received positions if the consumer cannot look ends up."""
         if isinstance(self._consumer, MeasurableConsumer):
             return self._consumer.ends()
         received = {found.shard: found.received or 0 for found in self.progress()}

@@ -182,7 +182,7 @@ class LivelockWatch(ClosesOnExit):
         return self
 
     def status(self) -> list[Livelock]:
-        """The findings of the last check."""
+        """Return the findings of the last check."""
         return list(self._found)
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class LivelockWatch(ClosesOnExit):
         now: float,
         moved_at: float | None,
     ) -> float:
-        """The seconds for which a position has not moved although it is before the end; 0 at the end."""
+        """Return the seconds for which a position has not moved although it is before the end; 0 at the end."""
         if (position or 0) >= end.readable:
             self._waiting_since.pop((what, shard.shard), None)
             return 0.0

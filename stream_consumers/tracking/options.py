@@ -116,7 +116,7 @@ class TrackingCallbacks:
     on_livelock: Callable[[Livelock], None] = log_livelock
 
     def guarded(self) -> TrackingCallbacks:
-        """The same callbacks with their errors logged instead of raised."""
+        """Return the same callbacks with their errors logged instead of raised."""
         callbacks = {field.name: _guarded(field.name, getattr(self, field.name)) for field in fields(self)}
         return TrackingCallbacks(**callbacks)
 

@@ -200,7 +200,7 @@ class TrackedShards:
         return all(len(self._held.get(shard, ())) < self._options.buffer_size for shard in self.closed)
 
     def shard(self, shard: Shard, committed: int | None = None) -> TrackedShard:
-        """The state of a shard, created if it is new."""
+        """Return the state of a shard, created if it is new."""
         if shard not in self.known:
             self.known[shard] = TrackedShard(AckWindow(committed=committed), time.monotonic())
         return self.known[shard]
@@ -282,15 +282,15 @@ class TrackedShards:
         return is_finished
 
     def becomes_full(self, shard: Shard) -> bool:
-        """Whether too many messages of a shard are unfinished, so that it becomes full."""
+        """Return whether too many messages of a shard are unfinished, so that it becomes full."""
         return shard not in self.full and len(self.shard(shard).window) >= self._options.full_at
 
     def is_drained(self, shard: Shard) -> bool:
-        """Whether few enough messages of a full shard are unfinished, so that it resumes."""
+        """Return whether few enough messages of a full shard are unfinished, so that it resumes."""
         return shard in self.full and len(self.shard(shard).window) <= self._options.drop_at
 
     def committable(self, chosen: Collection[str | Shard] | None = None) -> dict[Shard, int]:
-        """The positions to commit, of all shards or of these shards and streams."""
+        """Return the positions to commit, of all shards or of these shards and streams."""
         return {
             shard: position
             for shard, found in sorted(self.known.items())
@@ -298,7 +298,7 @@ class TrackedShards:
         }
 
     def finished(self, chosen: Collection[str | Shard] | None = None) -> dict[Shard, list[int]]:
-        """The messages that are finished and not settled, of all shards or of these shards and streams."""
+        """Return the messages that are finished and not settled, of all shards or of these shards and streams."""
         return {shard: sorted(found) for shard, found in sorted(self._finished.items()) if _is_chosen(shard, chosen)}
 
     def settled(self, entries: Mapping[Shard, Sequence[int]]) -> None:
@@ -355,7 +355,7 @@ class TrackedShards:
         self.shard(shard, committed)
 
     def progress(self, fetched: float | None) -> list[ShardProgress]:
-        """The progress of every shard.
+        """Return the progress of every shard.
 
         Args:
             fetched: when the consumer last finished a fetch.
