@@ -23,9 +23,9 @@ CONSUMER_MODES = Modes(of="consumers of stdio", available=(ConsumerMode.REAL_TIM
 class StdioConsumer(Consumer):
     r"""A consumer of the lines of stdin; see :class:`stream_consumers.consumer.Consumer`.
 
-    A line is for the consumers of its stream; a line without a stream is in the stream ``broadcast``, and for all
-    consumers. If the header lacks a time or a sequence, and names a stream that no consumer reads, the whole line is
-    text in ``broadcast``. A line without a sequence gets the next one of its shard, from 0 on. (After an explicit n
+    Consumers get the lines of their streams, and all consumers get lines without a stream, in the stream ``broadcast``.
+    If the header lacks a time or a sequence, and names a stream that no consumer reads, the whole line is text in
+    ``broadcast``. A line without a sequence gets the next one of its shard, from 0 on. (After an explicit n
     that is n + 1; SeaStreamer uses n again.) The stream ends with the pipe, live or not, after all messages were
     delivered.
 
@@ -42,12 +42,12 @@ class StdioConsumer(Consumer):
         broker: other pipes than stdin and stdout.
 
     Raises:
-        InvalidUrlError: it names a host, or no stream.
+        InvalidUrlError: the URL names a host, or no stream.
         InvalidOptionError: the mode is ``resumable``, the group does not fit the mode, or ``reset`` is ``latest``.
-        StreamEndedError: from ``next``, if the consumer was closed, or if the pipe is at its end and all messages were
+        StreamEndedError: from ``next``: the consumer was closed, or the pipe is at its end and all messages were
             delivered.
-        StreamNotFoundError, StreamRemovedError: from ``next``, if stdin is closed, or cannot be read.
-        FormatError: from ``next``, if a line is longer than 256 MiB.
+        StreamNotFoundError, StreamRemovedError: from ``next``: stdin is closed, or cannot be read.
+        FormatError: from ``next``: a line is longer than 256 MiB.
 
     Example:
         >>> import io
@@ -85,7 +85,7 @@ class StdioConsumer(Consumer):
         return self._queue.group
 
     def ack(self, message: Message) -> None:
-        """Do nothing: the group keeps no positions, and a message is finished when it was returned."""
+        """Do nothing: the group stores no positions, and a message is finished once it was returned."""
         self._check_open()
 
     def commit(self) -> int:
@@ -95,7 +95,7 @@ class StdioConsumer(Consumer):
 
     @property
     def unclaimed(self) -> int:
-        """The number of lines so far that no consumer of the pipe was to get."""
+        """The number of lines so far that were for no consumer of the pipe."""
         return self._broker.unclaimed
 
     @property
@@ -122,7 +122,7 @@ class StdioConsumer(Consumer):
         raise UnsupportedError(f"{self._url}: a pipe cannot seek", remedy=_NOT_A_PIPE)
 
     def rewind(self, to: Edge | int) -> None:
-        """Refuse, since a pipe cannot be read twice.
+        """Refuse, because a pipe cannot be read twice.
 
         Raises:
             UnsupportedError: always.
@@ -186,11 +186,11 @@ class StdioProducer(Producer):
         broker: other pipes than stdin and stdout.
 
     Raises:
-        InvalidUrlError: it names a host, or no stream.
-        InvalidStreamKeyError, InvalidOptionError, FormatError: from ``send``, if a line cannot contain the message; no
+        InvalidUrlError: the URL names a host, or no stream.
+        InvalidStreamKeyError, InvalidOptionError, FormatError: from ``send``: a line cannot contain the message; no
             part of it is written.
-        BrokenPipeError: from ``send`` and ``flush``, if stdout has no reader any more.
-        BrokerError: from ``send`` and ``flush``, if stdout cannot be written.
+        BrokenPipeError: from ``send`` and ``flush``: stdout has no reader any more.
+        BrokerError: from ``send`` and ``flush``: stdout cannot be written.
 
     Example:
         >>> import io

@@ -61,7 +61,7 @@ class ConsumerQueue:
     is_open: bool = True
 
     def wants(self, shard: Shard) -> bool:
-        """Return whether messages of this shard are for the consumer."""
+        """Return whether the consumer gets messages of this shard."""
         return self.takes_all or shard.stream == BROADCAST or shard.stream in self.streams
 
 
@@ -112,7 +112,7 @@ class StdioBroker:
 
     @property
     def unclaimed(self) -> int:
-        """The number of lines that no consumer was to get."""
+        """The number of lines that were for no consumer."""
         with self._changed:
             return self._unclaimed
 
@@ -145,8 +145,8 @@ class StdioBroker:
         Raises:
             StreamEndedError: the queue was closed; or the pipe is at its end, no producer loops messages back, and all
                 messages were delivered.
-            StreamNotFoundError, StreamRemovedError, FormatError: the pipe cannot be read any further; all messages were
-                delivered.
+            StreamNotFoundError, StreamRemovedError, FormatError: the pipe cannot be read any further; all messages
+                before that were delivered.
         """
         with self._changed:
             self._start()
@@ -184,7 +184,7 @@ class StdioBroker:
             self._changed.notify_all()
 
     def loop_back(self, message: Message) -> None:
-        """Deliver a message to the consumers as if it had been read; waits while a queue is full."""
+        """Deliver a message to the consumers as if it had been read, waiting while a queue is full."""
         with self._changed:
             self._next[message.shard] = message.sequence + 1
             self._deliver(message, waits_for_consumers=False)
@@ -203,7 +203,7 @@ class StdioBroker:
 
     def _start(self) -> None:
         if self._reader is None:
-            # Opened here and not in the thread: before that runs, the pipe may be closed and its descriptor reused.
+            # Not opened in the thread: before it runs, the pipe may be closed and its descriptor reused.
             lines = read_lines(self._source)
             self._reader = threading.Thread(target=self._read, args=(lines,), name="stdin", daemon=True)
             self._reader.start()
@@ -240,7 +240,7 @@ class StdioBroker:
         return Message(shard, sequence, moment if line.timestamp_ms is None else line.timestamp_ms, line.payload)
 
     def _deliver(self, message: Message, *, waits_for_consumers: bool) -> int:
-        """Deliver the message to all queues that are to get it, once all of them have room; returns their number."""
+        """Deliver the message to all its receivers once all of them have room; return their number."""
         size = len(message.payload or b"")
         begin, is_logged = time.monotonic(), False
         while True:
@@ -286,7 +286,7 @@ _process_lock = threading.Lock()
 
 
 def process_broker() -> StdioBroker:
-    """The broker of this process's stdin and stdout, created by the first call, and again if they are replaced."""
+    """Return the broker of this process's stdin and stdout, a new one if they were replaced."""
     global _process, _process_pipes
     source: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     target: BinaryIO | None = getattr(sys.stdout, "buffer", None)
@@ -300,7 +300,7 @@ def check_stdio_url(url: StreamUrl) -> tuple[str, ...]:
     """Return the streams of a ``stdio`` URL.
 
     Raises:
-        InvalidUrlError: it names a host, or no stream.
+        InvalidUrlError: the URL names a host, or no stream.
     """
     if url.nodes != (".",):
         raise InvalidUrlError(f"{url.shown}: a pipe has no host", remedy=f"Write stdio:///{','.join(url.streams)}.")
@@ -398,7 +398,7 @@ class OutputPipe:
         self._next: dict[Shard, int] = {}
 
     def send(self, shard: Shard, timestamp_ms: int, payload: bytes, form: Callable[[Message], bytes]) -> Receipt:
-        """Queue one message to be written; writes when enough bytes are queued.
+        """Queue one message, and write when enough bytes are queued.
 
         Raises:
             BrokenPipeError, BrokerError: queued messages cannot be written; this message was not queued.
@@ -450,11 +450,11 @@ class OutputPipe:
             self._waiting.clear()
             raise BrokenPipeError(
                 errno.EPIPE,
-                f"stdout has no reader any more: the last {counted(lost, 'message')} could not be written",
+                f"stdout has no reader any more; the last {counted(lost, 'message')} could not be written",
             ) from error
         except OSError as error:
             raise self._unwritten(
-                f"stdout cannot be written: {error}", "Make room, then flush again: the messages stay queued, in order."
+                f"stdout cannot be written: {error}", "Make room, then flush again; the messages stay queued, in order."
             ) from error
         self._waiting.clear()
 

@@ -1,14 +1,14 @@
 r"""Lines of text as messages: ``[timestamp | stream | sequence | shard] payload`` (SeaStreamer's stdio format).
 
-Every part of the header may be left out from the end, the timestamp from the start; without a header the line is the
-payload. Lines are bytes. Where this differs from SeaStreamer:
+Parts of the header may be left out from its end, and the timestamp from its start; without a header, the line is the
+payload. Lines are bytes. The differences to SeaStreamer:
 
 * A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. A line with a shard
   above 2^63 - 1 or a reserved stream key is a payload, too. So is a JSON array of one bare number, ``true``, ``false``
   or ``null``, which could also be a stream's name without a payload.
 * A header without a time or a sequence counts only if a consumer reads its stream. Otherwise the line is a
   payload, like ``[INFO] started`` or text after a time alone (:mod:`stream_consumers.stdio.broker`).
-* A time finer than milliseconds makes no header, because a message has no place for its digits.
+* Text with a time finer than milliseconds is not a header, because a message has its time in milliseconds.
 * A payload that a line cannot contain (a newline, white space around it, bytes that are not UTF-8) is written in base64
   after :data:`ESCAPE`, and decoded if the header has a timestamp, a stream and a sequence, as ours do. For SeaStreamer
   it is text.
@@ -89,14 +89,14 @@ def parse_line(line: bytes) -> Line:
 
 
 def format_line(message: Message) -> bytes:
-    r"""One message as a line, with its newline; :func:`parse_line` reads the same message back.
+    r"""Return one message as a line with its newline; :func:`parse_line` restores the message.
 
-    The shard is written unless it is 0, the time's milliseconds unless they are. ``None`` as a payload is written like
-    an empty one.
+    The shard and the milliseconds of the time are written unless they are 0. ``None`` as a payload is written like an
+    empty one.
 
     Raises:
-        InvalidStreamKeyError: its stream is not a stream key.
-        InvalidOptionError: its time is not in the years 1 to 9999, or a number is too great.
+        InvalidStreamKeyError: the stream of the message is not a stream key.
+        InvalidOptionError: the time is not in the years 1 to 9999, or a number is too great.
 
     Example:
         >>> from stream_consumers.messages import Shard
@@ -108,7 +108,7 @@ def format_line(message: Message) -> bytes:
     shard = message.shard
     for name, number, greatest in (("sequence", message.sequence, SEQUENCES - 1), ("shard", shard.id, MAX_SHARD)):
         if not 0 <= number <= greatest:
-            raise InvalidOptionError(f"{name}={number} does not fit a line", remedy=f"Use 0 to {greatest}.")
+            raise InvalidOptionError(f"{name}={number} does not fit into a line", remedy=f"Use 0 to {greatest}.")
     parts = [_timestamp(message.timestamp_ms), check_stream_key(shard.stream), str(message.sequence)]
     if not shard.stream:
         raise InvalidOptionError("a line cannot name the stream ''", remedy="Give the stream a name.")
@@ -178,7 +178,7 @@ def _timestamp(milliseconds: int) -> str:
         moment = from_milliseconds(milliseconds).replace(tzinfo=None)
     except OverflowError as error:
         raise InvalidOptionError(
-            f"timestamp_ms={milliseconds} does not fit a line", remedy="Use a time in the years 1 to 9999."
+            f"timestamp_ms={milliseconds} does not fit into a line", remedy="Use a time in the years 1 to 9999."
         ) from error
     return moment.isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds")
 
@@ -196,5 +196,5 @@ def _unescaped(payload: bytes) -> bytes:
         decoded = base64.b64decode(encoded, validate=True)
     except ValueError:
         return payload
-    # Only text that format_line could have written is decoded; other text stays as it is.
+    # Only text that format_line could have written is decoded; other text is the payload.
     return decoded if ESCAPE + base64.b64encode(decoded) == payload and _escaped(decoded) == payload else payload

@@ -25,7 +25,7 @@ class SpoolResult:
 
     Args:
         messages: the number of messages of the streams of the URL that were added to the file.
-        others: the number of messages of other streams that were added to it.
+        others: the number of messages of other streams that were added to the file.
 
     Example:
         >>> SpoolResult(messages=3, others=1).messages
@@ -87,11 +87,11 @@ def spool_stdin(
 ) -> SpoolResult:
     """Append stdin to a stream file until its end.
 
-    Lines without a stream go to the first stream of the URL. No line is left out, since a pipe cannot be read again: a
-    line whose complete header names another stream is in the file under that name. Timestamps are kept (those before
+    Lines without a stream go to the first stream of the URL. Because a pipe cannot be read again, no line is left out:
+    a line whose complete header names another stream is in the file under that name. Timestamps are kept (those before
     1970 become 1970); the file assigns the sequences, so that they are unique whatever the lines contain. When this
-    returns, all messages are on the disk. A killed run leaves whole messages and perhaps a part of one, which the next
-    run moves aside.
+    returns, all messages are on the disk. A killed run leaves whole messages, and perhaps an incomplete one, which the
+    next run moves to another file.
 
     Messages that were in the pipe when a run was killed are lost unless they are sent again; messages that are sent
     again and had been written are in the file twice.
@@ -108,7 +108,7 @@ def spool_stdin(
         ProducerBusyError: another producer has the file open.
         StreamNotFoundError: the folder of the file does not exist, or stdin is closed.
         UntrustedFileError: the file is a symbolic link, belongs to another user, or is on a file system that cannot
-            keep it from them.
+            deny other users access.
         StreamRemovedError, FormatError: reading stdin failed; the messages before that are in the file.
 
     Example:
