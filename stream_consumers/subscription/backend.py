@@ -19,7 +19,7 @@ MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 _ENVELOPE_FACTOR, _ENVELOPE_BYTES = 2, 64 * 1024
 _TEXTS = ("uid", "key", "kind")
 Published = str | StreamAssetsError
-"""The id of a message that was published, or the error that kept it from being published."""
+"""The id of a published message, or the error that prevented its publication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class GroupPosition:
 
     Args:
         is_new: whether it was created just now.
-        start: the id after which it was asked to start.
+        start: the requested id, after which a new group starts.
         position: the id of the last entry that it has delivered or skipped.
 
     Example:
@@ -142,7 +142,7 @@ class GroupPosition:
 
     @property
     def difference(self) -> str | None:
-        """How the position differs from what was asked for; ``None`` if it does not."""
+        """How the position differs from the requested one; ``None`` if it does not."""
         if self.is_new or self.position == self.start:
             return None
         return f"the group existed already, and its position is {self.position}, not {self.start}"
@@ -356,7 +356,7 @@ class StreamBackend(ClosesOnExit, ABC):
 
     @abstractmethod
     def publish(self, stream: str, message: EventMessage) -> str:
-        """Publish a message; returns its id.
+        """Publish a message, and return its id.
 
         Raises:
             SizeLimitError: its payload is too large.
@@ -364,7 +364,7 @@ class StreamBackend(ClosesOnExit, ABC):
         """
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
-        """Publish messages in order; returns a result for each. One that is refused does not stop the others."""
+        """Publish messages in order, and return a result for each; a refused one does not stop the others."""
         check_iterable("messages", messages)
         results: list[Published] = []
         for message in messages:
@@ -412,8 +412,8 @@ class StreamBackend(ClosesOnExit, ABC):
         """Acknowledge entries: by default one after the other, up to the first error; override it to save round trips.
 
         Returns:
-            The number of entries that were pending. Fewer than given are not an error: others may have acknowledged
-            them.
+            The number of entries that were pending. It may be smaller than the number of ids, because others may have
+            acknowledged some.
 
         Raises:
             StreamAssetsError: the entries may still be pending; they will be delivered again.
@@ -422,10 +422,10 @@ class StreamBackend(ClosesOnExit, ABC):
         return sum(self.ack(stream, group, entry_id) for entry_id in entry_ids)
 
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
-        """Deliver an entry once more to the consumer that holds it; ``None`` if it is not delivered now.
+        """Deliver an entry once more to the consumer that holds it; return ``None`` if it is not delivered now.
 
         By default it never is: an entry to retry stays pending, and :meth:`reclaim_idle` returns it once it was idle
-        for ``claim_idle_seconds``. A backend that overrides this method retries after ``backoff_seconds``.
+        for ``claim_idle_seconds``. With a backend that overrides this method, it is retried after ``backoff_seconds``.
         """
         return None
 

@@ -17,10 +17,10 @@ MAX_BACKOFF_SECONDS = 5.0
 class AckMode(str, enum.Enum):
     """When a message is acknowledged.
 
-    ``on_receive``: before its handler is called. That is *at most once*: a message that the handler fails on, or that a
-    crashed process was working on, is lost. ``on_success``: when the handler has returned; if it raises, the message is
-    retried. ``manual``: when the handler calls ``ack``, ``nack`` or ``retry``; a message that it does not settle is
-    delivered again when it has been idle. The last two are *at least once*.
+    ``on_receive``: before its handler is called. That is *at most once*: a message is lost if its handler fails or its
+    process crashes. ``on_success``: when the handler has returned; if it raises, the message is retried. ``manual``:
+    when the handler calls ``ack``, ``nack`` or ``retry``; a message that it does not settle is delivered again when it
+    has been idle. The last two are *at least once*.
 
     Example:
         >>> SubscriptionConfig(stream="orders", group="billing", ack_mode=AckMode.ON_RECEIVE).ack_mode.value
@@ -37,8 +37,8 @@ class RetryPolicy:
     """The retries of a message, counted by the backend's delivery counter: deliveries to crashed consumers count.
 
     Args:
-        max_retries: the most deliveries after the first one; with 0 a message becomes a dead letter when its handler
-            fails, or its process crashes, once.
+        max_retries: the most deliveries after the first one; with 0, a message becomes a dead letter as soon as its
+            handler fails or its process crashes.
         backoff_seconds: seconds to wait before the first retry, twice as long before each further one, with a random
             deviation of up to a half (eventbus's rule).
         max_backoff_seconds: the longest wait in seconds, at most 5.
@@ -73,7 +73,7 @@ class RetryPolicy:
         return round(min(1.5 * self._middle(max(1, self.max_retries)), self.max_backoff_seconds), 9)
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after ``attempt`` failed attempts, with the random deviation."""
+        """Return the seconds to wait after ``attempt`` failed attempts, with the random deviation."""
         middle = self._middle(attempt)
         return min(middle / 2 + random.uniform(0.0, middle), self.max_backoff_seconds)  # noqa: S311 - spreads load
 
@@ -95,7 +95,7 @@ class SubscriptionConfig:
         dead_letter_stream: the stream for messages that failed for good, with their bytes. It may only be left out with
             ``on_receive``.
         start: where a new group starts: ``0`` at the beginning, ``$`` at the end, or after an id.
-        max_in_flight: the most messages that are worked on at a time; with 1 they stay in order.
+        max_in_flight: the most messages that are handled at a time; with 1 they stay in order.
         block_seconds: seconds that one read waits for a message.
         claim_idle_seconds: seconds without a heartbeat after which another member claims an entry.
         claim_interval_seconds: seconds between two searches for such entries.

@@ -71,17 +71,17 @@ class MemoryBackend(StreamBackend):
         return self.append(stream, self._envelope.seal(message))
 
     def append(self, stream: str, raw: bytes) -> str:
-        """Add an entry with any bytes; returns its id."""
+        """Add an entry with any bytes, and return its id."""
         return _id(self._broker.append(_shard(stream), raw).sequence)
 
     def remove(self, stream: str, entry_id: str) -> None:
-        """Remove an entry from a stream; in groups where it is pending, it stays pending."""
+        """Remove an entry from a stream; it stays pending in groups where it is pending."""
         with self._broker.changed:
             log = self._broker.messages[_shard(stream)]
             log[:] = [message for message in log if _id(message.sequence) != entry_id]
 
     def entries(self, stream: str) -> list[tuple[str, bytes]]:
-        """Every entry of a stream: its id and its bytes."""
+        """Return the id and the bytes of every entry of a stream."""
         with self._broker.changed:
             return [(_id(message.sequence), message.payload or b"") for message in self._broker.between(_shard(stream))]
 

@@ -57,7 +57,7 @@ class RedisBackend(StreamBackend):
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
     Raises:
-        InvalidUrlError, InvalidOptionError: as :class:`stream_consumers.redis.server.RedisConnection` says.
+        InvalidUrlError, InvalidOptionError: see :class:`stream_consumers.redis.server.RedisConnection`.
 
     Example::
 

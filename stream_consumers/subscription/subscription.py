@@ -42,7 +42,7 @@ REASON, STREAM, GROUP = "dead-letter-reason", "dead-letter-stream", "dead-letter
 ID, ATTEMPT, SIZE = "dead-letter-id", "dead-letter-attempt", "dead-letter-size"
 MAX_REASON = 2000
 CLOSE_SECONDS = 30.0
-# The wait for something that must end soon, where the caller has set no time.
+# Seconds to wait for an operation that should end soon, unless the caller has set a time.
 SHORT_WAIT_SECONDS = 2.0
 TOUCHES_PER_IDLE = 3
 _LOOP_BACKOFF = RetryPolicy(backoff_seconds=0.1)
@@ -51,7 +51,7 @@ MessageHandler = Callable[["ReceivedMessage"], object]
 
 
 class ReceivedMessage:
-    """A message that a handler works on. The handler may settle it once: acknowledge it, reject it, or ask for a retry.
+    """A message for a handler, which may settle it once: acknowledge it, reject it, or request a retry.
 
     Args:
         entry: the entry that was delivered.
@@ -99,16 +99,16 @@ class ReceivedMessage:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was acknowledged or rejected, or a retry was asked for."""
+        """Whether it was acknowledged or rejected, or a retry was requested."""
         return self._is_settled
 
     @property
     def retry_reason(self) -> str | None:
-        """The reason why the handler asked for a retry; ``None`` if it did not."""
+        """The reason why the handler requested a retry; ``None`` if it did not."""
         return self._retry_reason
 
     def ack(self) -> None:
-        """Acknowledge the message; returns when the server has confirmed it.
+        """Acknowledge the message, and return once the server has confirmed it.
 
         Raises:
             DeliverySettledError: it was settled before.
@@ -118,7 +118,7 @@ class ReceivedMessage:
         self._acknowledge()
 
     def nack(self, reason: str) -> None:
-        """Reject the message, since it can never be handled: publish a dead letter, then acknowledge it.
+        """Reject a message that can never be handled: publish a dead letter, then acknowledge it.
 
         Args:
             reason: the reason, for the dead letter.
@@ -131,9 +131,9 @@ class ReceivedMessage:
         self._reject(reason)
 
     def retry(self, reason: str) -> None:
-        """Deliver the message again when the handler has returned and the back-off is over, if it has attempts left.
+        """Request another delivery, after the handler has returned and the back-off is over, if attempts are left.
 
-        It keeps its place in the stream, so that other groups see no copy.
+        The message stays in its place in the stream, so that other groups see no copy.
 
         Args:
             reason: the reason, for the dead letter that it becomes if no attempt is left.
@@ -145,7 +145,7 @@ class ReceivedMessage:
         self._retry_reason = reason
 
     def end(self) -> None:
-        """The handler has returned; it may not ask for a retry any more."""
+        """Record that the handler has returned, after which it cannot request a retry."""
         with self._lock:
             self._is_over = True
 
@@ -191,7 +191,7 @@ class ErrorReport:
         stream: the stream of the subscription.
         group: the group of the subscription.
         consumer: the name of the group's member.
-        entry_id: the entry that was worked on; ``None`` if the error does not belong to one.
+        entry_id: the entry that the error belongs to; ``None`` without one.
         attempt: the number of the entry's delivery, from 1.
 
     Example:
@@ -216,7 +216,7 @@ ErrorObserver = Callable[[ErrorReport], None]
 
 
 def log_error(report: ErrorReport) -> None:
-    """The default observer: a warning in the log, without the text of a handler's error, which may repeat the message.
+    """Log a warning without the text of a handler's error, which may repeat the message; the default observer.
 
     Example:
         >>> observe: ErrorObserver = log_error
@@ -240,14 +240,14 @@ class ObserverThread:
     def __init__(self, observer: ErrorObserver, *, capacity: int = 1000) -> None:
         self.dropped = 0
         self._observer, self._capacity = observer, capacity
-        # A SimpleQueue may be put to from anywhere, also while garbage is collected.
+        # SimpleQueue.put may be called anywhere, even during a garbage collection.
         self._reports: queue.SimpleQueue[ErrorReport | None] = queue.SimpleQueue()
         self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="error-observer", daemon=True)
         self._thread.start()
 
     def report(self, report: ErrorReport) -> None:
-        """Pass a report on to the observer; never waits, never raises."""
+        """Pass a report to the observer, without waiting and without raising an error."""
         if self._reports.qsize() >= self._capacity:
             if not self.dropped:
                 _log.warning("the error observer is too slow: reports are dropped (capacity=%d)", self._capacity)
@@ -274,13 +274,13 @@ class ObserverThread:
 
 
 def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, is_pointer: bool = False) -> EventMessage:
-    """The dead letter of an entry: its message or undecodable bytes, with its origin and the reason in the headers.
+    """Make the dead letter of an entry: its message or bytes, with its origin and the reason in the headers.
 
     Args:
         entry: the entry that failed.
         stream: the stream that it was read from.
         group: the group that could not process it.
-        reason: the reason; cut after 2000 characters.
+        reason: the reason, which is truncated to 2000 characters.
         is_pointer: whether to leave the message itself out.
 
     Example:
@@ -384,7 +384,7 @@ class Subscription:
             ShutdownTimeoutError: handlers were still running.
             StreamAssetsError: otherwise the first lasting error since the start: an acknowledgement or a dead letter
                 failed, or the group was removed.
-            InvalidOptionError: a handler called this, and would wait for itself.
+            InvalidOptionError: a handler called this, so that it would wait for itself.
         """
         self._finalizer.detach()
         self._runtime.close(timeout_seconds)
@@ -408,7 +408,7 @@ class _Runtime:
     """The threads of a :class:`Subscription`, and their shutdown.
 
     They do not refer to the subscription, so that it can be garbage-collected. One thread reads, reclaims and sends
-    heartbeats in turn, so that no claim is given up while the server executes it.
+    heartbeats in turn, so that no claim is abandoned while the server executes it.
     """
 
     def __init__(
@@ -417,7 +417,7 @@ class _Runtime:
         self._backend, self._config = backend, config
         self.consumer = config.consumer or new_consumer_name()
         self._observer = ObserverThread(observer)
-        # The entries that are being worked on; the condition is notified when one is done, and when everything stops.
+        # The entries that are being handled; the condition is notified when one is done, and when all threads stop.
         self._working: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -427,7 +427,7 @@ class _Runtime:
         self._flusher = AckFlusher(
             lambda ids: backend.ack_many(config.stream, config.group, ids),
             on_error=lambda error, count: self.report(ErrorScope.ACK, error, lasting=True),
-            # A batch of more than all messages in flight could never fill up.
+            # A batch larger than the number of messages in flight would never be full.
             batch_size=min(config.ack_batch_size, config.max_in_flight),
             interval_seconds=config.ack_interval_seconds,
         )
@@ -454,13 +454,13 @@ class _Runtime:
             thread.start()
 
     def drop(self) -> None:
-        """End, because the subscription was garbage-collected without being closed. This takes no lock."""
+        """Stop, because the subscription was garbage-collected without being closed; this acquires no lock."""
         self._is_dropped = True
 
     def report(
         self, scope: ErrorScope, error: BaseException, entry: FetchedEntry | None = None, *, lasting: bool = False
     ) -> None:
-        """Report an error to the observer. One that is ``lasting`` is raised when the subscription is closed, too."""
+        """Report an error to the observer; a ``lasting`` one is also raised when the subscription is closed."""
         with self._lock:
             if lasting and self._first_error is None:
                 self._first_error = error
@@ -490,7 +490,7 @@ class _Runtime:
         if not is_done:
             raise ShutdownTimeoutError(
                 f"the subscription of {self._config.stream!r} was closed, but handlers were still running",
-                remedy="Their messages stay pending and are delivered again; allow more time, or less in flight.",
+                remedy="Their messages stay pending and are delivered again. Allow more time, or lower max_in_flight.",
                 timeout_seconds=timeout_seconds,
                 running=len(self._working),
             )
@@ -524,7 +524,7 @@ class _Runtime:
             return self._changed.wait_for(is_so, seconds)
 
     def _leave(self) -> None:
-        """Leave the group, also after errors. Only the first call of close or abort does this."""
+        """Leave the group, even after errors; only the first call of close or abort does this."""
         try:
             self._backend.forget_consumer(self._config.stream, self._config.group, self.consumer)
         except Exception as error:  # noqa: BLE001 - the name stays in the group, and no message is lost
@@ -538,7 +538,7 @@ class _Runtime:
             while not self._stopping.is_set():
                 if self._is_dropped:
                     error = StreamEndedError(
-                        "the subscription was dropped", remedy="Close it when you are done with it."
+                        "the subscription was garbage-collected without being closed", remedy="Close it after use."
                     )
                     self.report(ErrorScope.DROP, error)
                     self.abort()
@@ -552,7 +552,7 @@ class _Runtime:
                 self._entries.put(None)
 
     def _turn(self) -> bool:
-        """Send the heartbeat if it is due, and fetch what there is room for; returns false if that failed."""
+        """Send the heartbeat if it is due, and fetch as many entries as have room; return whether that succeeded."""
         most = self._config.max_in_flight
         try:
             self._send_heartbeat()
@@ -572,7 +572,7 @@ class _Runtime:
         return True
 
     def _send_heartbeat(self) -> None:
-        """Keep the entries that are worked on, so that neither a peer nor this member reclaims them."""
+        """Keep the entries that are being handled, so that neither a peer nor this member reclaims them."""
         now = time.monotonic()
         if now < self._next_touch:
             return
@@ -584,7 +584,7 @@ class _Runtime:
         self._next_touch = now + self._touch_seconds
 
     def _fetch(self, room: int) -> list[FetchedEntry]:
-        """At most ``room`` entries: idle ones if it is time to reclaim, else new ones."""
+        """Return at most ``room`` entries: idle ones if it is time to reclaim, else new ones."""
         config, now = self._config, time.monotonic()
         if now >= self._next_claim and not self._is_turn_of_new:
             self._doing = ErrorScope.RECLAIM
@@ -620,13 +620,13 @@ class _Runtime:
                     self._changed.notify_all()
 
     def _process(self, entry: FetchedEntry) -> None:
-        """Deliver an entry until it is settled, is left pending, or belongs to another member."""
+        """Deliver an entry until it is settled, stays pending, or belongs to another member."""
         next_entry: FetchedEntry | None = entry
         while next_entry is not None:
             next_entry = self._deliver(next_entry)
 
     def _deliver(self, entry: FetchedEntry) -> FetchedEntry | None:
-        """Deliver the entry once; returns its next delivery if it is retried now."""
+        """Deliver the entry once; return its next delivery if it is retried now."""
         if isinstance(entry, MalformedEntry):
             error = FormatError(
                 f"entry {entry.id} of {self._config.stream!r}: {entry.error}", remedy="Correct its producer."
@@ -648,7 +648,7 @@ class _Runtime:
         return self._handle(entry)
 
     def _handle(self, entry: DecodedEntry) -> FetchedEntry | None:
-        """Call the handler and do what it decides; returns the next delivery if the entry is retried now."""
+        """Call the handler and apply its decision; return the next delivery if the entry is retried now."""
         received, failure = self._call(entry)
         if received.retry_reason is not None:
             return self._retry(entry, received.retry_reason)
@@ -684,14 +684,14 @@ class _Runtime:
         if self._stopping.wait(self._config.retry.delay(attempt)):
             return None
         try:
-            # The message is not copied in the stream, because a copy would be a new message for every other group.
+            # The message is not copied in the stream, because every other group would get the copy as a new message.
             return self._backend.redeliver(self._config.stream, self._config.group, self.consumer, entry.id)
         except Exception as error:  # noqa: BLE001 - the entry stays pending and is reclaimed when it is idle
             self.report(ErrorScope.RECLAIM, error, entry)
             return None
 
     def _acknowledged(self, entry: FetchedEntry) -> bool:
-        """Acknowledge; returns whether that worked. If not, the flusher reports it."""
+        """Acknowledge an entry; return whether that succeeded. The flusher reports a failure."""
         try:
             self._flusher.acknowledge(entry.id)
         except Exception:  # noqa: BLE001 - the flusher reported it; the entry stays pending
@@ -699,7 +699,7 @@ class _Runtime:
         return True
 
     def _reject(self, entry: FetchedEntry, reason: str) -> None:
-        """Publish a dead letter, then acknowledge; an entry without a dead letter is never acknowledged."""
+        """Publish a dead letter, then acknowledge the entry; without a dead letter it is never acknowledged."""
         if self._config.dead_letter_stream is not None:
             try:
                 self._publish_dead_letter(self._config.dead_letter_stream, entry, reason)
@@ -768,7 +768,7 @@ class AckFlusher:
         self._is_closing = self._is_aborted = False
 
     def acknowledge(self, entry_id: str) -> None:
-        """Acknowledge an entry; returns when the server has confirmed it.
+        """Acknowledge an entry, and return once the server has confirmed it.
 
         Raises:
             StreamEndedError: the flusher was closed; the entry stays pending.
@@ -806,7 +806,7 @@ class AckFlusher:
                 self._changed.notify_all()
 
     def close(self, timeout_seconds: float) -> bool:
-        """Send all waiting acknowledgements; returns whether that ended within ``timeout_seconds``."""
+        """Send all waiting acknowledgements; return whether that ended within ``timeout_seconds``."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
