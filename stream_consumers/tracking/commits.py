@@ -45,10 +45,10 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
 
     Args:
         consumer: the consumer that reads.
-        committer: the committer that is to keep its progress.
+        committer: the committer that would store its positions.
 
     Raises:
-        InvalidOptionError: the committer does not fit the consumer; the remedy names one that does.
+        InvalidOptionError: the committer cannot commit for the consumer; the remedy names one that can.
 
     Example:
         >>> from stream_consumers.consumer import ProcessCommitter
@@ -65,7 +65,7 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
         committer.check_waits_for_ack()
     elif isinstance(consumer, RedisGroupConsumer) and not isinstance(committer, EntryCommitter):
         raise InvalidOptionError(
-            f"{type(committer).__name__} keeps positions, but {consumer} gets entries that must be acknowledged one "
+            f"{type(committer).__name__} stores positions, but {consumer} gets entries that must be acknowledged one "
             "by one: no entry would be acknowledged",
             remedy="Give the consumer itself as the committer, or use create_committer with it.",
         )
@@ -74,18 +74,18 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
 def create_committer(
     url: str | StreamUrl, group: str, *, consumer: Consumer | None = None, client: ClientConfig | None = None
 ) -> PositionCommitter:
-    """Create the committer that keeps the positions of a group of this stream.
+    """Create the committer that stores the positions of a group of this stream.
 
     Args:
         url: the stream.
         group: the group.
-        consumer: the consumer that reads. A Kafka group accepts positions from its members only, and the entries of a
-            Redis group are acknowledged by the member that holds them.
+        consumer: the consumer that reads. A Kafka group accepts positions from its members only, and only the member
+            that holds an entry of a Redis group acknowledges it.
         client: the configuration of the broker's client.
 
     Raises:
-        GroupsNotRememberedError: no broker keeps positions of groups, or ``consumer`` is missing for Kafka.
-        InvalidOptionError: the consumer is a member of another group, or acknowledges by itself.
+        GroupsNotRememberedError: no broker stores positions of groups, or ``consumer`` is missing for Kafka.
+        InvalidOptionError: the consumer is a member of another group, or acknowledges automatically.
 
     Example:
         >>> create_committer(StreamUrl.parse("file:///tmp/a.ss/orders"), "billing")
@@ -101,7 +101,7 @@ class BackgroundCommit:
     """Commits the positions that may be committed, on request and in a background thread.
 
     Args:
-        committer: keeps the positions.
+        committer: stores the positions.
         shards: the progress of the shards; only used with ``changed`` held.
         changed: the lock of ``shards``, notified when a commit ends.
         options: when to commit in the background.
@@ -226,7 +226,7 @@ class BackgroundCommit:
                 self.commit()
 
     def _delay(self) -> float | None:
-        """Seconds until the next commit by interval or retry; ``None`` if neither is due."""
+        """Return the seconds until the next commit by interval or retry; ``None`` if neither is due."""
         with self._changed:
             wait = self._wait_seconds()
             return None if wait is None else max(0.0, self._ended_at + wait - time.monotonic())

@@ -58,14 +58,14 @@ class TrackedConsumer(Consumer):
 
     Args:
         consumer: the consumer to read from; it is closed with this one.
-        committer: keeps the positions.
+        committer: stores the positions.
         options: see :class:`stream_consumers.tracking.options.TrackingOptions`.
         callbacks: lifecycle callbacks.
 
     Raises:
         InvalidOptionError: background commits are enabled for a transaction that another thread is filling, or the
-            committer keeps positions although the entries of a Redis group are acknowledged one by one.
-        StreamAssetsError: ``committer.committed`` raises it.
+            committer stores positions although the entries of a Redis group are acknowledged one by one.
+        StreamAssetsError: ``committer.committed`` raised it.
 
     Example:
         >>> from stream_consumers.memory import MemoryCommitter
@@ -270,7 +270,7 @@ class TrackedConsumer(Consumer):
             self._shards.track(message, readers)
 
     def ack(self, message: Message) -> bool:
-        """Mark a message as finished; ``False`` if it already was, or no longer belongs to this consumer.
+        """Mark a message as finished; return ``False`` if it already was, or no longer belongs to this consumer.
 
         Raises:
             StreamEndedError: the consumer was closed, and cannot commit the message.
@@ -358,7 +358,7 @@ class TrackedConsumer(Consumer):
         return self._commits.error
 
     def wait_empty(self, timeout_seconds: float | None = None) -> bool:
-        """Commit until every returned message is finished; returns whether that happened in time.
+        """Commit until every returned message is finished; return whether that happened in time.
 
         Args:
             timeout_seconds: how long to wait; ``close_seconds`` by default.
@@ -404,7 +404,7 @@ class TrackedConsumer(Consumer):
             self._callbacks.on_buffer_full(shard)
 
     def on_buffer_drop(self, shard: Shard) -> None:
-        """Return messages of a full shard again; a shard that is not full stays as it is."""
+        """Return messages of a full shard again; do nothing for a shard that is not full."""
         with self._changed:
             was_full = shard in self._shards.full
             self._shards.full.discard(shard)
@@ -426,7 +426,7 @@ class TrackedConsumer(Consumer):
             self._changed.notify_all()
 
     def wait_for_stopped_flow(self, timeout_seconds: float) -> bool:
-        """Wait until no thread is returning a message; returns whether that happened in time."""
+        """Wait until no thread is returning a message; return whether that happened in time."""
         seconds = check_timeout(timeout_seconds)
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_flowing and not self._returning, seconds)
@@ -465,7 +465,7 @@ class TrackedConsumer(Consumer):
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
-            NotSubscribedError: a shard is not read by this consumer.
+            NotSubscribedError: this consumer does not read one of the shards.
             OutOfBoundsError: a position is after the end of its shard.
         """
         consumer = require_positioned(self._consumer)
@@ -482,7 +482,7 @@ class TrackedConsumer(Consumer):
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
-            StreamAssetsError: the committer raises it.
+            StreamAssetsError: the committer raised it.
         """
         self._check_usable()
         with self._fetching.moving():
@@ -567,7 +567,7 @@ class TrackedConsumer(Consumer):
             self._check_open()
 
     def _ends(self) -> Mapping[Shard, ShardEnd]:
-        """Return the ends of the shards; the received positions if the consumer cannot look ends up."""
+        """Return the ends of the shards, or the received positions if the consumer cannot look up ends."""
         if isinstance(self._consumer, MeasurableConsumer):
             return self._consumer.ends()
         received = {found.shard: found.received or 0 for found in self.progress()}

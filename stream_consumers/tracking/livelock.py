@@ -1,4 +1,4 @@
-"""Detects consumers that run without progress: what has stopped, for how long, and which setting applies."""
+"""Detects consumers that run without progress, and reports what stopped, for how long, and which setting applies."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class LivelockKind(enum.Enum):
     """
 
     NO_ASSIGNMENT = "no shard is assigned"
-    NEVER_FETCHED = "nothing was ever asked for"
-    FETCH_STOPPED = "nothing is asked for any more"
+    NEVER_FETCHED = "nothing was ever fetched"
+    FETCH_STOPPED = "nothing is fetched any more"
     END_UNKNOWN = "the end of the shard is not known"
     NEVER_ARRIVED = "no message has ever arrived"
     ARRIVAL_STOPPED = "messages do not arrive any more"
@@ -192,7 +192,7 @@ class LivelockWatch(ClosesOnExit):
             self._thread.join()
 
     def check(self) -> list[Livelock]:
-        """Check now; returns the findings, at most one for each shard."""
+        """Check now, and return the findings, at most one for each shard."""
         with self._lock:
             try:
                 ends = self._ends()

@@ -81,13 +81,13 @@ class AckWindow:
         return self._committed
 
     def deliver(self, sequence: int) -> None:
-        """Record a delivered message; after another delivery it counts as unfinished again."""
+        """Record a delivered message; a repeated delivery makes it unfinished again."""
         self._unfinished.add(sequence)
         if sequence not in self._known:
             self._add_pending(sequence)
 
     def acknowledge(self, sequence: int) -> bool:
-        """Record that a message is finished; ``False`` if it was never delivered, or was finished before."""
+        """Record that a message is finished; return ``False`` if it was never delivered or had been finished."""
         if sequence not in self._unfinished:
             return False
         self._unfinished.remove(sequence)
@@ -109,8 +109,8 @@ class AckWindow:
     def seek(self, sequence: int) -> None:
         """Record that reading continues at ``sequence``, and forget the messages from there on.
 
-        Earlier messages stay as they are, so that the position is at most ``sequence``. The committed position stays,
-        too: a seek never moves it back (Faust's rule).
+        Earlier messages do not change, so that the position is at most ``sequence``. Nor does the committed position:
+        a seek never moves it back (Faust's rule).
         """
         while self._pending and self._pending[-1] >= sequence:
             forgotten = self._pending.pop()
@@ -206,7 +206,7 @@ class TrackedShards:
         return self.known[shard]
 
     def hold(self, message: Message) -> None:
-        """Keep a fetched message, after the messages that are kept already."""
+        """Keep a fetched message after the other held messages of its shard."""
         found = self.shard(message.shard)
         found.arrived, found.next_sequence = time.monotonic(), message.sequence + 1
         self._held.setdefault(message.shard, deque()).append(message)
@@ -224,7 +224,7 @@ class TrackedShards:
                 found.window.skip_to(end)
 
     def take(self) -> Message | None:
-        """Take the next message to return, from the shard that the scheduler chooses, or else from shards in turn."""
+        """Take the next message to return, from the shard that the scheduler chooses, else from the shards in turn."""
         shard = self._choose()
         if shard is None:
             return None
@@ -268,7 +268,7 @@ class TrackedShards:
         self._unacked[message.shard, message.sequence] = (message, readers)
 
     def acknowledge(self, shard: Shard, sequence: int) -> bool:
-        """Record that one reader has finished a message; returns whether it was the last one."""
+        """Record that one reader has finished a message; return whether it was the last reader."""
         if (shard, sequence) not in self._unacked:
             return False
         message, readers = self._unacked[shard, sequence]
@@ -383,7 +383,7 @@ class TrackedShards:
             del self._unacked[key]
 
     def _committed_of(self, shard: Shard, window: AckWindow) -> int | None:
-        """The committed position at the broker; with single entries, the first whose acknowledgement it lacks."""
+        """Return the committed position at the broker; for single entries, the first one not acknowledged there."""
         position = window.position
         if not self._keeps_entries or position is None:
             return window.last_committed
