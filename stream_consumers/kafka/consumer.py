@@ -219,7 +219,7 @@ class KafkaConsumer(LockedConsumer):
         shard = message.shard
         if not self._assignment.subscribes(shard.stream):
             raise NotSubscribedError(
-                f"this consumer does not read {shard}", remedy=f"It reads {', '.join(self._streams)}."
+                f"{shard} is not read by this consumer", remedy=f"It reads: {', '.join(self._streams)}."
             )
         with self._acknowledged_lock:
             if shard in self._assigned:
