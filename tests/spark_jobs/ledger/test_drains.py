@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from spark_jobs import run_ingestion
-from spark_jobs.batches.ingestion import CONTINUES, Ingestion
-from spark_jobs.batches.job import drain_batches, reports_of
+from spark_jobs.batches.ingestion import CONTINUES, Ingestion, PlanAgain
+from spark_jobs.batches.job import batch_events, drain_batches, reports_of
 from spark_jobs.batches.run_control import IdleWait
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -28,7 +28,7 @@ from stream_consumers.memory import MemoryBroker, forget_memory_broker, memory_b
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import reports_with
-from tests.support.scripted_jobs import ScriptedJob
+from tests.support.scripted_jobs import ScriptedJob, values_of
 
 pytestmark = pytest.mark.usefixtures("default_handlers")
 ZERO, ONE = Shard("orders", 0), Shard("orders", 1)
@@ -58,6 +58,13 @@ def test_batches_of_a_replay_that_are_in_the_table_are_told_of_before_an_error()
     with pytest.raises(DataLossError):
         tell()
     assert told == ["first", "second"]
+
+
+@pytest.mark.parametrize("reason", PlanAgain)
+def test_a_batch_that_is_not_in_the_table_is_planned_again(reason: PlanAgain) -> None:
+    job = Jobs()
+    job.left = ["first", reason, "second", None]
+    assert values_of(batch_events(job)) == ["first", "second"]
 
 
 NO_SPARK: Any = SimpleNamespace(interruptAll=lambda: None)
