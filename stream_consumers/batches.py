@@ -96,7 +96,7 @@ class LastMessage(NamedTuple):
         sequence: its sequence.
         timestamp_ms: its timestamp.
         checksum: see :func:`message_checksum`.
-        epoch: the leader epoch in which it was written (Kafka); -1 if there is none.
+        epoch: the leader epoch in which it was written (Kafka); -1 without one.
     """
 
     sequence: int
@@ -290,7 +290,7 @@ class BatchSource(ClosesOnExit, ABC):
         return extent.start
 
     def is_in_claim_mode(self, group: str) -> bool:
-        """Return whether members of the group claim single messages, so that no position says what was read.
+        """Return whether members of the group claim single messages, so that positions do not show what was read.
 
         By default they do not.
         """

@@ -30,7 +30,7 @@ class StreamSource:
 
     Raises:
         InvalidUrlError: the protocol is unknown, or the URL names no stream.
-        InvalidOptionError: the backend does not have the mode, or takes no client options.
+        InvalidOptionError: the backend does not have the mode, or does not accept client options.
         UnsupportedError: the source is a pipe, which cannot be read twice.
 
     Example:

@@ -135,10 +135,9 @@ class SharedGroupConsumer(DetachableMember):
     """A member of a group in this process; see :class:`stream_consumers.consumer.Consumer`.
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
-    which they joined; members are counted when the message is read (SeaStreamer's rule). Messages of a member that does
-    not ask for them wait for it; when it leaves, or is dropped without being closed, the other members get them. The
-    group ends with its last member. Files and memory store no positions of groups, so a new group starts where
-    ``reset`` says.
+    which they joined; members are counted when the message is read (SeaStreamer's rule). Messages wait until their
+    member reads them; when it leaves, or is dropped without being closed, the other members get them. The group ends
+    with its last member. Files and memory store no positions of groups, so ``reset`` decides where a new group starts.
 
     A :meth:`seek` or :meth:`rewind` leaves the group; the consumer then reads every message of the assigned shards. A
     thread that is waiting in :meth:`next` continues there.

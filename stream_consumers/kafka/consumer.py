@@ -389,7 +389,7 @@ class KafkaConsumer(LockedConsumer):
             raise self._cluster.explain(error, f"reading {shard} of {self._url}")
 
     def _all_shards(self, seconds: float | None = None) -> frozenset[Shard]:
-        """Return the shards of all topics; raises an error if a topic was deleted or recreated."""
+        """Return the shards of all topics, after a check that no topic was deleted or recreated."""
         is_for_all = WILDCARD in self._streams
         try:
             topics = self._cluster.all_topics() if is_for_all else self._cluster.topics(self._streams, seconds=seconds)

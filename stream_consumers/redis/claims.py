@@ -223,7 +223,7 @@ class RedisClaims(ClosesOnExit):
             is_created = False
             if self.group.facts(shard) is None:
                 is_latest = start is AutoStreamReset.LATEST and not known
-                # In a new shard of a known stream, or in a new epoch, all entries ever added are to be read.
+                # In a new shard of a known stream, or in a new epoch, the group must read all entries ever added.
                 is_created = self.group.create(shard, NOW if is_latest else START, counts_removed=shard.stream in begun)
             self.check({shard: None})
             # A shard in the ledger entered claim mode before: if it is not in it now, it was switched back.

@@ -216,7 +216,7 @@ class EntryReader(PollingReader[tuple[str, Entry]]):
 
         Raises:
             InvalidOptionError: ``identifier`` is not an id.
-            GroupNotFoundError: the group does not exist, and is not to be created.
+            GroupNotFoundError: the group does not exist, and ``auto_create`` is not set.
         """
         name = _name(name)
         with self._lock.moving():
