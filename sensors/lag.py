@@ -241,7 +241,7 @@ class LagObserver:
         return self.upstream.get(split_epoch(shard.stream)[0])
 
     def _is_reported(self, instance: dg.DagsterInstance, key: dg.AssetKey, reason: str) -> bool:
-        """Whether the newest observation of this group and table has the reason; a failed tick stores no cursor."""
+        """Return whether the newest observation of this group and table has the reason."""
         for record in instance.fetch_observations(key, limit=_MAX_OBSERVATIONS).records:
             known = record.asset_observation.metadata if record.asset_observation else {}
             of = {name: known[name].value for name in ("stream/group", "stream/table_asset") if name in known}
@@ -270,7 +270,7 @@ def status_of(lag: int, *, is_blocked: bool, is_lost: bool) -> StreamStatus:
 
 
 def describe_measurement(found: Measurement) -> str:
-    """Return the numbers of the observations as text; while it does not change, there is nothing new to report."""
+    """Return the numbers of the observations as text; if it is unchanged, the observations are not reported again."""
     shards = {
         str(shard): [extent.end, found.lag.get(shard, 0), extent.blocked, found.lost.get(shard)]
         for shard, extent in sorted(found.extents.items())

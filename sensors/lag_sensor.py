@@ -1,4 +1,4 @@
-"""The lag sensor, which measures the lag of a group, and requests runs as its policy says."""
+"""The lag sensor, which measures the lag of a group, and requests runs by its policy."""
 
 from __future__ import annotations
 
