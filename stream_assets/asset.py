@@ -33,7 +33,7 @@ _NAMED_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWO
 
 @dataclass(frozen=True, slots=True)
 class AssetFunction:
-    """A decorated function, and what its parameters ask for.
+    """A decorated function, and the objects that its parameters request.
 
     Args:
         function: the decorated function.

@@ -1,4 +1,4 @@
-"""Checks of stream assets, which run after each run of the asset, also if it read nothing, or by themselves.
+"""Checks of stream assets, which run after each run of the asset, even if it read nothing, or on their own.
 
 A check fails if the table has no commit of the group.
 """
@@ -314,10 +314,10 @@ def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) ->
     claimed = pa.array([entry.bid for entry in newest.entries if entry.claims], pa.string())
     found: dict[Shard, list[Sequences]] = {}
     of_batches = 0
-    # The record of a lost range has neither, and is no message.
+    # The record of a lost range has neither, and is not a message.
     is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
     for part in letters.scan(ledger.group, letters.not_counting(ledger), [*ROW_PLACE, "_batch"], where=is_message):
-        # Where the framing was lost, there is no sequence; and claimed entries lie among those of other members.
+        # A dead letter without framing has no sequence, and claimed entries lie between those of other members.
         is_placed = pc.and_(part.column("_sequence").is_valid(), pc.invert(pc.is_in(part.column("_batch"), claimed)))
         is_of_batch = pc.is_in(part.column("_batch"), batches)
         of_batches += pc.and_(pc.invert(is_placed), is_of_batch).true_count
@@ -327,7 +327,7 @@ def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) ->
 
 
 def _measure(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:
-    """Measure the lag, or return why that fails."""
+    """Measure the lag, or return the reason why it cannot be measured."""
     declared = context.stream
     ingestion = declared.ingestion
     try:

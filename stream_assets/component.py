@@ -231,7 +231,7 @@ def resolve_connection(context: dg.ResolutionContext, value: Any) -> StreamConne
 
     Raises:
         InvalidOptionError: the URL is in a variable.
-        InvalidUrlError: the value is no URL.
+        InvalidUrlError: the value is not a URL.
     """
     url = build_from_attributes(context, value, CONNECTIONS)
     if isinstance(url, StreamConnection):
@@ -332,7 +332,7 @@ def import_reference(context: dg.ResolutionContext, path: str, *, option: str) -
         # A failed import inside the module is a different error.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise InvalidOptionError(f"{option}={path!r}: there is no module {module_name!r}", remedy=remedy) from None
+        raise InvalidOptionError(f"{option}={path!r}: module {module_name!r} does not exist", remedy=remedy) from None
     if module is None:
         raise InvalidOptionError(f"{option}={path!r} names no module", remedy=remedy)
     if not hasattr(module, name):

@@ -127,7 +127,7 @@ def table_name(table: str) -> str:
 
 
 def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
-    """Metadata of the observation of a micro-batch; Dagster plots it."""
+    """Return the metadata of the observation of a micro-batch, which Dagster plots."""
     one = BatchTotals(report)
     one.add(report)
     metadata: dict[str, dg.MetadataValue] = {
@@ -141,7 +141,7 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
 
 
 def ingest_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
-    """Metadata of what was ingested since the last materialization. Its keys differ from those of single batches.
+    """Return the metadata of the ingestion since the last materialization, with other keys than single batches.
 
     Args:
         total: the totals of this run; ``None`` if the batches were written by a run that was killed.
@@ -161,7 +161,7 @@ def ingest_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
 def replay_metadata(
     total: BatchTotals | None, what: Mapping[str, str], *, rows_left_out: int
 ) -> dict[str, dg.MetadataValue]:
-    """Metadata of a replay. Its keys differ from those of ingestion, so a replay does not change plots of ingestion.
+    """Return the metadata of a replay, with other keys than ingestion, so that a replay does not change its plots.
 
     Args:
         total: the totals of this run; ``None`` if there was nothing to replace.
@@ -179,7 +179,7 @@ def replay_metadata(
 
 
 def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """Metadata of a redrive. Its keys differ from those of ingestion.
+    """Return the metadata of a redrive, with other keys than ingestion.
 
     Args:
         total: the totals of this run.
@@ -195,7 +195,7 @@ def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.Metad
 
 
 def outcome_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """Metadata of the run of a redrive job: the result of a redrive, or of a dry run."""
+    """Return the metadata of the run of a redrive job: the result of a redrive, or of a dry run."""
     return {"redrive/decoded": dg.MetadataValue.int(outcome.decoded), **_refused_metadata(outcome)}
 
 
@@ -211,7 +211,7 @@ def _refused_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
 def table_metadata(
     table: str, *, version: int, total_rows: int | None, columns: list[StructField] | None
 ) -> dict[str, dg.MetadataValue]:
-    """Metadata of the table after a materialization.
+    """Return the metadata of the table after a materialization.
 
     Args:
         table: the path or URI of the Delta table.
@@ -284,7 +284,7 @@ def dead_letter_reasons(
 ) -> dg.MetadataValue | None:
     """Return a Markdown table of the reasons of dead letters; ``None`` if there are no dead letters.
 
-    If the dead letters cannot be read, the text gives the reason. This is no error, because the rows are in the table.
+    If they cannot be read, the text gives the reason. This is not an error, because the rows are in the table.
 
     Args:
         ingestion: the group and the table.

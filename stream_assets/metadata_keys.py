@@ -10,8 +10,8 @@ class MetadataKey:
     """A key of the metadata that Dagster shows.
 
     Args:
-        key: with ``<…>`` for what varies.
-        meaning: of its value, with the unit.
+        key: the key, with ``<…>`` for its variable parts.
+        meaning: the meaning of its value, with the unit.
     """
 
     key: str
@@ -34,7 +34,7 @@ _SUMS = (
     ("dead_letters", "Messages that became dead letters."),
     ("ranges", "A table with the first sequence of each shard, the sequence after the last, its messages and its lag."),
     ("rows_per_second", "Rows written for each second from the plan to the commit."),
-    ("replaced_rows", "Rows that were deleted in the same commit. Missing if the Delta log does not say."),
+    ("replaced_rows", "Rows that were deleted in the same commit. Missing if the Delta log does not have the number."),
     ("lost", "Ranges of sequences that were gone from the stream, by shard."),
 )
 

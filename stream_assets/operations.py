@@ -105,7 +105,7 @@ def build_maintenance(
 def _describe(done: TableMaintenance) -> str:
     compacted = f"compacted {counted(done.files_before, 'file')} into {done.files_after}"
     if done.is_busy:
-        compacted = "compacted no files, because another commit came first; the next run does"
+        compacted = "compacted no files, because another commit came first; the next run compacts them"
     deleted = "unneeded files" if done.deleted_files is None else counted(done.deleted_files, "file")
     kept = "; committed the positions again" if done.is_kept else ""
     return f"{done.table}: {compacted}; deleted {deleted}{kept}"

@@ -154,7 +154,7 @@ class PlaceConfig(dg.Config):
         """Return the position; ``None`` if none is set.
 
         Raises:
-            InvalidOptionError: both options are set, or the value is no position.
+            InvalidOptionError: both options are set, or the value is not a position.
         """
         if self.rewind in (None, "") and not self.seek:
             return None
@@ -223,7 +223,7 @@ class RedriveConfig(WriterConfig):
         """Return the redrive that is requested.
 
         Raises:
-            InvalidOptionError: a bound is no position.
+            InvalidOptionError: a bound is not a position.
         """
         start, stop = (bound.bound() if bound else None for bound in (self.start, self.stop))
         return Redrive(start, stop, self.limit)

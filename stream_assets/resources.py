@@ -161,7 +161,7 @@ class StreamLocation:
 
         Raises:
             InvalidOptionError: a variable is not set.
-            InvalidUrlError: the variable holds no URL.
+            InvalidUrlError: the variable does not hold a URL.
         """
         if isinstance(self.source, StreamConnection):
             option = self.source.address_option
@@ -368,7 +368,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
         return self._session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Stop the session if this resource made it."""
+        """Stop the session if this resource created it."""
         session, self._session = self._session, None
         if session is not None and self._is_own:
             session.stop()

@@ -1,4 +1,4 @@
-"""Fault injection for tests: kills or stops the own process at a step of a batch."""
+"""Fault injection for tests: kills or stops this process at a step of a batch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _data_files(folder: Path) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One fault.
+    """A fault to inject.
 
     Args:
-        step: the step after which it happens; ``None`` with ``file_of``.
+        step: the step after which the fault happens; ``None`` with ``file_of``.
         number: the number of the batch; ``None`` for any batch.
         signal: SIGKILL, or SIGSTOP to make a zombie.
-        file_of: ``rows`` or ``letters``: it happens as soon as a data file of this table appears during a write.
+        file_of: ``rows`` or ``letters``: the fault happens once a data file of this table appears during a write.
     """
 
     step: Step | None
@@ -66,7 +66,7 @@ class Kill:
 
 
 class KillSwitch:
-    """An observer of batches that ends its own process. Each fault happens once.
+    """An observer of batches that injects faults into its process, each of them once.
 
     Args:
         kills: the faults.
@@ -120,5 +120,5 @@ class KillSwitch:
             self.send(kill)
 
     def send(self, kill: Kill) -> None:
-        """Send the signal to the own process. Override it to signal other processes, too."""
+        """Send the signal to this process. Override the method to signal other processes, too."""
         os.kill(os.getpid(), kill.signal)

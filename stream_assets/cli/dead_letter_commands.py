@@ -46,10 +46,10 @@ _BYTES = ("key", "payload", "correction")
 
 
 def make_reader(table: str, group: str, storage: Mapping[str, str]) -> DeadLetters:
-    """Return the dead letters of a table and a group.
+    """Open the dead letters of a table and a group.
 
     Raises:
-        InvalidOptionError: there cannot be such a table, or such a group.
+        InvalidOptionError: the table or the group is not valid.
     """
     from spark_jobs.dead_letters.reader import DeadLetters
 
@@ -59,11 +59,11 @@ def make_reader(table: str, group: str, storage: Mapping[str, str]) -> DeadLette
 def make_filter(
     source: str | None, start: str | None, stop: str | None, reason: str, is_all: bool, is_dismissed: bool
 ) -> DeadLetterFilter:
-    """Which of them are meant.
+    """Build the filter that the options describe.
 
     Raises:
-        InvalidUrlError: the source is no URL of streams.
-        InvalidOptionError: a bound is no place, or they leave nothing.
+        InvalidUrlError: the source is not a URL of streams.
+        InvalidOptionError: a bound is not a position, or the bounds select nothing.
     """
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.dead_letter_jobs import dead_letter_span
@@ -198,7 +198,7 @@ def _places(texts: Sequence[str]) -> Mapping[Shard, Intervals]:
         try:
             shard = Shard.parse(name)
         except InvalidUrlError as error:
-            raise InvalidOptionError(f"{text!r} is no place of a message", remedy=_PLACE_REMEDY) from error
+            raise InvalidOptionError(f"{text!r} is not the place of a message", remedy=_PLACE_REMEDY) from error
         if sequence is None:
             raise InvalidOptionError(f"{text!r} has no sequence", remedy=_PLACE_REMEDY)
         found[shard] = found.get(shard, Intervals()) | Intervals.of((sequence, sequence + 1))
@@ -209,7 +209,7 @@ _PLACE_REMEDY = "Write it as SHARD=SEQUENCE with a shard like orders/0: orders/0
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dead letter as JSON, with the names of the columns of its table; bytes that are no text are base64.
+    """Return a dead letter as JSON, with the names of the columns of its table; bytes that are not text are base64.
 
     Example:
         >>> row_to_json({"_sequence": 7, "key": None, "payload": b"\\xff", "headers": [{"name": "a", "value": b"b"}]})
@@ -385,11 +385,11 @@ def redrive(
 
 
 def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
-    """Return the payloads of an NDJSON file by their places.
+    """Read the payloads of an NDJSON file, by place.
 
     Raises:
-        InvalidOptionError: the file cannot be read; or with the number of a line that has no place or no payload, or
-            the place of an earlier one.
+        InvalidOptionError: the file cannot be read, or a line has no place, no payload, or the place of an earlier
+            line; the error has the number of the line.
     """
     try:
         lines = file.read_bytes().splitlines()
@@ -401,13 +401,13 @@ def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
             row = json.loads(line)
             stream, shard, sequence = (row[name] for name in ("_stream", "_shard", "_sequence"))
             if not (isinstance(stream, str) and type(shard) is int and type(sequence) is int):
-                raise TypeError("_stream is a text, _shard and _sequence are numbers")
+                raise TypeError("_stream must be text, _shard and _sequence numbers")
             payload = bytes_from_json("payload", row)
             if payload is None:
                 raise TypeError("it has no payload")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOptionError(
-                f"line {number} of {file} is no corrected dead letter ({type(error).__name__}: {error!s:.200})",
+                f"line {number} of {file} is not a corrected dead letter ({type(error).__name__}: {error!s:.200})",
                 remedy="Write a JSON object with _stream, _shard, _sequence, and payload or payload_base64.",
             ) from error
         if (Shard(stream, shard), sequence) in found:
@@ -419,12 +419,12 @@ def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
 
 
 def current_user() -> str:
-    """This user and machine."""
+    """Return the names of this user and machine."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _rows(outcome: Outcome) -> list[dict[str, Any]]:
-    """What became of them, then why the others stay what they are, the most frequent reason first."""
+    """Return the number of decoded dead letters, then the reasons of the others, the most frequent first."""
     refused = sorted(outcome.refused.items(), key=lambda item: (-item[1].count, item[0]))
     rows = [
         {"result": "stays a dead letter", "dead letters": one.count, "reason": reason, "example": one.first or None}

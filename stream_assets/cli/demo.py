@@ -82,15 +82,15 @@ class DemoFolder:
         return self.path / "dagster"
 
     def ingestion(self) -> Ingestion:
-        """Group and table."""
+        """Return the group and the table."""
         return Ingestion(group="demo", table=self.table)
 
 
 def run_demo(messages: int) -> int:
-    """Run it in the folder ``.demo``, which is emptied; the exit code is 0 only if each message is there exactly once.
+    """Run the demo in the folder ``.demo``, which is emptied; return 0 only if each message is written exactly once.
 
     Args:
-        messages: how many; the kills need at least some thousand.
+        messages: the number of messages; the kills need several thousand.
     """
     folder = DemoFolder((Path.cwd() / ".demo").absolute(), messages)
     shutil.rmtree(folder.path, ignore_errors=True)
@@ -102,7 +102,7 @@ def run_demo(messages: int) -> int:
         delta_jars()
         progress.update(task, completed=1)
         _produce(folder, progress)
-        # Opened first: two processes that make its database at the same time get in each other's way.
+        # Opened before the daemon starts, because two processes cannot create the database at the same time.
         with dg.DagsterInstance.from_config(str(folder.dagster_home)) as instance, _daemon(folder) as log:
             _follow(folder, instance, progress, log)
     with open_batch_source(folder.source) as source:
@@ -113,7 +113,7 @@ def run_demo(messages: int) -> int:
 
 
 def _produce(folder: DemoFolder, progress: Progress) -> None:
-    """JSON messages in two shards; some are cut off in the middle."""
+    """Send JSON messages to two shards; some messages are truncated."""
     task = progress.add_task("messages into orders.ss", total=folder.messages)
     spacing = folder.messages // MALFORMED - 1  # odd, so that every shard has some
     with create_producer(folder.source) as producer:
@@ -127,7 +127,7 @@ def _produce(folder: DemoFolder, progress: Progress) -> None:
 
 @contextmanager
 def _daemon(folder: DemoFolder) -> Iterator[Path]:
-    """A real Dagster daemon on the workspace of this project, ended by its process id."""
+    """Run a real Dagster daemon on the workspace of this project, and end it by its process id."""
     workspace = Path(__file__).parents[1] / "definitions.py"
     environment = {
         **os.environ,
@@ -157,7 +157,7 @@ def _follow(folder: DemoFolder, instance: dg.DagsterInstance, progress: Progress
     """Show what the daemon does until a run has succeeded and nothing is left to read.
 
     Raises:
-        WriteError: it took too long, or too many runs failed for another reason than our kills.
+        WriteError: the demo took too long, or too many runs failed for other reasons than the kills.
     """
     task = progress.add_task("positions in the Delta log", total=folder.messages)
     seen: dict[str, dg.DagsterRunStatus] = {}
@@ -177,8 +177,8 @@ def _follow(folder: DemoFolder, instance: dg.DagsterInstance, progress: Progress
         time.sleep(POLL_SECONDS)
 
     raise WriteError(
-        "the demo did not come to its end",
-        remedy=f"Look into {log}.",
+        "the demo did not finish",
+        remedy=f"Read {log}.",
         covered=_covered(folder),
         runs=len(seen),
     )
@@ -195,14 +195,14 @@ def _records(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
 def _print_run(folder: DemoFolder, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
     seen[run.run_id] = run.status
     what = {
-        dg.DagsterRunStatus.QUEUED: f"is asked for by the sensor: lag {run.tags.get('stream_assets/lag')}",
+        dg.DagsterRunStatus.QUEUED: f"was requested by the sensor: lag {run.tags.get('stream_assets/lag')}",
         dg.DagsterRunStatus.STARTED: "started",
         dg.DagsterRunStatus.SUCCESS: "[green]succeeded[/]",
     }.get(run.status)
     if run.status is dg.DagsterRunStatus.FAILURE:
         failed = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
         kills = len(list((folder.path / "faults").glob("fault-*")))
-        how = f"killed with SIGKILL {WHEN_KILLED.get(kills, '')}" if failed <= kills else "failed, and is tried again"
+        how = f"killed with SIGKILL {WHEN_KILLED.get(kills, '')}" if failed <= kills else "failed, and is retried"
         what = f"[red]{how}[/]; the ledger has {counted(_covered(folder), 'message')}"
     if what:
         console.print(f"  run {run.run_id[:8]} {what}", soft_wrap=True)
@@ -227,7 +227,7 @@ def _print_first_rows(folder: DemoFolder) -> None:
 
 
 def _print_ui_command(folder: DemoFolder) -> None:
-    """How to look at the runs; Dagster's web server is an extra, as nothing else needs it."""
+    """Print how to view the runs; Dagster's web server is an extra, because nothing else needs it."""
     if find_spec("dagster_webserver") is None:
         console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)
     names = f"DAGSTER_HOME={folder.dagster_home} STREAM_ASSETS_DEMO={folder.path}"

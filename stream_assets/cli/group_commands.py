@@ -94,7 +94,7 @@ def replay(
         state = ledger.read()
         conversion.check(state)
         if replay_id and replay_progress(ledger, replay_id) is None:
-            raise InvalidOptionError(f"there is no replay {replay_id!r} in {pipeline.table}", remedy="Leave --id out.")
+            raise InvalidOptionError(f"{pipeline.table} has no replay {replay_id!r}", remedy="Leave --id out.")
         find = partial(plan_replay, wanted, opened, ingestion, ledger, state)
         plan = result_of(Retries(ingestion.retry_seconds).call(find), print_waiting)
         goal = plan.progress.goal
@@ -117,7 +117,7 @@ def replay(
             title = f"would be replayed into {pipeline.table}"
             print_rows(rows, as_json=as_json, title=title, empty="nothing to replay")
             return
-        inform(f"note: if it is killed, go on with --id {wanted.id}", style="yellow")
+        inform(f"note: if the replay is killed, continue it with --id {wanted.id}", style="yellow")
         task = progress.add_task("starting Spark", total=sum(messages.values()))
         job = ReplayJob(spark.session(pipeline.table, pipeline.storage), opened, ingestion, wanted)
         batches = follow_batches(batch_events(job, max_batches=max_batches), progress, task)
@@ -129,7 +129,7 @@ def replay(
 
 
 def _sharing(pipeline: Pipeline) -> ConsumerMode:
-    """How the group shares, as its ledger says."""
+    """Return the mode in which the group shares the stream, from its ledger."""
     ingestion = pipeline.ingestion()
     try:
         sharing = ingestion.ledger().read().sharing
@@ -226,8 +226,8 @@ def seek(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) -> N
     try:
         bound = Bound.at_time(to)
     except InvalidOptionError as error:
-        Bound.parse(to)  # Raises as well, unless it is a pipeline that rewind takes.
-        raise InvalidOptionError(f"{to} is no time", remedy=f"Use: stream-assets rewind --to {to}.") from error
+        Bound.parse(to)  # Raises its own error, unless rewind accepts the position.
+        raise InvalidOptionError(f"{to} is not a time", remedy=f"Use: stream-assets rewind --to {to}.") from error
     _move(bound, pipeline, spark, **options)
 
 

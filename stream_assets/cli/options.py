@@ -1,4 +1,4 @@
-"""Options that several commands share, and what the commands make of them."""
+"""Options that several commands share, and the objects that the commands build from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SETTING = re.compile(r"\b([a-z]+(?:_[a-z]+)+)=('[^']*'|\w+)")
 def as_options(text: str, group: click.Group) -> str:
     """Write the settings in a text, like ``on_data_loss='record'``, as the options of the commands of a group.
 
-    A setting that no command has as an option stays as it is.
+    A setting that is not an option of any command does not change.
 
     Example:
         >>> @click.command()
@@ -92,7 +92,7 @@ class ReportingGroup(click.Group):
             inform(f"error: {text}", style="red")
             sys.exit(1)
         except KeyboardInterrupt:
-            # As shells have it.
+            # The exit code that shells use.
             sys.exit(128 + signal.SIGINT)
         except BrokenPipeError:
             sys.stderr.close()
@@ -101,7 +101,7 @@ class ReportingGroup(click.Group):
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM closes what is open, as Ctrl-C does, before it ends the process."""
+    """Close open resources at a SIGTERM, as at Ctrl-C, before the process ends."""
     is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield
@@ -114,12 +114,12 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def combine_options(name: str, make: Callable[..., Any], *options: Option) -> Option:
-    """Options that reach a command as one argument.
+    """Combine options into one argument of a command.
 
     Args:
-        name: of that argument.
-        make: makes it; its parameters are called like the options.
-        options: in the order in which ``--help`` shows them.
+        name: the name of the argument.
+        make: makes its value; the parameters have the names of the options.
+        options: the options, in the order in which ``--help`` shows them.
     """
 
     def decorate(command: Command) -> Command:
@@ -138,7 +138,7 @@ def combine_options(name: str, make: Callable[..., Any], *options: Option) -> Op
 
 
 def allow_local_imports() -> None:
-    """Let modules of the working folder be imported: a command that is installed does not look there."""
+    """Allow imports from the working folder, where an installed command does not look."""
     if "" not in sys.path:
         sys.path.insert(0, "")
 
@@ -203,8 +203,8 @@ class Pipeline:
         source: the stream URL.
         table: the Delta table, a path or URI.
         group: the consumer group.
-        client: configuration of the broker's client; shown nowhere.
-        storage: options for the storage of the table; shown nowhere.
+        client: configuration of the broker's client; never shown.
+        storage: options for the storage of the table; never shown.
     """
 
     source: str
@@ -215,15 +215,15 @@ class Pipeline:
 
     @property
     def url(self) -> StreamUrl:
-        """The stream URL, read."""
+        """The parsed stream URL."""
         return StreamUrl.parse(self.source)
 
     def span(self, part: Range | None) -> str | None:
-        """Return a range as this command shows it."""
+        """Return a range as text for display."""
         return None if part is None else f"{self.shown(part.start)} to {self.shown(part.end)}"
 
     def shown(self, sequence: int | None) -> int | None:
-        """Return a sequence as it is printed for this stream: that of a Redis entry as its id."""
+        """Return a sequence for display: that of a Redis entry prints as its id."""
         return None if sequence is None else find_backend(self.url.protocol).shown_sequence(sequence)
 
     def stream(self, mode: ConsumerMode = ConsumerMode.RESUMABLE) -> StreamSource:
@@ -231,20 +231,20 @@ class Pipeline:
         return StreamSource(self.url, mode, self.client)
 
     def claims(self) -> RedisClaims:
-        """Return the group, where members claim entries; close it when done."""
-        # Without a table the server is asked only: it knows streams by their keys.
+        """Open the group, whose members claim entries; close it when done."""
+        # Without a table, only the server is queried, which identifies streams by their keys.
         names = self.ingestion().epochs(self.url.required_streams()) if self.table else None
         return self.stream(ConsumerMode.LOAD_BALANCED).claims(self.group, names)
 
     @contextmanager
     def opened(self, mode: ConsumerMode) -> Iterator[tuple[BatchSource, RedisClaims | None]]:
-        """The stream, and the claims of the group where its members may claim entries."""
+        """Open the stream, and the claims of the group if its members may claim entries."""
         stream = self.stream(mode)
         with stream.open() as opened, self.claims() if stream.may_be_claimed else nullcontext() as claims:
             yield opened, claims
 
     def ingestion(self, **settings: Any) -> Ingestion:
-        """Group and table, and what else is known of the ingestion."""
+        """Return the ingestion of the group into the table, with further settings."""
         from spark_jobs.batches.ingestion import Ingestion
 
         known = {"group": self.group, "table": self.table, "storage_options": self.storage}
@@ -275,7 +275,7 @@ def report_download(table: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """Which Spark a command uses, and whether no other driver writes the table meanwhile; none is started yet."""
+    """Which Spark a command will start, and whether no other driver writes the table meanwhile."""
 
     master: str
     remote: str | None = field(repr=False)
@@ -283,11 +283,11 @@ class SparkSettings:
     single_writer: bool = False
 
     def session(self, table: str, storage: Mapping[str, str]) -> SparkSession:
-        """Return the session; it takes some seconds. What a server lends is given back at the end of the command.
+        """Create the session, which takes several seconds; that of a server is released when the command ends.
 
         Args:
-            table: that it reads or writes.
-            storage: options for its storage.
+            table: the table that the command reads or writes.
+            storage: options for the storage of the table.
         """
         from spark_jobs.session import SparkOptions, create_session
         from spark_jobs.spark_server.client import ServerSession
@@ -336,7 +336,7 @@ spark_options = combine_options(
 
 
 _ARGUMENTS = {"json_mode": "mode", "schema_registry": "registry"}
-"""The arguments of decoders that are not called like their options."""
+"""The arguments of decoders whose names differ from those of their options."""
 
 
 def make_decoder(decode: str, registry_options: ClientConfig, given: Mapping[str, str]) -> Decoder:
@@ -344,12 +344,12 @@ def make_decoder(decode: str, registry_options: ClientConfig, given: Mapping[str
 
     Args:
         decode: the format.
-        registry_options: of the client of the schema registry.
-        given: the other options that were given, by their names.
+        registry_options: options of the client of the schema registry.
+        given: the other options that were given, by name.
 
     Raises:
-        InvalidOptionError: options that do not go together.
-        SchemaMismatchError: the file holds no schema.
+        InvalidOptionError: the options cannot be combined.
+        SchemaMismatchError: the file has no schema.
         MissingDependencyError: the libraries of the format are not installed.
     """
     from spark_jobs.decoding.schema_registry import SchemaRegistry
@@ -363,7 +363,7 @@ def make_decoder(decode: str, registry_options: ClientConfig, given: Mapping[str
             raise InvalidOptionError(f"--{option.replace('_', '-')} is for --decode {formats}", remedy="Leave it out.")
     if decode == "json" and "schema" not in given:
         raise InvalidOptionError(
-            "--decode json needs --schema", remedy="Give it; or take JSON without a schema: --decode variant."
+            "--decode json needs --schema", remedy="Add it; or decode JSON without a schema: --decode variant."
         )
     if "registry" not in arguments and ("subject" in given or registry_options):
         raise InvalidOptionError(
@@ -385,8 +385,8 @@ class RowConversion:
 
     Args:
         decoder: turns payloads into columns.
-        transform: turns those into the rows of the table; ``None`` keeps all of them as they are.
-        errors: what to do about bad rows and new columns.
+        transform: turns the columns into the rows of the table; ``None`` writes them unchanged.
+        errors: how to handle bad rows and new columns.
     """
 
     decoder: Decoder
@@ -394,26 +394,26 @@ class RowConversion:
     errors: ErrorPolicy
 
     def ingestion(self, pipeline: Pipeline, *, on_data_loss: str = "error", **settings: Any) -> Ingestion:
-        """Return the ingestion whose rows are made like this.
+        """Return the ingestion of a pipeline with this conversion.
 
         Args:
-            pipeline: what is read, and where it goes.
-            on_data_loss: what to do about messages that are gone.
-            settings: what else is known of it.
+            pipeline: the stream, the group and the table.
+            on_data_loss: how to handle messages that were removed from the stream.
+            settings: further settings of the ingestion.
         """
         errors = replace(self.errors, on_data_loss=on_data_loss)
         return pipeline.ingestion(decoder=self.decoder, transform=self.transform, errors=errors, **settings)
 
     def check(self, state: LedgerState) -> None:
-        """Refuse rows of no transform next to, or in the place of, rows of one.
+        """Refuse to add or replace rows without a transform in a table whose rows have one.
 
         Raises:
-            InvalidOptionError: naming the transform of the table.
+            InvalidOptionError: no transform is given; the error names that of the table.
         """
         made_by = state.newest.transform if state.newest else ""
         if made_by and self.transform is None:
             raise InvalidOptionError(
-                f"the rows of the table were made by the transform {made_by!r}, and none is given",
+                f"the rows of the table were written with the transform {made_by!r}, and no transform is given",
                 remedy=f"Name it: --transform MODULE:{made_by}.",
             )
 
@@ -425,19 +425,19 @@ def make_conversion(
     transform: str | None = None,
     **options: str | None,
 ) -> RowConversion:
-    """Return the decoder and the transform that the options name; what they leave open is as an asset says.
+    """Build the conversion that the options name; a stream asset supplies the options that are left out.
 
     Args:
         decode: the format; raw by default.
-        registry_option: of the client of the schema registry.
+        registry_option: options of the client of the schema registry.
         transform: the path of a function or a stream asset.
-        options: others of an :class:`ErrorPolicy`, and the arguments of the decoder.
+        options: fields of an :class:`ErrorPolicy`, and arguments of the decoder.
 
     Raises:
-        InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
-            takes more than the rows.
+        InvalidOptionError: the options cannot be combined, a name cannot be imported, or the function of an asset takes
+            more than the rows.
     """
-    # A variable of a script that is not set makes an empty value.
+    # An option may be empty because a variable of a script is not set.
     given = {name: value for name, value in options.items() if value}
     errors: dict[str, Any] = {name: given.pop(name) for name in ("schema_changes", "on_bad_rows") if name in given}
     decoder = make_decoder(decode or "raw", registry_option or {}, given)
@@ -447,17 +447,17 @@ def make_conversion(
     declared = getattr(named, "declared", None)
     if declared is None:
         if not callable(named):
-            raise InvalidOptionError(f"{transform} is no function", remedy="Name a function, or a stream asset.")
+            raise InvalidOptionError(f"{transform} is not a function", remedy="Name a function, or a stream asset.")
         return RowConversion(decoder, named, ErrorPolicy(**errors))
     if decode is not None:
         raise InvalidOptionError(
-            f"{transform} is a stream asset with a decoder of its own", remedy="Leave --decode and --schema out."
+            f"{transform} is a stream asset, which has its own decoder", remedy="Leave --decode and --schema out."
         )
     if declared.transform is None:
-        # Without it the rows would be written as they were decoded.
+        # Without the transform, the rows would be written as they were decoded.
         raise InvalidOptionError(
             f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
-            remedy="Run it there, in its job or its replay job; or name a function that takes only the rows.",
+            remedy="Run its job or its replay job in Dagster, or name a function that takes only the rows.",
         )
     return RowConversion(declared.decode, declared.transform, replace(declared.errors, **errors))
 
@@ -466,7 +466,7 @@ def _imported(path: str) -> object:
     from spark_jobs.redaction import redacted
 
     module, _, name = path.partition(":")
-    # Also later: a function of that module may be called while rows are made.
+    # Imports stay allowed, because a function of that module may be called while rows are converted.
     allow_local_imports()
     try:
         return getattr(import_module(module), name)
@@ -479,7 +479,7 @@ def _imported(path: str) -> object:
         said = redacted(str(error)).partition("\n")[0]
         raise InvalidOptionError(
             f"--transform {path}: its module raised {type(error).__name__}: {said}",
-            remedy="Correct it. There is no Spark session yet while it is imported: make UDFs inside the transform.",
+            remedy="Correct it. No Spark session exists while it is imported: create UDFs inside the transform.",
         ) from error
 
 

@@ -141,7 +141,7 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def _message(line: bytes, given: Message, *, is_json: bool) -> Message:
-    """Make the message of a line. A JSON line has its own key and headers, any other has those of the options."""
+    """Make the message of a line; a JSON line has its own key and headers, any other line those of the options."""
     if not is_json:
         return replace(given, payload=line, timestamp_ms=now_milliseconds())
     try:
@@ -391,7 +391,7 @@ class RelayProgress:
 
 
 def _relay(consumer: Consumer, sent: RelayProgress, to_streams: Mapping[str, str]) -> None:
-    """Send all messages until the source ends; flush after a number of messages, and when there is nothing to read."""
+    """Send all messages until the source ends; flush after a number of messages, and when no message is available."""
     waiting = 0
     with progress_bar() as progress:
         task = progress.add_task("relayed", total=None)

@@ -108,7 +108,7 @@ def test_replay_takes_times_and_the_transform_of_a_stream_asset(lake: Lake) -> N
     assert sum(row["messages"] for row in planned) == 40
     lake.rows("replay", *span, *asset)
     lake.assert_made(by_new=range(10, 50))
-    failing(run(*lake.words("replay", *span, *asset, *SCHEMA)), "a decoder of its own", "Leave --decode")
+    failing(run(*lake.words("replay", *span, *asset, *SCHEMA)), "its own decoder", "Leave --decode")
 
 
 @ANY_BACKEND
@@ -116,12 +116,12 @@ def test_replay_and_ingest_refuse_rows_of_no_transform_in_a_table_of_one(lake: L
     before = lake.facts()
     for command in ("replay", "ingest"):
         refused = run(*lake.words(command, *SCHEMA))
-        failing(refused, "were made by the transform 'old', and none is given", "--transform MODULE:old")
+        failing(refused, "were written with the transform 'old', and no transform is given", "--transform MODULE:old")
     for wrong, words in (
         ("nowhere:new", "cannot be imported"),
         ("tests.support.old_and_new:nothing", "cannot be imported"),
         ("tests.support.old_and_new", "cannot be imported"),
-        ("tests.support.old_and_new:COLUMNS", "is no function"),
+        ("tests.support.old_and_new:COLUMNS", "is not a function"),
     ):
         failing(run(*lake.words("replay", *SCHEMA, "--transform", wrong)), words)
     assert lake.facts() == before
@@ -179,11 +179,11 @@ def test_rewind_to_latest_skips_what_is_not_read(lake: Lake) -> None:
 WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("rewind", "--to", "2025-03-10"), ("is a time", "stream-assets seek --to 2025-03-10")),
     (("seek", "--to", "yesterday"), ("'yesterday' is not a bound in a stream",)),
-    (("seek", "--to", "earliest"), ("earliest is no time", "stream-assets rewind --to earliest")),
+    (("seek", "--to", "earliest"), ("earliest is not a time", "stream-assets rewind --to earliest")),
     (("rewind", "--to", "999"), ("does not hold sequence 999", "earliest")),
     (("rewind", "--to", "other/0=1"), ("has no shard other/0",)),
     (("replay", *NEW, "--from", "other/0=1"), ("has no shard other/0",)),
-    (("replay", *NEW, "--id", "nonsense"), ("there is no replay 'nonsense'", "Leave --id out")),
+    (("replay", *NEW, "--id", "nonsense"), ("has no replay 'nonsense'", "Leave --id out")),
     (("replay", *NEW, "--from", "latest", "--until", "earliest"), ("before its start",)),
 ]
 
@@ -216,7 +216,7 @@ def test_a_replay_that_was_killed_goes_on_with_its_id(spark: SparkSession, serve
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
     text = (lake.table.parent / "killed.log").read_text()
-    replay_id = text.partition("go on with --id ")[2].split()[0]
+    replay_id = text.partition("continue it with --id ")[2].split()[0]
     by_then = sum(row[5] == "new" for row in rows_of(lake.table).elements())
     assert 0 < by_then < 65, text
     left = lake.rows("replay", "--id", replay_id, *NEW, "--dry-run")
