@@ -48,11 +48,11 @@ _NO_PARTS = frozenset({
     "none",
 })  # fmt: skip
 _BACKSLASHES = re.compile(r"\\+")
-_LEAST_PART = 4
+_MIN_PART_CHARACTERS = 4
 _USER_INFO = re.compile(USER_INFO)
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
-_LEAST_BEGINNING = 12
+_MIN_PREFIX_CHARACTERS = 12
 # Word boundaries; the end of an escape sequence also precedes a word.
 _BEFORE_WORD = (
     r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
@@ -232,7 +232,7 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
     parts |= {quoted[2] for quoted in _QUOTED.finditer(value)}
     plain = {value, value.strip()}
     if has_parts:
-        plain |= {part for part in parts - _NO_PARTS if len(part) >= _LEAST_PART}
+        plain |= {part for part in parts - _NO_PARTS if len(part) >= _MIN_PART_CHARACTERS}
     plain |= set(map(unquote, plain))
     codes = (b64encode, urlsafe_b64encode, hexlify)
     coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in codes}
@@ -243,8 +243,8 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
 @lru_cache(maxsize=1024)
 def _beginning(secret: str) -> re.Pattern[str]:
     """Return the search pattern: a short secret as a whole word, or the beginning of a longer one."""
-    pattern = "".join(map(_written, secret[:_LEAST_BEGINNING]))
-    if len(secret) >= _LEAST_BEGINNING:
+    pattern = "".join(map(_written, secret[:_MIN_PREFIX_CHARACTERS]))
+    if len(secret) >= _MIN_PREFIX_CHARACTERS:
         return re.compile(pattern, re.IGNORECASE)
     before = _BEFORE_WORD if secret[0].isalnum() else ""
     after = _AFTER_WORD if secret[-1].isalnum() else ""
@@ -253,14 +253,14 @@ def _beginning(secret: str) -> re.Pattern[str]:
 
 def _redact(text: str, secret: str) -> str:
     beginning = _beginning(secret)
-    if len(secret) < _LEAST_BEGINNING:
+    if len(secret) < _MIN_PREFIX_CHARACTERS:
         return beginning.sub(HIDDEN, text)
     shown, end = [], 0
     for found in beginning.finditer(text):
         if found.start() >= end:
             shown.append(text[end : found.start()])
             end = found.end()
-            for char in secret[_LEAST_BEGINNING:]:
+            for char in secret[_MIN_PREFIX_CHARACTERS:]:
                 more = re.compile(_written(char), re.IGNORECASE).match(text, end)
                 if more is None:
                     break

@@ -59,7 +59,7 @@ T = TypeVar("T")
 REQUEST_SECONDS = 10.0
 POLL_SECONDS = 0.05
 # Seconds without any broker; not fewer, because only a later address of a host name may have a broker.
-HASTY_SECONDS = 1.0
+MIN_DOWN_SECONDS = 1.0
 # The client's type hints lack these names.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
@@ -398,7 +398,7 @@ class KafkaBrokers(ClosesOnExit):
                     raise
                 # The client reports errors of its connections only when it is polled.
                 self._admin.poll(0)
-                if self._reasons.down_seconds > HASTY_SECONDS:
+                if self._reasons.down_seconds > MIN_DOWN_SECONDS:
                     raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)) from None
 
     def _answer(self, ask: Callable[[float], T], what: Callable[[], str], seconds: float | None = None) -> T:

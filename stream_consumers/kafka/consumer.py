@@ -45,7 +45,7 @@ from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
 # How long a member of a group waits for the brokers when it checks that its topics still exist.
-LOOK_SECONDS = 1.0
+TOPIC_CHECK_SECONDS = 1.0
 # How many milliseconds a broker holds a fetch without messages, which delays the end of a replay.
 FETCH_WAIT_MS = 50
 CONSUMER_MODES = Modes(
@@ -420,7 +420,7 @@ class KafkaConsumer(LockedConsumer):
             if seconds:
                 self._next_check = time.monotonic() + METADATA_SECONDS
                 with suppress(BrokerUnavailableError, BrokerError):
-                    self._all_shards(LOOK_SECONDS)
+                    self._all_shards(TOPIC_CHECK_SECONDS)
             return
         self._next_check = time.monotonic() + METADATA_SECONDS
         found = self._all_shards()

@@ -34,9 +34,9 @@ from stream_consumers.urls import StreamUrl
 
 BUFFER_MESSAGES = 1024
 BUFFER_BYTES = 16 * 1024 * 1024
-PATIENCE_SECONDS = 10.0
+WARN_AFTER_SECONDS = 10.0
 # How often a waiting reader checks whether a consumer was garbage-collected, which sends no notification.
-LOOK_SECONDS = 0.5
+CONSUMER_CHECK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -249,7 +249,7 @@ class StdioBroker:
             has_consumers = bool(self._queues) or not waits_for_consumers
             if has_consumers and all(self._has_room(taker, size) for taker in takers):
                 break
-            if takers and not is_logged and time.monotonic() - begin > PATIENCE_SECONDS:
+            if takers and not is_logged and time.monotonic() - begin > WARN_AFTER_SECONDS:
                 is_logged = True
                 _log.warning(
                     "reading stdin is paused: a consumer of %s does not read its messages; read them, or close it",
@@ -257,7 +257,7 @@ class StdioBroker:
                 )
             # A reference to a queue would keep it from being garbage-collected.
             del takers
-            self._changed.wait(LOOK_SECONDS)
+            self._changed.wait(CONSUMER_CHECK_SECONDS)
         for taker in takers:
             taker.buffer.append(message)
             taker.buffered_bytes += size
