@@ -31,8 +31,8 @@ FILE_RETENTION = "delta.deletedFileRetentionDuration"
 SET_FILE_RETENTION = "stream-assets.deletedFileRetentionDuration"
 """The file retention that maintenance has set; where the table has another one, a user has chosen it."""
 DEFAULT_LOG_RETENTION = "interval 30 days"
-LEAST_FILE_RETENTION = "interval 1 day"
-LEAST_FILE_RETENTION_MS = 86_400_000
+MIN_FILE_RETENTION = "interval 1 day"
+MIN_FILE_RETENTION_MS = 86_400_000
 _PARTS = 4
 
 
@@ -168,11 +168,11 @@ def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[s
     if chosen is None or chosen == configuration.get(SET_FILE_RETENTION):
         kept = configuration.get(LOG_RETENTION, DEFAULT_LOG_RETENTION)
         length = interval_ms(kept)
-        if length is not None and length < LEAST_FILE_RETENTION_MS:
-            kept = LEAST_FILE_RETENTION
+        if length is not None and length < MIN_FILE_RETENTION_MS:
+            kept = MIN_FILE_RETENTION
         return {} if kept == chosen else {FILE_RETENTION: kept, SET_FILE_RETENTION: kept}
     length = interval_ms(chosen)
-    if length is not None and length < LEAST_FILE_RETENTION_MS:
+    if length is not None and length < MIN_FILE_RETENTION_MS:
         raise InvalidOptionError(
             f"{table} lets files be deleted after {chosen!r} ({FILE_RETENTION}), also those of a batch on its way",
             remedy=f"Set it to a day or more; or unset it, and files stay as long as the log ({LOG_RETENTION}).",

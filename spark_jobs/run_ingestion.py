@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingest_job import LOOK_SECONDS, IngestJob
+from spark_jobs.batches.ingest_job import CHECK_INTERVAL_SECONDS, IngestJob
 from spark_jobs.batches.ingestion import (
     CONTINUES,
     BatchReport,
@@ -210,7 +210,7 @@ class CapturedEnds:
     def have_grown(self) -> bool:
         """Whether the stream goes further; then these are its ends from now on."""
         before = self.shards
-        if time.monotonic() < self._look_at and not self._source.has_grown(self._extents):
+        if time.monotonic() < self._next_check and not self._source.has_grown(self._extents):
             return False
         self._capture()
         return self.shards != before
@@ -219,7 +219,7 @@ class CapturedEnds:
         self._extents = self._source.extents()
         stops = self._stop.resolve(self._source, self._extents) if self._stop else {}
         self.shards = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in self._extents.items()}
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
 
 
 class SharedDrain:
@@ -265,7 +265,7 @@ class SharedDrain:
         self._done: set[Shard] = set()
         self._seen: Mapping[Shard, int] = {}
         self._moved_at = time.monotonic()
-        self._look_at = 0.0
+        self._next_check = 0.0
         self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -351,10 +351,10 @@ class SharedDrain:
     def _moved_back(self, ends: Mapping[Shard, int]) -> set[Shard]:
         """Our shards that were drained, and moved back since by a RESTORE or a rewind; looked for every few seconds."""
         drained = self._shards() & self._done
-        if not drained or time.monotonic() < self._look_at:
+        if not drained or time.monotonic() < self._next_check:
             return set()
         positions = self._ledger.read().positions
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
         return {shard for shard in drained if positions.get(shard, 0) < ends.get(shard, 0)}
 
     def _is_reached(self, ends: Mapping[Shard, int]) -> bool:

@@ -35,7 +35,7 @@ from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 
-LOOK_SECONDS = 5.0
+CHECK_INTERVAL_SECONDS = 5.0
 """A lingering run checks for new shards and for commits of other writers at this interval, in seconds."""
 
 
@@ -80,7 +80,7 @@ class IngestJob(SourceJob):
         self._idle_wait = idle_wait or IdleWait()
         self._resume: Resume | None = None
         self._version = -1
-        self._look_at = 0.0
+        self._next_check = 0.0
         self._is_drained = False
 
     def plan(self) -> Batch | YieldTo | None:
@@ -136,8 +136,8 @@ class IngestJob(SourceJob):
     def has_more(self) -> bool:
         """Return whether the stream or the table has changed since the last plan.
 
-        Each call checks the ends of the known shards. Every ``LOOK_SECONDS`` it also checks for new shards, and for
-        commits of other writers, because a RESTORE or a rewind leaves messages to read.
+        Each call checks the ends of the known shards. Every ``CHECK_INTERVAL_SECONDS`` it also checks for new shards, and
+        for commits of other writers, because a RESTORE or a rewind leaves messages to read.
 
         Raises:
             StreamAssetsError: the stream or the ledger cannot be read, or the Spark server of the run has ended.
@@ -145,10 +145,10 @@ class IngestJob(SourceJob):
         check_served(self.target.spark)
         if self._extents is None:
             return True
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._next_check:
             return self._source.has_grown(self._extents, resume=self._resume)
         found = self._source.extents(resume=self._resume)
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
         snapshot = self.ledger.log.snapshot()
         ends = {shard: extent.end for shard, extent in self._extents.items()}
         is_same = ends == {shard: extent.end for shard, extent in found.items()}
@@ -170,7 +170,7 @@ class IngestJob(SourceJob):
             # Each plan checks the last messages of the shards that it reads.
             check_source(self._source, group, state, extents, reads_last_messages=is_first)
             self._extents = extents
-            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
             self._stops = self._stop.resolve(self._source, extents) if self._stop else {}
         return self._extents
 

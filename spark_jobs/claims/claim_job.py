@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingest_job import LOOK_SECONDS
+from spark_jobs.batches.ingest_job import CHECK_INTERVAL_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, Step, WrittenBatch, ignore_steps
 from spark_jobs.batches.job import BatchJob, parallelism, write_batch
 from spark_jobs.batches.run_control import BatchSizer
@@ -106,7 +106,7 @@ class ClaimJob(BatchJob):
         self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
         # Rotates which shards get the larger shares of a batch.
         self._turn = 0
-        self._look_at = 0.0
+        self._next_check = 0.0
 
     def plan(self) -> Batch | YieldTo | None:
         """Steps 1 to 3: claim the next batch; ``None`` if there is nothing to claim at the moment.
@@ -194,9 +194,9 @@ class ClaimJob(BatchJob):
             StreamAssetsError: the server does not answer, or the Spark server of the run has ended.
         """
         check_served(self.target.spark)
-        is_due = time.monotonic() >= self._look_at
+        is_due = time.monotonic() >= self._next_check
         has_grown = self._claims.has_grown(with_new_shards=is_due)
-        self._look_at = time.monotonic() + LOOK_SECONDS if is_due else self._look_at
+        self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS if is_due else self._next_check
         if has_grown:
             # The stream may have been recreated, and new shards need a group.
             self._origin = None

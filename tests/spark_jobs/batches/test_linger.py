@@ -203,7 +203,7 @@ def test_redis_and_its_new_shards_are_followed(
     spark: SparkSession, folder: Path, redis_address: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (ingest_job, claim_job):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(module, "CHECK_INTERVAL_SECONDS", 0.05)
     stream = Stream(redis_address, folder, mode=mode)
     stream.add(5)
 
@@ -236,7 +236,7 @@ def test_kafka_is_followed(topics: Topics, is_shared: bool) -> None:
 
 @pytest.mark.slow
 def test_a_partition_that_is_new_and_empty_holds_nothing_up(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_job, "CHECK_INTERVAL_SECONDS", 0.05)
     topic, what = topics.filled(orders(10))
     acts = [
         lambda: topics.add_partitions(topic, 2),
@@ -267,7 +267,7 @@ def test_a_waiting_run_reads_no_ledger(spark: SparkSession, folder: Path, monkey
     url = StreamUrl.parse("memory://cheap/orders")
     broker = memory_broker(url)
     broker.append(shard(0), b'{"id": 1}')
-    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", LONG)
+    monkeypatch.setattr(ingest_job, "CHECK_INTERVAL_SECONDS", LONG)
     reads: list[int] = []
     read = Ledger.read
     monkeypatch.setattr(Ledger, "read", lambda ledger: (reads.append(1), read(ledger))[1])
@@ -281,7 +281,7 @@ def test_a_waiting_run_reads_no_ledger(spark: SparkSession, folder: Path, monkey
 
 @pytest.mark.slow
 def test_a_staying_run_reads_what_is_left(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_job, "CHECK_INTERVAL_SECONDS", 0.05)
     url = write_stream(folder / "orders.ss", 40)
     what = ingestion(folder / "t", records=20)
 
@@ -300,7 +300,7 @@ def test_a_staying_run_reads_what_is_left(spark: SparkSession, folder: Path, mon
 
 @pytest.mark.slow
 def test_a_deleted_table_is_begun_anew(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_job, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_job, "CHECK_INTERVAL_SECONDS", 0.05)
     url = StreamUrl.parse("memory://deleted/orders")
     broker = memory_broker(url)
 

@@ -166,7 +166,7 @@ def test_a_member_that_stays_follows_its_shards(folder: Path, broker: MemoryBrok
 def test_a_member_that_stays_reads_again_what_a_restore_or_a_rewind_leaves_to_read(
     folder: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_ingestion, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(run_ingestion, "CHECK_INTERVAL_SECONDS", 0.05)
     moves = [ONE, ZERO, ONE]
 
     def move() -> None:
