@@ -302,8 +302,8 @@ class RedriveJob(BatchJob):
                 self._done_with(tried)
                 continue
             fields = PlannedFields(places=tried.places, mode="replace")
-            messages = _plan_of(tried.messages)
-            return Batch("replay", checked, messages, fields, dead_letters=tried.corrected, job_data=tried)
+            plan = _plan_of(tried.messages)
+            return Batch("replay", checked, plan, fields, dead_letters=tried.corrected, job_data=tried)
         self.delete_orphaned_dead_letters(state, again=True)
         return None
 

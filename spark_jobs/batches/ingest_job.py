@@ -136,8 +136,8 @@ class IngestJob(SourceJob):
     def has_more(self) -> bool:
         """Return whether the stream or the table has changed since the last plan.
 
-        Each call checks the ends of the known shards. Every ``CHECK_INTERVAL_SECONDS`` it also checks for new shards, and
-        for commits of other writers, because a RESTORE or a rewind leaves messages to read.
+        Each call checks the ends of the known shards. Every ``CHECK_INTERVAL_SECONDS`` it also checks for new shards,
+        and for commits of other writers, because a RESTORE or a rewind leaves messages to read.
 
         Raises:
             StreamAssetsError: the stream or the ledger cannot be read, or the Spark server of the run has ended.

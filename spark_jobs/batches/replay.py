@@ -467,11 +467,9 @@ class ReplayJob(SourceJob):
             DataLossError: the stream no longer holds all messages of the time to replay.
         """
         state = state or self.ledger.read()
-        before = self._first_plan
-        self._first_plan = plan_replay(
-            self._replay, self._source, self.ingestion, self.ledger, state, first_plan=before
-        )
-        return self._first_plan
+        plan = plan_replay(self._replay, self._source, self.ingestion, self.ledger, state, first_plan=self._first_plan)
+        self._first_plan = plan
+        return plan
 
     def _left(self, state: LedgerState) -> Mapping[Shard, Range]:
         """Return the next range to replace per shard, after a batch was planned.

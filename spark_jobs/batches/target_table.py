@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_RACES = 20
 """The number of lost races in a row after which a run ends with an error."""
-MAX_YIELD_SECONDS = 60.0
+YIELD_SECONDS = 60.0
 """How long to honour a request, in seconds: the run that made it may have died."""
 ASK_AFTER = 2
 """From this lost race on, other runs are asked to pause."""
@@ -99,9 +99,8 @@ class TargetTable:
             prepare()
         ledger = ingestion.ledger()
         columns = RowColumns(spark, ingestion, ledger, url=url)
-        return cls(
-            spark, ingestion, url, observer, ledger, columns, BadRowFilter(spark, ingestion, ledger.log, columns)
-        )
+        bad_rows = BadRowFilter(spark, ingestion, ledger.log, columns)
+        return cls(spark, ingestion, url, observer, ledger, columns, bad_rows)
 
     @property
     def dead_letters(self) -> DeadLetterTable:
@@ -325,9 +324,9 @@ class YieldRequests:
         """Yield why this run waits, then wait until the run that asked has committed, or the request is old."""
         yield Waiting(
             f"a run that replaces rows of {self._ingestion.table} has asked others to pause (version {asked.version}); "
-            f"this one waits until that run has written, up to {MAX_YIELD_SECONDS:g} s"
+            f"this one waits until that run has written, up to {YIELD_SECONDS:g} s"
         )
-        deadline = time.monotonic() + MAX_YIELD_SECONDS
+        deadline = time.monotonic() + YIELD_SECONDS
         request: YieldTo | None = asked
         while request is not None and time.monotonic() < deadline:
             self._waited_for = request.version
@@ -352,7 +351,7 @@ class YieldRequests:
 
     def _newest(self, newest_first: range) -> YieldTo | None:
         """Return the newest request that is neither answered nor old."""
-        oldest = (time.time() - MAX_YIELD_SECONDS) * 1000
+        oldest = (time.time() - YIELD_SECONDS) * 1000
         answered = {self._ledger.app}
         for version in newest_first[:MAX_SEARCHED_COMMITS]:
             commit = self._ledger.log.commit(version)

@@ -358,16 +358,9 @@ class ClaimJob(BatchJob):
             claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
             origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
         )
-        return Batch(
-            "batch",
-            state,
-            self._claims.plan(claimed, parallelism=self._parallelism),
-            fields,
-            bid=bid,
-            identities=self._claims.identities(),
-            maybe_written={shard: part for shard, part in maybe_written.items() if part.start < part.end},
-            job_data=claimed,
-        )
+        plan, identities = self._claims.plan(claimed, parallelism=self._parallelism), self._claims.identities()
+        own = {shard: part for shard, part in maybe_written.items() if part.start < part.end}
+        return Batch("batch", state, plan, fields, bid=bid, identities=identities, maybe_written=own, job_data=claimed)
 
     def _take_over(
         self, claimed: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int, since: Mapping[Shard, int]

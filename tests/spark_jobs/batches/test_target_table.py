@@ -18,13 +18,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
-from spark_jobs.batches.target_table import (
-    MAX_YIELD_SECONDS,
-    OutdatedError,
-    TargetTable,
-    YieldRequests,
-    check_unwritten,
-)
+from spark_jobs.batches.target_table import YIELD_SECONDS, OutdatedError, TargetTable, YieldRequests, check_unwritten
 from spark_jobs.ledger.entries import PAUSE, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
@@ -67,7 +61,7 @@ class Table:
 
 @pytest.fixture
 def table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    monkeypatch.setattr(target_table, "MAX_YIELD_SECONDS", 1.0)
+    monkeypatch.setattr(target_table, "YIELD_SECONDS", 1.0)
     return Table(folder / "t")
 
 
@@ -80,14 +74,14 @@ def test_nobody_waits_where_nobody_asks(table: Table) -> None:
 @pytest.mark.parametrize("group", ["g", "other"])
 def test_a_request_is_waited_for_until_it_writes(table: Table, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of another group, too: Delta does not tell their rows apart."""
-    monkeypatch.setattr(target_table, "MAX_YIELD_SECONDS", MAX_YIELD_SECONDS)
+    monkeypatch.setattr(target_table, "YIELD_SECONDS", YIELD_SECONDS)
     table.write(PAUSE, group, "replay", 1)
     table.write("batch", "other", "main", 2)
     answer = threading.Timer(1.0, lambda: table.write("replay", group, "replay", 2))
     answer.start()
     since = time.monotonic()
     assert table.waits()
-    assert time.monotonic() - since < MAX_YIELD_SECONDS
+    assert time.monotonic() - since < YIELD_SECONDS
     answer.join()
     assert len(table.told) == 1
     assert not table.waits()
