@@ -1,14 +1,13 @@
 """Splits a decoded batch into the rows of the transform and the bad messages, which become dead letters.
 
-Rows are bad that the transform rejects; and with ``on_bad_rows='dead_letter'`` also those that break a constraint of
-the table, and those that the transform fails for. All of that is known, and counted, before the batch writes anything.
-What is written then are the rows of the other messages. So the order of a batch stays what it is: dead letters, then
-rows.
+Rows that the transform rejects are bad. With ``on_bad_rows='dead_letter'`` rows that break a constraint of the table,
+or for which the transform fails, are bad, too. They are all found and counted before the batch writes its dead letters,
+and then the rows of the other messages.
 
-The constraints are read from the metadata of the Delta table: CHECK, NOT NULL, lengths, generated columns, and columns
-whose values name folders. Delta checks each row as it is written, and one bad row fails the write. Here the same
-conditions are evaluated before it, to find the bad rows. Delta still has the last word: a condition that is not known
-here fails the write.
+The constraints come from the metadata of the Delta table: CHECK, NOT NULL, lengths, generated columns, and partition
+columns, whose values name folders. Delta checks each row that it writes, and one bad row fails the write. This module
+evaluates the same conditions before the write, to find the bad rows. A condition that it does not evaluate still fails
+the write.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ _STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 # The file systems whose folders have names of at most MAX_NAME_BYTES bytes; an object store has keys only.
 _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
 _RANDOM_FOLDERS = "delta.randomizeFilePrefixes"
-# What Spark writes as three bytes in the name of a folder: %2F.
+# The characters that Spark escapes with three bytes in the name of a folder, like %2F.
 ESCAPED = "".join(map(chr, range(1, 0x20))) + "\x7f\"#%'*/:=?\\{[]^"
 
 
 @dataclass(frozen=True, slots=True)
 class FilteredBatch:
-    """A batch that was read, of which it is known what is bad.
+    """A batch that was read, with its bad messages marked.
 
     Args:
-        frame: what was read; messages that are bad have an ``_error``.
-        rows: to be written.
-        messages: how many are not bad, per shard.
-        dead: how many are bad, and become dead letters.
+        frame: the messages; bad ones have an ``_error``.
+        rows: the rows to write.
+        messages: the number of good messages per shard.
+        dead: the number of bad messages, which become dead letters.
     """
 
     frame: DataFrame
@@ -77,7 +76,7 @@ class FilteredBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Filtered:
-    """A frame in which what is bad has an ``_error``, and the rows of the rest."""
+    """A frame in which bad messages have an ``_error``, and the rows of the others."""
 
     frame: DataFrame
     rows: DataFrame
@@ -85,19 +84,19 @@ class _Filtered:
 
 @dataclass(slots=True)
 class Cached:
-    """What Spark keeps while a batch is written."""
+    """Frames that Spark caches while a batch is written."""
 
     frames: list[DataFrame] = field(default_factory=list)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """The same rows, computed once."""
+        """Return the same rows from Spark's cache, so that they are computed once."""
         self.frames.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self.frames[-1]
 
 
 @contextmanager
 def caching() -> Iterator[Cached]:
-    """Unpersists every frame that was kept on exit."""
+    """Unpersist every cached frame on exit."""
     cached = Cached()
     try:
         yield cached
@@ -111,9 +110,9 @@ class BadRowFilter:
 
     Args:
         spark: a session.
-        ingestion: the table, the transform, and what becomes of bad rows.
-        log: of the table.
-        columns: makes the rows.
+        ingestion: the table, the transform, and the treatment of bad rows.
+        log: the log of the table.
+        columns: computes the rows.
     """
 
     def __init__(self, spark: SparkSession, ingestion: Ingestion, log: DeltaLog, columns: RowColumns) -> None:
@@ -127,20 +126,20 @@ class BadRowFilter:
 
     @property
     def needs_payloads(self) -> bool:
-        """Whether messages that can be decoded may become dead letters, which have their payloads."""
+        """Whether messages that can be decoded may become dead letters, which include the payloads."""
         return self.makes_dead_letters or self._columns.may_reject
 
     def apply(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Filtered | None:
-        """Find the bad messages and rows; ``None`` if payloads are needed for that and were not kept.
+        """Find the bad messages and rows; return ``None`` if that needs payloads that the frame lacks.
 
         Args:
-            frame: what was read, in Spark's cache.
-            cached: keeps what is computed on the way.
+            frame: the messages, in Spark's cache.
+            cached: caches intermediate frames.
             has_payloads: whether all messages of the frame have their payloads, which dead letters need.
 
         Raises:
-            TransformError: it fails for more than :data:`MAX_FAILING_MESSAGES`, or not because of single messages; or
-                for one, if that is to fail the run.
+            TransformError: the transform fails for more than :data:`MAX_FAILING_MESSAGES` messages, or for no single one, or
+                for any if ``on_bad_rows`` is to fail the run.
         """
         rows, rejected = self._columns.rejections(frame)
         if rejected is not None and not has_payloads:
@@ -160,7 +159,7 @@ class BadRowFilter:
         make: Callable[[DataFrame], DataFrame],
         step: Callable[[DataFrame, Cached], T],
     ) -> T:
-        """A step, which fails for no message but those that are found to be bad meanwhile."""
+        """Run a step until it succeeds, each time without the messages for which it failed."""
         while True:
             try:
                 return step(frame, cached)
@@ -170,7 +169,7 @@ class BadRowFilter:
                 frame = self._marked(frame, self._failing(frame, make, error), cached)
 
     def _rejected(self, frame: DataFrame) -> DataFrame:
-        """The places that are rejected."""
+        """Return the places of the rejected messages."""
         _, places = self._columns.rejections(frame)
         return self._spark.createDataFrame([], _PLACES) if places is None else places
 
@@ -178,7 +177,7 @@ class BadRowFilter:
         return self._marked(frame, self._rejected(frame), cached)
 
     def _with_broken(self, frame: DataFrame) -> DataFrame:
-        """The rows to write, with the constraints that they break."""
+        """Return the rows to write, with the constraints that they break."""
         rows = self._columns.rows(frame)
         judged = self._constraints.judged(rows)
         return rows if judged is None else judged
@@ -186,7 +185,7 @@ class BadRowFilter:
     def _without_broken(self, frame: DataFrame, cached: Cached) -> _Filtered:
         rows = self._columns.rows(frame)
         if self._ingestion.transform is not None:
-            # Once: what is looked at is what is written. All columns of all rows are made, and what fails does so now.
+            # Computed once, so that the rows that are checked are written. All failures occur now.
             rows = cached.keep(rows)
             self._run(rows.count)
         judged = self._constraints.judged(rows)
@@ -197,12 +196,12 @@ class BadRowFilter:
         return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked))
 
     def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
-        """The frame in which the messages at these places have an error; the same one if there are none.
+        """Return the frame with an error for the messages at these places; the same frame if there are none.
 
         Raises:
-            TransformError: one of them is not the place of a message of the batch.
+            TransformError: a place is not that of a message of the batch.
         """
-        # Once, or a message could be bad for one of two that ask, and not for the other.
+        # Computed once: a second evaluation could find other messages.
         places = cached.keep(places)
         count = self._run(places.count)
         if not count:
@@ -210,8 +209,8 @@ class BadRowFilter:
         known = self._run(_good(frame).join(places, [*ROW_PLACE], "left_semi").count)
         if known != count:
             raise TransformError(
-                f"the transform rejects {count - known} rows of no message of this batch",
-                remedy="Keep _stream, _shard and _sequence of each row as they are; nothing was written.",
+                f"the transform rejects {count - known} rows whose places are not in this batch",
+                remedy="Keep _stream, _shard and _sequence of each row unchanged; nothing was written.",
             )
         reason = f.coalesce("_error", REASON).alias("_error")
         columns = [reason if name == "_error" else f.col(quoted(name)) for name in frame.columns]
@@ -220,11 +219,11 @@ class BadRowFilter:
     def _run(self, action: Callable[[], T]) -> T:
         try:
             return action()
-        except Exception as error:  # noqa: BLE001 - Spark raises what comes
+        except Exception as error:  # noqa: BLE001 - Spark raises errors of any type
             raise explain(error, table=self._ingestion.table) from None
 
     def _failing(self, frame: DataFrame, make: Callable[[DataFrame], DataFrame], error: FailedRowError) -> DataFrame:
-        """The places of the messages for which ``make`` fails: halves of the batch are tried, and halves of those.
+        """Find the places of the messages for which ``make`` fails, by halving the batch again and again.
 
         Raises:
             TransformError: there are too many, or none fails alone.
@@ -234,7 +233,7 @@ class BadRowFilter:
         places = {shard: np.sort(sequences) for shard, sequences in by_shard(read, *ROW_PLACE)}
         self._search(frame, make, places, error, found)
         if not found:
-            # Together they fail, each of them alone does not.
+            # The messages fail together, but none of them fails alone.
             raise error
         return self._spark.createDataFrame(found, _PLACES)
 
@@ -246,17 +245,17 @@ class BadRowFilter:
         error: FailedRowError,
         found: list[tuple[str, int, int, str]],
     ) -> None:
-        """Find those that fail among some that do, with this error."""
+        """Find the failing messages at places that failed together with ``error``."""
         count = sum(map(len, places.values()))
         if count == 1:
             ((shard, own),) = places.items()
-            # What may hold values is quoted: the kind of a reason leaves quoted text out.
+            # The detail may hold values, so it is quoted: the kind of a reason omits quoted text.
             said = f"{error.what.replace(f' while writing {self._ingestion.table}', '')}: {error.detail!r}"
             found.append((shard.stream, shard.id, int(own[0]), said))
             if len(found) > MAX_FAILING_MESSAGES:
                 raise TransformError(
-                    f"{error.what}; so it does for more than {MAX_FAILING_MESSAGES} messages of a batch",
-                    remedy="Correct the transform, or let it reject() such rows; or take fewer messages a batch "
+                    f"{error.what}; it fails for more than {MAX_FAILING_MESSAGES} messages of a batch",
+                    remedy="Correct the transform, or let it reject() such rows; or read fewer messages per batch "
                     "(max_records). Nothing was written.",
                 )
             return
@@ -268,12 +267,12 @@ class BadRowFilter:
                 self._search(frame, make, half, failed, found)
 
     def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
-        """The same error, with the place of a row that breaks a constraint, if one is found."""
+        """Return the same error, with the place of a row that breaks a constraint, if one is found."""
         if self.makes_dead_letters:
-            # Those that were found are not written; this is one that is not known here.
+            # Rows that break a constraint of this module are not written; another one failed the write.
             return error
         example: Row | None = None
-        # What is wrong is known; this only says where.
+        # The place is only additional information, so failures to find it are ignored.
         with suppress(Exception):
             judged = Constraints.of(self._spark, self._log).judged(rows)
             if judged is not None:
@@ -289,23 +288,23 @@ class BadRowFilter:
 
 
 def _good(frame: DataFrame) -> DataFrame:
-    """What was decoded and is not known to be bad, as the transform gets it."""
+    """Return the messages without an error, with the columns that the transform gets."""
     return frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS)
 
 
 def _without_bad(rows: DataFrame, frame: DataFrame) -> DataFrame:
-    """The rows of messages without an error."""
+    """Return the rows of messages without an error."""
     bad = frame.where(f.col("_error").isNotNull()).select(*ROW_PLACE)
     return rows.join(bad, [*ROW_PLACE], "left_anti").select(*map(quoted, rows.columns))
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A condition that each row of a table fulfils.
+    """A condition that each row of a table must fulfil.
 
     Args:
-        is_broken: the rows that do not, in SQL; never null.
-        broken: what is said of them.
+        is_broken: a SQL condition for the rows that break it; never null.
+        broken: the reason that such rows get.
     """
 
     is_broken: str
@@ -314,12 +313,12 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Those of a table.
+    """The constraints of a table.
 
     Args:
         configuration: the table properties.
-        columns: as the log has them.
-        types: the columns as Spark has them.
+        columns: the columns in the format of the log.
+        types: the columns with Spark's types.
         partitions: the columns that the table is partitioned by.
         has_folders: whether their values name folders.
 
@@ -340,25 +339,25 @@ class Constraints:
 
     @classmethod
     def of(cls, spark: SparkSession, log: DeltaLog) -> Constraints:
-        """Those of the table as it is now; none of one that is not there."""
+        """Return the current constraints of the table, or no constraints if it does not exist."""
         snapshot = log.snapshot()
         if snapshot is None:
             return cls({}, ())
         properties = snapshot.configuration
-        # Then Delta gives folders random names.
+        # With these settings Delta gives folders random names.
         is_random = takes_any_name(properties) or properties.get(_RANDOM_FOLDERS, "").lower() == "true"
         has_folders = scheme(log.path) in _WITH_FOLDERS and not is_random
         schema = read_table(spark, log).schema
         return cls(properties, snapshot.columns, schema, snapshot.partition_columns, has_folders)
 
     def on(self, names: Collection[str]) -> list[Constraint]:
-        """The constraints on rows that have these columns.
+        """Return the constraints on rows that have these columns.
 
-        A column that may not be null, and that all rows lack, is no fault of a row.
+        A NOT NULL column that all rows lack is not a fault of a row.
         """
         known = {name.lower() for name in names}
         checks = [
-            # To Delta a condition that is null is violated.
+            # Delta treats a condition that is null as violated.
             Constraint(f"({text}) IS NOT TRUE", f"the CHECK constraint {name[len(CHECK) :]} ({text}) is violated")
             for name, text in sorted(self.configuration.items())
             if name.lower().startswith(CHECK)
@@ -376,7 +375,7 @@ class Constraints:
         ]
 
     def judged(self, rows: DataFrame) -> DataFrame | None:
-        """The rows with what is wrong with each in the column :data:`REASON`; ``None`` if the table asks nothing."""
+        """Return the rows with the broken constraint in :data:`REASON`; ``None`` if the table has no constraints."""
         asked = self.on(rows.columns)
         if not asked:
             return None
@@ -384,10 +383,10 @@ class Constraints:
         return self._completed(rows).withColumn(REASON, reason)
 
     def _completed(self, rows: DataFrame) -> DataFrame:
-        """With the columns that the rows lack, as Delta adds them."""
+        """Add the columns that the rows lack, with the values that Delta gives them."""
         known = {name.lower() for name in rows.columns}
         lacking = [one for one in self.columns if one["name"].lower() not in known]
-        # Those that are made of others are made last.
+        # Generated columns come last, because their expressions use the others.
         for one in sorted(lacking, key=_is_generated):
             metadata = one.get("metadata", {})
             made = metadata.get(GENERATED) or metadata.get(DEFAULT, "NULL")
@@ -403,7 +402,7 @@ def _not_null(columns: Sequence[Mapping[str, Any]], parents: Sequence[str] = ())
     for column in columns:
         path = [*parents, column["name"]]
         if not column["nullable"]:
-            # To Delta a struct that is null has no field, which is null, too.
+            # In Delta, a field of a struct that is null is null, too.
             found = ".".join(map(quoted, path))
             yield Constraint(f"{found} IS NULL", f"the column {'.'.join(path)} is NOT NULL in the table")
         kind = column["type"]
@@ -429,7 +428,7 @@ def _generated(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
         if text:
             name = column["name"]
             yield Constraint(
-                f"NOT ({quoted(name)} <=> ({text}))", f"the column {name} is not what the table makes it: {text}"
+                f"NOT ({quoted(name)} <=> ({text}))", f"the column {name} differs from its generated value: {text}"
             )
 
 
@@ -448,5 +447,5 @@ def _name_of_folder(column: Mapping[str, Any]) -> Constraint:
     most = MAX_NAME_BYTES - len(f"{name}=".encode()) - 2 * sum(map(ESCAPED.count, name))
     return Constraint(
         f"COALESCE(OCTET_LENGTH({found}) + 2 * ({escapes}) > {most} OR CONTAINS({found}, CHAR(0)), FALSE)",
-        f"the column {name} names a folder, and its value is longer than {most} bytes or has NUL in it",
+        f"the column {name} names a folder, and its value is longer than {most} bytes or contains NUL",
     )

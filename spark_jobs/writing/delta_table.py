@@ -1,7 +1,7 @@
-"""Writes a Delta table from Spark: a batch in one commit, verified in the log, and what the storage must guarantee.
+"""Writes a batch to a Delta table in one commit, verifies it in the log, and checks that the storage is safe.
 
-A commit is a file that must be absent when it is put. Where two drivers may both put it, the second one overwrites the
-first. The rows of the first are in no commit then, although its write succeeded.
+A commit is a file that may only be created if it does not exist. Where two drivers can both create it, the second one
+overwrites the first. The rows of the first are then in no commit, although its write succeeded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CONFLICT = re.compile(
     r"|(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)"
 )
 MAX_EXTENTS = 64
-"""A row is compared with at most this many ranges, one after the other."""
+"""With more ranges than this, :func:`only_within` compares rows with one range per stream."""
 HISTORY = 100
-# Their renames, or their own conditions, put a file only if it is absent, and Delta's log stores for them use that.
+# These file systems can create a file only if it is absent, and Delta's log stores for them use that.
 _SAFE_SCHEMES = frozenset({"hdfs", "viewfs", "ofs", "abfs", "abfss", "wasb", "wasbs", "gs"})
-# What Delta takes by itself, and what is right for the schemes above only.
+# Delta's built-in log stores, which are safe only for the schemes above.
 _LOG_STORES_OF_DELTA = frozenset(
     {"S3SingleDriverLogStore", "HDFSLogStore", "LocalLogStore", "AzureLogStore", "GCSLogStore"}
 )
@@ -53,7 +53,7 @@ class DeltaWriter:
     Args:
         path: a local path or a URI that Spark understands.
         properties: table properties, set when the table is created.
-        schema_changes: whether new columns come into the table.
+        schema_changes: whether the write may add new columns.
     """
 
     path: str
@@ -66,11 +66,11 @@ class DeltaWriter:
     def write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
         """Write ``rows`` with the transaction and the metadata of ``entry``, in one commit.
 
-        That it returns does not mean that the rows are in the table: Delta silently ignores a transaction version it
-        has already recorded. :meth:`commit` looks.
+        A return does not prove that the rows are in the table: Delta silently ignores a transaction version that it
+        has already recorded. :meth:`commit` verifies the write.
 
         Raises:
-            Exception: whatever Spark raises; see :func:`explain`.
+            Exception: any error of Spark; see :func:`explain`.
         """
         writer = (
             rows.write.format("delta")
@@ -90,28 +90,28 @@ class DeltaWriter:
         writer.save(spark_location(self.path))
 
     def try_write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> Exception | None:
-        """Write; the error, if there was one: whether the commit landed all the same is for the log to say."""
+        """Write and return the error, if any. Only the log shows whether the commit landed despite an error."""
         try:
             self.write(rows, entry, creates=creates)
-        except Exception as error:  # noqa: BLE001 - Spark raises what comes
+        except Exception as error:  # noqa: BLE001 - Spark raises errors of any type
             return error
         return None
 
     def verified(
         self, entry: LedgerEntry, failure: Exception | None, *, spark: SparkSession, ledger: Ledger
     ) -> Commit | None:
-        """The commit of ``entry``, if it landed; ``None`` if another run has its number.
+        """Return the commit of ``entry`` if it landed, or ``None`` if another run has its number.
 
         Args:
-            entry: what was written.
-            failure: what the write raised.
+            entry: the entry that was written.
+            failure: the error that the write raised, if any.
             spark: the session that wrote.
-            ledger: of the transaction sequence of ``entry``.
+            ledger: the ledger of the transaction sequence of ``entry``.
 
         Raises:
-            TransformError, SchemaMismatchError, WriteError: nothing of it is in the table.
-            LedgerUnreadableError: whether it is cannot be found out.
-            StorageMismatchError: it is in a table, or in files, that are not to be seen from here.
+            TransformError, SchemaMismatchError, WriteError: the table has none of its rows.
+            LedgerUnreadableError: the log cannot be read to find the commit.
+            StorageMismatchError: Spark wrote to a table, or to files, that this process does not see.
         """
         commit = ledger.commit_of(entry.number, after=entry.base)
         check_landed(commit, failure, spark=spark, log=ledger.log, bid=entry.bid)
@@ -126,13 +126,13 @@ class DeltaWriter:
 
 
 def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:
-    """The same rows; the write fails if one of them is of no message in these ranges.
+    """Return the same rows, whose write fails if a row has the place of a message outside these ranges.
 
-    A transform may give a row the place of another message, and then it would be unknown what became of its own.
+    A transform may give a row the place of another message. The fate of its own message would then be unknown.
 
     Args:
-        rows: to be written.
-        extents: the ranges; of very many shards only those are checked that they have in common.
+        rows: the rows to write.
+        extents: the ranges; above :data:`MAX_EXTENTS`, only one range per stream is checked.
     """
     condition = in_ranges(extents) if len(extents) <= MAX_EXTENTS else _in_hulls(extents)
     place = f.concat_ws(" ", *(f.coalesce(f.col(name).cast("string"), f.lit("null")) for name in ROW_PLACE))
@@ -141,7 +141,7 @@ def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:
 
 
 def _in_hulls(extents: Mapping[Shard, Range]) -> str:
-    """The rows between the first and the last shard of each stream, as a SQL condition that is quick to evaluate.
+    """Return a SQL condition for rows within the hull of the ranges of each stream; it is quick to evaluate.
 
     Example:
         >>> _in_hulls({Shard("orders", 3): Range(5, 9), Shard("orders", 7): Range(0, 6)})
@@ -161,18 +161,18 @@ def _in_hulls(extents: Mapping[Shard, Range]) -> str:
 def check_landed(
     found: object | None, failure: Exception | None, *, spark: SparkSession, log: DeltaLog, bid: str
 ) -> None:
-    """Check the outcome of a write: an error may follow a commit that landed, and none one that was ignored.
+    """Check the outcome of a write: it may raise although its commit landed, and succeed although Delta ignored it.
 
     Args:
-        found: the commit, or what stands for it; ``None`` if it is not in the log.
-        failure: what the write raised.
+        found: any value if the commit is in the log; ``None`` if it is not.
+        failure: the error that the write raised, if any.
         spark: the session that wrote.
-        log: of the table.
-        bid: the batch id of what was written.
+        log: the log of the table.
+        bid: the batch id of the write.
 
     Raises:
-        TransformError, SchemaMismatchError, WriteError, …: nothing of it is in the table; see :func:`explain`.
-        StorageMismatchError: it is in a table that only Spark sees.
+        TransformError, SchemaMismatchError, WriteError, …: the table has none of its rows; see :func:`explain`.
+        StorageMismatchError: Spark wrote to a table that this process does not see.
     """
     if found is None and failure is None:
         check_seen(spark, log, bid)
@@ -181,9 +181,9 @@ def check_landed(
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether another commit came first, so that the batch has to be planned again.
+    """Return whether another commit came first, so that the batch has to be planned again.
 
-    In a classic session some conflicts arrive as bare Java errors, so how a line begins counts as well as the type.
+    A classic session raises some conflicts as bare Java errors, so the start of a line counts as well as the type.
     """
     if isinstance(error, CONFLICTS):
         return True
@@ -191,21 +191,21 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def log_store_of(spark: SparkSession, table: str) -> str:
-    """The class of the log store that is configured for the file system of the table; empty if none is."""
+    """Return the class of the log store configured for the file system of the table, or ``""``."""
     chosen = spark.conf.get(f"spark.delta.logStore.{scheme(table)}.impl", "")
     return str(chosen or spark.conf.get("spark.delta.logStore.class", "") or "")
 
 
 def check_log_store(spark: SparkSession, table: str, *, single_writer: bool) -> None:
-    """Refuse a table that a second driver could overwrite commits of.
+    """Check that no second driver can overwrite commits of the table.
 
     Args:
         spark: the session that writes.
-        table: where the table is.
-        single_writer: the user says that no two drivers write it at the same time.
+        table: the path or URI of the table.
+        single_writer: whether the user guarantees that no two drivers write it at the same time.
 
     Raises:
-        UnsafeStorageError: with the setting that is missing.
+        UnsafeStorageError: a second driver could; it names the missing setting.
     """
     kind, chosen = scheme(table), log_store_of(spark, table)
     is_own = bool(chosen) and chosen.rpartition(".")[2] not in _LOG_STORES_OF_DELTA
@@ -217,22 +217,22 @@ def check_log_store(spark: SparkSession, table: str, *, single_writer: bool) -> 
     elif kind in S3:
         remedy = (
             f"Add spark_jobs.session.delta_spark_config({table!r}) to its settings before it starts, with {setting}="
-            f"{S3_LOG_STORE_CLASS}, which puts a commit only if it is absent"
+            f"{S3_LOG_STORE_CLASS}, which creates a commit only if it is absent"
         )
     else:
-        remedy = f"Set {setting} to a log store that puts a commit only if it is absent"
+        remedy = f"Set {setting} to a log store that creates a commit only if it is absent"
     raise UnsafeStorageError(
-        f"{chosen or 'the log store that Delta takes by itself'} lets two drivers that write {table} at the same time "
-        "overwrite each other's commits",
-        remedy=f"{remedy}; or, if no two drivers ever write this table at the same time, say so: single_writer=True.",
+        f"{chosen or 'the default log store of Delta'} lets two drivers that write {table} at the same time overwrite "
+        "each other's commits",
+        remedy=f"{remedy}; or, if no two drivers ever write this table at the same time, set single_writer=True.",
     )
 
 
 def check_unseen(spark: SparkSession, log: DeltaLog) -> None:
-    """Before a table is made: Spark must not have one where we see none.
+    """Check, before a table is created, that Spark sees no table that this process does not see.
 
     Raises:
-        StorageMismatchError: it has.
+        StorageMismatchError: it sees one.
     """
     try:
         location = _location(spark, log.path)
@@ -247,15 +247,15 @@ def check_unseen(spark: SparkSession, log: DeltaLog) -> None:
 
 
 def check_seen(spark: SparkSession, log: DeltaLog, bid: str) -> None:
-    """After a write that raised nothing and that we do not see: does Spark see it?
+    """Check that Spark does not see a write that succeeded but is not in the log that this process reads.
 
     Args:
         spark: the session that wrote.
-        log: of the table, as we see it.
-        bid: the batch id of what was written.
+        log: the log of the table.
+        bid: the batch id of the write.
 
     Raises:
-        StorageMismatchError: it does.
+        StorageMismatchError: Spark sees it.
     """
     try:
         history = spark.sql(f"DESCRIBE HISTORY {sql_name(log.path)} LIMIT {HISTORY}")
@@ -267,38 +267,38 @@ def check_seen(spark: SparkSession, log: DeltaLog, bid: str) -> None:
 
 
 def check_files(log: DeltaLog, version: int) -> None:
-    """After a commit to a local table: executors on other machines would have written its files to their own disks.
+    """Check that a local table has the files of a commit; remote executors would have written to their own disks.
 
     Raises:
-        StorageMismatchError: files of the commit are not there.
+        StorageMismatchError: files of the commit are missing.
     """
     missing = log.missing_files(version)
     if missing:
         raise StorageMismatchError(
             f"version {version} of {log.path} has "
             f"{counted(len(missing), 'file')} not on this machine, like {missing[0]}",
-            remedy="The executors wrote them elsewhere. Stop the runs, go back with RESTORE TABLE … TO VERSION AS OF "
-            f"{version - 1}, and give the table as a path or URI that this machine and all executors share. Nothing "
-            "was committed to the broker, and after the RESTORE these messages are read again.",
+            remedy="The executors wrote them to their own disks. Stop the runs, undo the commit with RESTORE TABLE … "
+            f"TO VERSION AS OF {version - 1}, and set a path or URI that this machine and all executors share. Nothing "
+            "was committed to the broker, and the next run reads these messages again.",
         )
 
 
 def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None) -> DataFrame:
-    """The table as Spark reads it.
+    """Return a frame that reads the table.
 
     Args:
-        spark: reads it.
-        log: of the table.
-        version: of the table; without it the newest one, whenever it is read.
+        spark: the session that reads.
+        log: the log of the table.
+        version: the version of the table; by default the newest one at the time of each read.
 
     Raises:
-        StorageMismatchError: Spark sees none.
+        StorageMismatchError: Spark sees no table.
     """
     location = spark_location(log.path)
     reader = spark.read.format("delta")
     try:
         frame = (reader if version is None else reader.option("versionAsOf", version)).load(location)
-        frame.schema  # noqa: B018 - a Connect session looks only now
+        frame.schema  # noqa: B018 - a Connect session resolves the table only now
     except AnalysisException as error:
         raise _mismatch(f"Spark sees no table at {location} ({first_line(error)})", log) from None
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
@@ -312,10 +312,10 @@ def _location(spark: SparkSession, table: str) -> str:
 
 def _mismatch(what_spark_sees: str, log: DeltaLog) -> StorageMismatchError:
     snapshot = log.snapshot()
-    ours = "no table" if snapshot is None else f"one at version {snapshot.version} that does not have it"
+    ours = "no table" if snapshot is None else f"version {snapshot.version} without that commit"
     return StorageMismatchError(
         f"{what_spark_sees}, but this process sees {ours} at {log.path}",
-        remedy="Give the table as a path or URI under which this process, the Spark driver (with Spark Connect: the "
-        "server) and its executors reach the same storage, with the same credentials and endpoint. Nothing was "
-        "committed to the broker.",
+        remedy="Set a path or URI under which this process, the Spark driver (with Spark Connect: the server) and its "
+        "executors reach the same storage, with the same credentials and endpoint. Nothing was committed to the "
+        "broker.",
     )

@@ -1,12 +1,12 @@
-"""What a failed write means: Spark hides the cause in a page of Java frames, and a Connect server in another place.
+"""Maps errors of Spark to errors that name the cause, which Spark hides in a page of Java frames.
 
-The texts of Spark, of Delta and of users' functions may hold values of rows. An error of ours names what cannot: types,
-conditions, and what a storage says of its files. The rest is its ``detail``.
+Texts of Spark, of Delta and of users' functions may hold values of rows. Our errors repeat only what cannot hold one:
+types, conditions, and messages of a storage about its files. The rest of the text goes into their ``detail``.
 
-What kind of error it is, the text decides as Spark wrote it. Only what is repeated of it is redacted: a secret may be a
-word that stands in the name of a class, too. Failures of rows are known first, because only their texts hold values,
-and by what comes before any value: the condition, the class of a Java error, the first traceback of a Python worker.
-What follows the first text that may hold a value decides nothing, and is not shown.
+The unredacted text decides the kind of an error, because a secret may also be a word in the name of a class; only what
+is repeated is redacted. Failures of rows are recognized first, because only their texts hold values, and by what comes
+before any value: the condition, the class of a Java error, the first traceback of a Python worker. Text after the first
+possible value decides nothing, and is not shown.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismat
 _GONE = ", and the JVM of Spark does not answer any more"
 _READ_AGAIN = "Nothing of the batch was written; it is read again."
 _MISSING_MODULE = "ModuleNotFoundError: No module named "
-# At the beginning of an error, or of a cause: elsewhere it may be in a value.
+# Matches only at the beginning of an error or of a cause: elsewhere it may be in a value.
 _OF_HIVE = re.compile(r"(?:\([\w.$]+\) |(?:\w+\.)+\w+: )?(?:\w+\.)*(?:HiveException: |MetaException\()")
 _NO_METASTORE = re.compile(
     r"Unable to instantiate \S*SessionHiveMetaStoreClient|Could not connect to meta store"
     r"|(TTransport|java\.net\.\w+)Exception"
 )
 _DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the database (\S+?)\.?\s")
-# The state that Spark gives to what is wrong with a value, to a function of the user's, and to what raise_error() says;
-# reflect() raises what the method does, which may be an error of a file or a connection, and xpath() what Java does.
+# The SQL states of bad values, of failed functions of the user, and of raise_error(). The errors of reflect() and
+# xpath() are those of any Java method, and may look like an error of a file or a connection.
 _OF_A_VALUE = re.compile(
     r"SQLSTATE: (22\w{3}|39000|P0001)\b"
     r"|\bat org\.apache\.spark\.sql\.catalyst\.expressions\.(?:CallMethodViaReflection|xml)\."
 )
-# What else is wrong with a value, under states that errors of other kinds have, too.
+# Further conditions of bad values, whose SQL states are shared with errors of other kinds.
 _OF_VALUES = frozenset({
     "COLLECTION_SIZE_LIMIT_EXCEEDED", "DUPLICATED_MAP_KEY", "EXCEED_LIMIT_LENGTH", "MALFORMED_CSV_RECORD",
     "MALFORMED_PROTOBUF_MESSAGE",
 })  # fmt: skip
-# As Spark and Delta begin a message, before any value.
+# Spark and Delta begin a message like this, before any value.
 _CONDITION = re.compile(r"^(?:\([\w.$]+\) |(?:\w+\.)+[\w$]+: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ?")
-# Errors that hold no value of a row, but have a cause, or the words of a storage, that say what failed.
+# Errors that hold no value of a row, but a cause or a message of a storage that explains the failure.
 _OF_SYSTEM = re.compile(
     r"\(?(?:java\.(?:io|nio|net|security|util\.concurrent|lang\.reflect)|javax\.net\.ssl|software\.amazon"
     r"|com\.(?:amazonaws|google|microsoft)|io\.delta|org\.apache\.(?:hadoop|parquet|spark)|org\.sparkproject)\."
@@ -80,10 +80,10 @@ _OF_SYSTEM = re.compile(
 _JAVA_ERROR = re.compile(r"\(?((?:\w+\.)+[A-Z][\w$]*)(?:\) |: |$)(.*)")
 _LOST_TASK = re.compile(r".*?Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
 _PYTHON = "org.apache.spark.api.python.PythonException: "
-# The conditions of errors that hold no value of a row, but have a cause that says what failed.
+# The conditions of errors that hold no value of a row, but a cause that explains the failure.
 _WRAPPERS = re.compile(r"(?:TASK_WRITE_FAILED|FAILED_READ_FILE|INTERNAL_ERROR(?:_[A-Z]+)*)(?:\.|$)")
 _CAUSED_BY = "Caused by: "
-# The frames of a traceback, and what was raised. That a worker cannot unpickle something is in another error.
+# The frames of a traceback and the error. PySpark wraps the traceback of a failed unpickling in another error.
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n((?:[ \t].*\n)+)"
     r"(?!pyspark\.serializers\.SerializationError: Caused by Traceback)(\S.*)"
@@ -94,7 +94,7 @@ _OF_STORAGE = re.compile(
 )
 # The name of a folder of a partition, in which Spark escapes "/", ":" and "=".
 _VALUE_OF_FOLDER = re.compile(r"(?<=\w)=(?:(?! \(exists=)[^/:\n])*")
-# The frames of what loads a function; code that was compiled from text, or is frozen, has no file.
+# Frames of the code that loads a function; code that was compiled from text, or is frozen, has no file.
 _OF_LOADER = re.compile(r"/pyspark/|/importlib/|^<")
 _IMPORT = re.compile(r"\n    (?:import|from) [^\n]*\n(?:    [ ~^]+\n)?\Z")
 _HANDLED = "\nDuring handling of the above exception, another exception occurred:\n"
@@ -107,22 +107,22 @@ _NAMES = frozenset({
     "name", "objectName", "proposal", "referenceNames", "relationName", "requiredType", "routineName", "schemaName",
     "sourceType", "srcType", "suggestion", "tableName", "targetType", "toType", "type", "updateDataType", "updateField",
 })  # fmt: skip
-# This one has no parameters: its text says how the columns of the rows and those of the table differ.
+# This condition has no parameters: its text lists how the columns of the rows and of the table differ.
 _OF_COLUMNS = "DELTA_METADATA_MISMATCH"
 _FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
 
 class UnfinishedReadError(WriteError):
-    """What was to be written could not be read while it was, or not as it was planned."""
+    """The messages could not be read during the write, or the read did not match the plan."""
 
 
 class UnexplainedError(WriteError):
-    """Spark failed for no reason known here: a payload may have crashed a Python worker."""
+    """Spark failed for an unrecognized reason: a payload may have crashed a Python worker."""
 
 
 class RejectedRowError(WriteError):
-    """A row that was to be written while it was read is rejected by the transform."""
+    """The transform rejects a row of a batch that is read and written in one pass."""
 
 
 class FailedRowError(TransformError):
@@ -131,7 +131,7 @@ class FailedRowError(TransformError):
 
 @dataclass(frozen=True, slots=True)
 class _FailureKind:
-    """A reason why a write fails, known by its text; ``what`` is said before the text, of the table."""
+    """A reason why a write fails, recognized by its text; ``what`` is the start of the message."""
 
     pattern: re.Pattern[str]
     error: type[StreamAssetsError]
@@ -146,10 +146,10 @@ _CONSTRAINT = _FailureKind(
     ),
     ConstraintViolatedError,
     "a row breaks a constraint of the table {table}",
-    "Let the transform correct or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of their "
-    "messages; or change the constraint with ALTER TABLE. The batch is read again at the next run.",
+    "Let the transform correct or reject() such rows; or set on_bad_rows='dead_letter' to make dead letters of their "
+    "messages; or change the constraint with ALTER TABLE. The next run reads the batch again.",
 )
-# Hadoop says nothing else of a folder that cannot be made; NUL is in no name.
+# Hadoop reports no reason for a folder that it cannot create; no name may contain NUL.
 _FOLDER = _FailureKind(
     re.compile(
         r"File name too long|PathComponentTooLong|Nul character not allowed"
@@ -158,15 +158,15 @@ _FOLDER = _FailureKind(
     ),
     ConstraintViolatedError,
     "a value of a row cannot be the name of a folder of the table {table}",
-    f"A folder is called like a column that the table is partitioned by, and its value, in at most {MAX_NAME_BYTES} "
-    "bytes. Let the transform shorten or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of "
-    "their messages. The batch is read again at the next run.",
+    f"The folder name, column=value of a partition column, may have at most {MAX_NAME_BYTES} bytes. Let the transform "
+    "shorten or reject() such values; or set on_bad_rows='dead_letter' to make dead letters of their messages. The "
+    "next run reads the batch again.",
 )
 _SCHEMA = _FailureKind(
     re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
     SchemaMismatchError,
     "the rows do not fit the table {table}",
-    "Change the transform or the schema; schema_changes='add_columns' lets new columns and fields in.",
+    "Change the transform or the schema; schema_changes='add_columns' adds new columns and fields to the table.",
 )
 _NO_SPACE = _FailureKind(
     re.compile(r"No space left on device|[Qq]uota exceeded|QuotaExceeded"),
@@ -180,49 +180,49 @@ _DENIED = _FailureKind(
         r"|Forbidden|[Ss]tatus [Cc]ode: 403|AuthorizationPermission|Mkdirs failed|\[DELTA_CANNOT_CREATE_LOG_PATH\]"
     ),
     AccessDeniedError,
-    "Spark may not write {table}",
-    "Give the right to write there to the user, or the credentials, that Spark has (on a cluster and with Spark "
-    "Connect: the server's); or give another table.",
+    "Spark has no permission to write {table}",
+    "Grant write access to the user or the credentials of Spark (on a cluster and with Spark Connect: the server's); "
+    "or use another table.",
 )
 _NO_LINKS = _FailureKind(
     re.compile("no hard link could be made"),
     UnsafeStorageError,
-    "the file system of {table} has no hard links, by which a commit is put only if it is absent",
-    "Put the table elsewhere; or set spark.delta.logStore.file.impl=io.delta.storage.HDFSLogStore and "
+    "the file system of {table} has no hard links, which create a commit only if it is absent",
+    "Move the table to another file system; or set spark.delta.logStore.file.impl=io.delta.storage.HDFSLogStore and "
     "single_writer=True, and never let two drivers write it at the same time.",
 )
 _NOT_FORCED = _FailureKind(
     re.compile("the disk did not take "),
     WriteError,
     "the file system of {table} did not force a file to the disk",
-    "Look for errors of the disk in the log of the kernel. A file system that cannot force files or folders needs the "
-    "Spark setting spark.stream_assets.fsync=false: then a power cut can lose batches that were committed.",
+    "Look for disk errors in the kernel log. A file system that cannot force files or folders needs the Spark setting "
+    "spark.stream_assets.fsync=false; a power cut can then lose committed batches.",
 )
 _APPEND_ONLY = _FailureKind(
     re.compile(r"\[DELTA_CANNOT_MODIFY_APPEND_ONLY\]"),
     UnsupportedError,
-    "the table {table} takes appends only, and rows of it are to be replaced",
+    "the table {table} is append-only, and this batch replaces rows",
     "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay='append'.",
 )
 _OTHER = _FailureKind(
     re.compile(""),
     UnexplainedError,
     "Spark could not write to {table}",
-    "Nothing of the batch was written; it is read again at the next run.",
+    "Nothing of the batch was written; the next run reads it again.",
 )
 _ONE_ROW = (
-    "If it is because of some rows only, reject() them, or let on_bad_rows='dead_letter' find them; their messages "
-    "become dead letters. The batch is read again at the next run."
+    "If only some rows cause it, reject() them, or set on_bad_rows='dead_letter' to find them; their messages become "
+    "dead letters. The next run reads the batch again."
 )
 _KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _FOLDER, _DENIED, _NO_LINKS, _NOT_FORCED, _APPEND_ONLY)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:
-    """Map the error of a failed write to a :class:`StreamAssetsError`; nothing of the batch is in the table.
+    """Map the error of a failed write to a :class:`StreamAssetsError`; the table has no rows of the batch.
 
     Args:
-        error: what Spark raised, in a classic or in a Connect session.
-        table: for the message.
+        error: the error of a classic or a Connect session.
+        table: the table, for the message.
     """
     if isinstance(error, StreamAssetsError):
         return error
@@ -233,10 +233,10 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
 
 @contextmanager
 def explained(table: str) -> Iterator[None]:
-    """Let no error of Spark pass with its text.
+    """Replace errors of Spark, whose texts may hold values of rows.
 
     Raises:
-        StreamAssetsError: see :func:`explain`.
+        StreamAssetsError: Spark raised an error; see :func:`explain`.
     """
     try:
         yield
@@ -253,7 +253,7 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
         return unread
     if failed := _failed_row(error, table=table):
         return failed
-    # File systems count bytes: here each is a character.
+    # File systems count bytes, so each byte becomes a character.
     lines = "\n".join(_deciding(line) for line in first_lines(error)).encode(errors="replace").decode("latin-1")
     octets = _VALUE_OF_FOLDER.sub(_masked, lines)
     is_schema = isinstance(error, AnalysisException) and "schema" in text_of(error).lower()
@@ -264,71 +264,72 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
 
 
 def _is_of_read(frames: str) -> bool:
-    """Whether the process of an executor failed while it read a split, or loaded what it was to run.
+    """Return whether an executor failed while it read a split or loaded code, and not in a function of the transform.
 
-    A function of the transform may raise the same errors, or handle them, for one row only.
+    Such a function may raise the same errors, or handle them, for one row only.
     """
     called = [name for path, _, name in _FRAME.findall(frames) if not _OF_LOADER.search(path)]
     return not called or called[-1] == "<module>" or _READING in called
 
 
 def _is_import(frames: str, text: str) -> bool:
-    """Whether an ``import`` statement failed, whose name is no value, and the function did not handle that."""
+    """Return whether an ``import`` statement failed, and the function did not handle that."""
     return bool(_IMPORT.search(frames)) and _HANDLED not in text
 
 
 def _failed_read(raised: str, *, table: str) -> StreamAssetsError | None:
     kind = raised_on_executor(raised)
     if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
-        # To read it once more at once would wait for the same broker as long again, without a word.
+        # An immediate second read would wait just as long for the same broker, without a log line.
         return explain_read(raised, what=f"the messages for {table}")
     if raised.startswith(_OF_A_READ):
         return UnfinishedReadError(
             f"the messages for {table} could not be read as planned: {redacted(raised.partition(': ')[2])}",
-            remedy="Nothing of the batch was written; it is read again at the next run.",
+            remedy="Nothing of the batch was written; the next run reads it again.",
         )
     return None
 
 
 def _deciding(line: str) -> str:
-    """What of a first line may decide what failed: after a condition, and in errors of others, there may be values."""
+    """Return the part of a first line that may decide the kind of failure; the rest may hold values."""
     if condition := _condition(line):
         return f"[{condition}]"
     return line if _OF_SYSTEM.match(line) else ""
 
 
 def _masked(value: re.Match[str]) -> str:
-    """Replace the words of a value, which must not decide what failed; its length and NUL may."""
+    """Mask a value, which must not decide the kind of failure; keep its length and NUL, which may."""
     return re.sub(r"[^\0]", "=", value[0])
 
 
 def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
-    """The error of a Hive metastore that Spark cannot reach, which it raises as if a statement were wrong.
+    """Return an error if Spark cannot reach its Hive metastore, which it reports as if a statement were wrong.
 
     Args:
-        error: what Spark raised, in a classic or in a Connect session.
+        error: the error of a classic or a Connect session.
     """
     heads = first_lines(error)
     if not (any(map(_OF_HIVE.match, heads)) and any(map(_NO_METASTORE.search, heads))):
         return None
     ask = getattr(error, "getStackTrace", None)
-    # A classic session has the causes nowhere else.
+    # A classic session has the causes only in its stack trace.
     causes = str((ask() if ask else getattr(error, "_stackTrace", None)) or "")
     if lock := _DERBY_LOCK.search(causes):
         return CatalogUnavailableError(
             f"the Hive metastore of this Spark is a Derby database that another process has open: {redacted(lock[1])}",
-            remedy="One Spark at a time can have it: end the other one, or run a metastore server for both.",
+            remedy="Only one Spark can open it at a time: end the other one, or run a metastore server for both.",
         )
     reasons = re.findall(r"java\.net\.\w+: (.*)", "\n".join([*heads, causes]))
     said = redacted(reasons[-1].strip()) if reasons else cause_of(error)
     return CatalogUnavailableError(
         f"the Hive metastore of this Spark does not answer: {said}",
-        remedy="Check hive.metastore.uris, and that it runs; one in a Derby database is for one Spark at a time.",
+        remedy="Check hive.metastore.uris, and that the server runs; only one Spark at a time can open a Derby "
+        "database.",
     )
 
 
 def _failed_row(error: Exception, *, table: str) -> FailedRowError | None:
-    """What failed in the transform; ``None`` if nothing did."""
+    """Return the failure of the transform, or ``None`` if something else failed."""
     raised, frames = _raised_in_python(error)
     if raised:
         kind, _, said = redacted(raised).partition(": ")
@@ -342,8 +343,8 @@ def _failed_row(error: Exception, *, table: str) -> FailedRowError | None:
     if isinstance(error, _EXPRESSION_ERRORS) or conditions & _OF_VALUES or _OF_A_VALUE.search(text_of(error)):
         return FailedRowError(
             f"an expression of the transform failed while writing {table}: {public_text(error, table=table)}",
-            remedy="Correct it: try_cast and try_divide give null, and so do all casts and divisions with the setting "
-            f"spark.sql.ansi.enabled=false. {_ONE_ROW}",
+            remedy="Correct it: try_cast and try_divide return null, and so do all casts and divisions with the "
+            f"setting spark.sql.ansi.enabled=false. {_ONE_ROW}",
         )
     return None
 
@@ -352,8 +353,8 @@ def explain_failed_read(error: Exception, *, what: str) -> StreamAssetsError:
     """Map the error of a failed read to a :class:`StreamAssetsError`; nothing of the batch was written.
 
     Args:
-        error: what Spark raised, in a classic or in a Connect session.
-        what: was to be read.
+        error: the error of a classic or a Connect session.
+        what: the name of what was read, for the message.
     """
     if isinstance(error, StreamAssetsError):
         return error
@@ -366,9 +367,9 @@ def explain_failed_read(error: Exception, *, what: str) -> StreamAssetsError:
 
 
 def _raised_in_python(error: Exception) -> tuple[str, str]:
-    """The first line of what a Python worker raised, and the frames of its traceback; empty if none raised anything.
+    """Return the first line of the error of a Python worker, and its frames; both empty if none raised an error.
 
-    What was raised may hold a value, and a value may be the log of a program, with tracebacks in it.
+    The error may hold a value, and a value may be the log of a program, with tracebacks in it.
     """
     text = text_of(error)
     heads = first_lines(error)
@@ -380,25 +381,24 @@ def _raised_in_python(error: Exception) -> tuple[str, str]:
 
 
 def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
-    """What a row is refused for by a condition of ours, which raises an error that has no value in it."""
+    """Return the error of our own ``raise_error()`` conditions, which hold no value of a row, or ``None``."""
     said = [_CONDITION.sub("", head) for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION"]
     if any(one.startswith(REJECTED) for one in said):
-        return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
+        return RejectedRowError(f"{REJECTED}, for {table}", remedy="The batch is read and counted first.")
     if any(one.startswith(FOREIGN_PLACE) for one in said):
         return TransformError(
             f"the transform changes the columns that identify the message of a row of {table}",
-            remedy="Keep _stream, _shard and _sequence of each row as they are; the batch is read again at the next "
-            "run.",
+            remedy="Keep _stream, _shard and _sequence of each row unchanged; the next run reads the batch again.",
         )
     return None
 
 
 def explain_read(raised: str, *, what: str) -> StreamAssetsError:
-    """Map what a Python worker raised while it read to a :class:`StreamAssetsError`; nothing of the batch was written.
+    """Map the error of a Python worker that read to a :class:`StreamAssetsError`; nothing of the batch was written.
 
     Args:
-        raised: the class and the text.
-        what: was to be read.
+        raised: the class and the text of the error.
+        what: the name of what was read, for the message.
 
     Example:
         >>> explain_read("ModuleNotFoundError: No module named 'redis'", what="orders").what
@@ -420,22 +420,22 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error, with its secrets; that of a Java error is asked of the JVM, which may have ended."""
+    """Return the unredacted text of an error; for that of a Java error, py4j asks the JVM, which may have ended."""
     try:
         return str(error)
-    except Exception as gone:  # noqa: BLE001 - py4j raises what comes
+    except Exception as gone:  # noqa: BLE001 - py4j raises errors of any type
         return f"{type(error).__name__}{_GONE} ({type(gone).__name__})"
 
 
 def public_text(error: BaseException, *, table: str = "") -> str:
-    """What an error of Spark says that holds no value of a row: its condition, and what the storage says of a table.
+    """Return the parts of an error of Spark that hold no value of a row.
 
-    Of an error of the analysis of a query also the names and types that it is about.
+    These are its condition, the message of the storage about the table, and names and types of an analysis error.
 
     Args:
-        error: what Spark raised, in a classic or in a Connect session.
-        table: the absolute path or the URI of a table that was written. What an error of a file or a connection says
-            is repeated only if it names it: a function of the transform may have raised it, with a value.
+        error: the error of a classic or a Connect session.
+        table: the absolute path or the URI of the table that was written. The text of an error of a file or a
+            connection is repeated only if it has this path: a function of the transform may have raised others.
 
     Example:
         >>> text = "org.apache.spark.SparkRuntimeException: [CAST_INVALID_INPUT] The value '4111' cannot be cast"
@@ -455,9 +455,9 @@ def public_text(error: BaseException, *, table: str = "") -> str:
 
 
 def first_lines(error: BaseException) -> list[str]:
-    """The first line of a Java error, that of what failed in its task, and that of each of its causes.
+    """Return the first lines of a Java error, of the failure in its task, and of each of its causes.
 
-    The last one is the first that may hold a value, which may have lines that look like causes.
+    The list ends with the first line that may hold a value, because a value may have lines that look like causes.
     """
     own, *lines = re.sub(r"^An error occurred while calling \S+\n: ", "", text_of(error).lstrip()).split("\n")
     task = _LOST_TASK.match(own[:MAX_ERROR_CHARACTERS])
@@ -474,7 +474,7 @@ def _may_hold_value(line: str) -> bool:
 
 
 def _cause(line: str) -> str:
-    """The cause that a line of a Java stack trace names; empty if it names none."""
+    """Return the cause that a line of a Java stack trace names, or ``""``."""
     return line.lstrip()[len(_CAUSED_BY) :] if line.lstrip().startswith(_CAUSED_BY) else ""
 
 
@@ -491,7 +491,7 @@ def _public(line: str, table: str) -> str:
     found = _JAVA_ERROR.match(line)
     if not found:
         return ""
-    # A token may look like the name of a class, and its last part alone is not known as one.
+    # A token may look like the name of a class, and the redaction does not recognize its last part alone.
     name = redacted(found[1]).rpartition(".")[2]
     if table and table in found[2] and _OF_STORAGE.match(found[1]):
         # The name of a folder may be a value of a row.
@@ -500,14 +500,14 @@ def _public(line: str, table: str) -> str:
 
 
 def _place(frames: str) -> str:
-    """Where a Python function raised."""
+    """Return the line and file in which a Python function raised, for a message."""
     # A function may have compiled code under a name that holds a value.
     places = [one for one in _FRAME.findall(frames) if "/pyspark/" not in one[0] and Path(one[0]).is_file()]
     return f" in line {places[-1][1]} of {redacted(places[-1][0])}" if places else ""
 
 
 def cause_of(error: BaseException) -> str:
-    """What an error of Spark says, and what its deepest cause says, in one line and without Java frames.
+    """Return the messages of an error of Spark and of its deepest cause, in one line and without Java frames.
 
     Example:
         >>> lines = ["An error occurred while calling o1.save.", ": org.A: it failed", "Caused by: java.B: disk full"]
@@ -517,11 +517,11 @@ def cause_of(error: BaseException) -> str:
     text = text_of(error)
     said = re.split(r"\n[ \t]*at |\n[ \t]*JVM stacktrace:|\nCaused by:", text)[0]
     said = re.sub(r"^An error occurred while calling \S+\n: ", "", said)
-    # Delta's advice on how to let columns in is not ours, and longer than what is wrong.
+    # Delta's advice on schema migration differs from ours, and is longer than the problem.
     said = said.replace(_between(said, "To enable schema migration", "for details."), "")
-    # The class of a Java error, before its text.
+    # Remove the class of a Java error, before its text.
     said = re.sub(r"^(\((\w+\.)+[\w$]+\) |(\w+\.)+[\w$]+: )", "", said.strip())
-    # A secret that is cut may not be known as one.
+    # Redact before the text is cut: the redaction may not recognize a part of a secret.
     shown = redacted(" ".join(said.split())) or type(error).__name__
     shown = shown if len(shown) <= MAX_ERROR_CHARACTERS else f"{shown[:MAX_ERROR_CHARACTERS]} …"
     causes = [re.sub(r"^(\w+\.)+[\w$]+: ", "", cause) for line in text.split("\n") if (cause := _cause(line))]
@@ -530,17 +530,17 @@ def cause_of(error: BaseException) -> str:
 
 
 def _between(text: str, first: str, last: str) -> str:
-    """The part of a text from the one word to the other, with them; empty if it has none."""
+    """Return the part of a text from the words ``first`` to the words ``last``, inclusive, or ``""``."""
     _, found, rest = text.partition(first)
     inner, end, _ = rest.partition(last)
     return f"{found}{inner}{end}" if end else ""
 
 
 def raised_on_executor(reason: str) -> type[StreamAssetsError]:
-    """The type of the error that a Python worker raised; :class:`WriteError` if it is none of ours.
+    """Return the type of the error that a Python worker raised; :class:`WriteError` for errors of other libraries.
 
     Args:
-        reason: the class and the text.
+        reason: the class and the text of the error.
 
     Example:
         >>> raised_on_executor("stream_consumers.errors.StreamNotFoundError: there is no file orders.ss").__name__

@@ -1,4 +1,4 @@
-"""How a table is laid out, and what a catalog calls it: said when the table is made, and never changed afterwards."""
+"""Creates tables with a layout, and registers them in a catalog; the layout of an existing table is never changed."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, Wri
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _REFUSALS = (AnalysisException, IllegalArgumentException, UnsupportedOperationException)
-# A comma within back quotes parts no names.
+# A comma within back quotes does not separate names.
 _NAMES = re.compile(r"(?:`(?:[^`]|``)*`|[^,`])+")
 _NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """What a table that is not there yet is made with.
+    """The layout of a table, used when the table is created.
 
     Args:
-        partition_by: columns with few values; each combination of them has a folder of its own.
-        cluster_by: instead: columns that rows are looked for by; ``OPTIMIZE`` puts like ones together.
+        partition_by: columns with few values; each combination of values gets its own folder.
+        cluster_by: columns that queries filter by; ``OPTIMIZE`` groups similar rows. Excludes ``partition_by``.
         properties: table properties, like ``{"delta.enableChangeDataFeed": "true"}``.
-        catalog_table: a name that Spark's catalog gets for the table, like ``sales.orders`` or ``main.sales.orders``.
-            The table stays where its path says.
-        generated_columns: columns that Delta computes, each with its expression in SQL, like
-            ``{"day": "CAST(_timestamp AS DATE)"}``; the table may be laid out by them.
-        comment: what the table is, for people.
+        catalog_table: the name to register in Spark's catalog, like ``sales.orders`` or ``main.sales.orders``. The
+            files of the table stay at its path.
+        generated_columns: columns that Delta computes, each with its SQL expression, like
+            ``{"day": "CAST(_timestamp AS DATE)"}``; ``partition_by`` and ``cluster_by`` may name them.
+        comment: a description of the table.
 
     Raises:
-        InvalidOptionError: options that do not go together, or that make no sense.
+        InvalidOptionError: an option is invalid, or two options exclude each other.
 
     Example:
         >>> TableLayout(cluster_by=["user"]).all_properties()
@@ -67,8 +67,8 @@ class TableLayout:
             object.__setattr__(self, option, _texts(option, getattr(self, option)))
         if TRANSACTION_RETENTION.lower() in map(str.lower, self.properties):
             raise InvalidOptionError(
-                f"{TRANSACTION_RETENTION} lets the table forget its transactions",
-                remedy="Leave it out; exactly-once needs them.",
+                f"the property {TRANSACTION_RETENTION} makes Delta forget transactions of the table",
+                remedy="Leave it out; exactly-once writes need all transactions.",
             )
         if self.partition_by and self.cluster_by:
             raise InvalidOptionError(
@@ -76,72 +76,72 @@ class TableLayout:
                 remedy="Leave one of them out.",
             )
         if self.comment is not None and not isinstance(self.comment, str):
-            raise InvalidOptionError(f"the comment {self.comment!r} of a table is no text", remedy="Put it in quotes.")
+            raise InvalidOptionError(f"comment={self.comment!r} is not a string", remedy="Put it in quotes.")
         name = self.catalog_table
         if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise InvalidOptionError(
-                f"catalog_table={name!r} is no name of a table",
-                remedy="Write it like orders, sales.orders or main.sales.orders; where the table is says table.",
+                f"catalog_table={name!r} is not a table name",
+                remedy="Write it like orders, sales.orders or main.sales.orders; the path goes into table.",
             )
 
     @property
     def is_plain(self) -> bool:
-        """Whether the first batch may make the table as it comes."""
+        """Whether the first write can create the table, because nothing needs a ``CREATE TABLE``."""
         return not (self.partition_by or self.cluster_by or self.properties or self.generated_columns or self.comment)
 
     def all_properties(self) -> dict[str, str]:
-        """With the statistics that the ledger, and clustering, need; those of the user beside them."""
+        """Return the properties, with statistics for the columns that the ledger and clustering need."""
         given = _NAMES.findall(self.properties.get(STATS_COLUMNS, ""))
-        # Delta parses them.
+        # Delta parses the names, so they are quoted.
         columns = [*STREAM_COLUMNS, *map(name_ddl, self.cluster_by), *filter(None, map(str.strip, given))]
-        # Delta refuses statistics of a column whose values name the folders.
+        # Delta rejects statistics for a partition column.
         folders = {name.lower() for name in self.partition_by}
         wanted = [name for name in dict.fromkeys(columns) if name.lower() not in folders]
         return {**self.properties, STATS_COLUMNS: ",".join(wanted)}
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Before the table is made: the rows must have the columns.
+        """Check, before the table is created, that the rows have the columns of the layout.
 
         Raises:
-            SchemaMismatchError: naming those that they lack, or have although Delta is to compute them.
+            SchemaMismatchError: they lack some, or have some that Delta computes; it names these.
         """
         known, generated = ({name.lower(): name for name in names} for names in (columns, self.generated_columns))
         if twice := sorted(generated.keys() & known.keys()):
             raise SchemaMismatchError(
-                f"the rows have the column {known[twice[0]]}, which is to be computed from the others",
-                remedy="Leave it out of generated_columns, or out of what the transform makes.",
+                f"the rows have the column {known[twice[0]]}, which generated_columns computes",
+                remedy="Leave it out of generated_columns, or out of the rows of the transform.",
             )
         lacking = [
             n for n in (*self.partition_by, *self.cluster_by) if n.lower() not in known.keys() | generated.keys()
         ]
         if lacking:
             raise SchemaMismatchError(
-                f"the table is to be laid out by {', '.join(lacking)}, and the rows have no such column",
-                remedy="Let the transform make it, also where it is a field of a struct, or correct partition_by and "
+                f"partition_by or cluster_by names {', '.join(lacking)}, but the rows have no such column",
+                remedy="Add the column in the transform, also for a field of a struct, or correct partition_by and "
                 "cluster_by.",
             )
 
     def check_table(self, log: DeltaLog) -> None:
-        """A table that is there cannot be partitioned in another way, nor get columns that Delta computes.
+        """Check that an existing table has the partitions and generated columns of this layout.
 
         Raises:
-            SchemaMismatchError: it would have to be.
+            SchemaMismatchError: it has not; Delta cannot change either in an existing table.
         """
         snapshot = log.snapshot() if self.partition_by or self.generated_columns else None
         if snapshot is None:
             return
-        is_as_told = [n.lower() for n in snapshot.partition_columns] == [n.lower() for n in self.partition_by]
-        if self.partition_by and not is_as_told:
+        is_same = [n.lower() for n in snapshot.partition_columns] == [n.lower() for n in self.partition_by]
+        if self.partition_by and not is_same:
             raise SchemaMismatchError(
                 f"{log.path} is partitioned by {list(snapshot.partition_columns)}, not by {list(self.partition_by)}",
-                remedy="Correct partition_by, or leave it out: it is for tables that are not there yet.",
+                remedy="Correct partition_by, or leave it out: it is used only when a table is created.",
             )
         computed = {name.lower() for name in snapshot.computed_columns}
         if lacking := [name for name in self.generated_columns if name.lower() not in computed]:
             raise SchemaMismatchError(
-                f"{log.path} does not compute {', '.join(lacking)}, and Delta takes generated columns only when a "
-                "table is made",
-                remedy="Correct generated_columns, let the transform make the column, or ingest into another table.",
+                f"{log.path} does not compute {', '.join(lacking)}, and Delta accepts generated columns only when a "
+                "table is created",
+                remedy="Correct generated_columns, add the column in the transform, or ingest into another table.",
             )
 
 
@@ -150,7 +150,7 @@ def _check_columns(option: str, names: Iterable[str]) -> None:
     is_named = all(isinstance(name, str) and name for name in found)
     if not is_named or len({name.lower() for name in found}) != len(found):
         raise InvalidOptionError(
-            f"{option}={names!r} names no columns, each once", remedy="Write it like ['country', 'day']."
+            f"{option}={names!r} is not a list of different column names", remedy="Write it like ['country', 'day']."
         )
 
 
@@ -158,25 +158,25 @@ def _texts(option: str, given: Mapping[str, str]) -> dict[str, str]:
     texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
     if not all(isinstance(one, str) and one.strip() for one in texts):
         raise InvalidOptionError(
-            f"{option}={given!r} has something else than names and texts",
+            f"{option}={given!r} does not map names to non-empty strings",
             remedy="Write it like {'delta.enableChangeDataFeed': 'true'}, or {'day': 'CAST(_timestamp AS DATE)'}.",
         )
     return dict(given)
 
 
 def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout: TableLayout) -> None:
-    """Create the table, unless another writer was faster.
+    """Create the table, unless another writer has created it first.
 
     Args:
         spark: a session that can write Delta tables.
-        log: of the table.
-        columns: of its rows.
-        layout: how.
+        log: the log of the table.
+        columns: the columns of its rows.
+        layout: the layout of the table.
 
     Raises:
-        InvalidOptionError: a table of this layout cannot be.
-        SchemaMismatchError: who was faster partitions it in another way.
-        WriteError: Spark failed, and there is none.
+        InvalidOptionError: Delta rejects the layout.
+        SchemaMismatchError: another writer has created the table with other partitions or generated columns.
+        WriteError: Spark failed, and the table does not exist.
     """
     parts = [
         "USING DELTA",
@@ -192,19 +192,19 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         if log.snapshot() is None:
             if away := catalog_unavailable(error):
                 raise away from None
-            # What Spark refuses as it stands it refuses the next time, too; a storage may answer then.
+            # Spark would reject the same statement again, but a failed storage may work the next time.
             kind = InvalidOptionError if isinstance(error, _REFUSALS) else WriteError
             raise kind(
-                f"{log.path} could not be made as it is to be laid out: {first_line(error)}",
-                remedy="Correct how it is to be laid out; nothing was written.",
+                f"{log.path} could not be created with its layout: {first_line(error)}",
+                remedy="Correct the options of the layout; nothing was written.",
             ) from None
     layout.check_table(log)
 
 
 def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) -> list[str]:
-    """The columns that Delta computes, of the types that their expressions have.
+    """Return the DDL of the generated columns, with the types of their expressions.
 
-    Constraints are looked at, too: Delta makes a table with one on a column that is not there, which takes no row.
+    Constraints are checked, too: with one on a missing column Delta creates a table that rejects every row.
     """
     expressions = layout.generated_columns
     constraints = [condition for name, condition in layout.properties.items() if name.lower().startswith(CHECK)]
@@ -216,23 +216,23 @@ def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) ->
     rows = spark.createDataFrame([], columns).selectExpr("*", *aliased)
     found = rows.schema.fields[len(columns) :]
     for constraint in constraints:
-        # Asked for the columns, a Connect session looks at the condition.
+        # A Connect session analyzes the condition when it returns the columns.
         _ = rows.where(constraint).columns
     return [f"{column_ddl(column)} GENERATED ALWAYS AS ({expressions[column.name]})" for column in found]
 
 
 def register(spark: SparkSession, table: str, name: str) -> None:
-    """Let Spark's catalog know the table by a name.
+    """Register the table in Spark's catalog.
 
     Args:
         spark: a session that can write Delta tables.
-        table: its path or URI.
-        name: for the catalog.
+        table: the path or URI of the table.
+        name: the name in the catalog.
 
     Raises:
         InvalidOptionError: the catalog has no such schema, or another table of this name.
         CatalogUnavailableError: the catalog is a Hive metastore that does not answer.
-        WriteError, …: Spark failed otherwise, as where the storage does not answer; see :func:`explain`.
+        WriteError, …: Spark failed for another reason, such as its storage; see :func:`explain`.
     """
     quoted_name = ".".join(map(quoted, name.split(".")))
     try:
@@ -242,11 +242,12 @@ def register(spark: SparkSession, table: str, name: str) -> None:
         if not isinstance(error, _REFUSALS) or catalog_unavailable(error):
             raise explain(error, table=table) from None
         raise InvalidOptionError(
-            f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",
-            remedy="The name of a table has letters, digits and underscores, and is that of no view. Its schema is "
-            "there (CREATE SCHEMA …), and the session's user may make tables in it.",
+            f"the catalog rejects catalog_table={name!r} for {table}: {first_line(error)}",
+            remedy="Use a name of letters, digits and underscores that no view has, in a schema that exists (CREATE "
+            "SCHEMA …) and in which the session's user may create tables.",
         ) from None
     if len(known) > 1:
         raise InvalidOptionError(
-            f"catalog_table={name!r} is another table, not {table}", remedy="Give it another name, or none."
+            f"catalog_table={name!r} is another table, not {table}",
+            remedy="Use another name, or leave catalog_table out.",
         )

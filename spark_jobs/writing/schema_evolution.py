@@ -1,6 +1,6 @@
-"""What becomes of columns that a table lacks, or has with another type: they are refused, added, or rescued.
+"""Rejects, adds or rescues columns that a table lacks, or has with another type.
 
-With ``schema_changes='add_columns'`` undeclared fields of JSON become columns, with the types of the table, or of their
+With ``schema_changes='add_columns'`` undeclared fields of JSON become columns, with the types of the table or of their
 values. With ``'rescue'`` they go into one column, as JSON, so that nothing is lost and no column changes.
 """
 
@@ -43,14 +43,14 @@ from stream_consumers.options import SchemaChanges, choice
 WIDENING = "delta.enableTypeWidening"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
-"""Of the decimals that Delta widens them to."""
+"""The digits of the decimals that Delta widens each integer type to."""
 MAX_UNDECLARED_FIELDS = 1000
-"""At most this many undeclared fields become columns or fields of structs, or are known as fields that cannot."""
+"""The most undeclared fields that become columns or fields of structs, or are recorded as fields that cannot."""
 KEPT_FIELDS_FACTOR = 10
-"""While messages are read, this many times :data:`MAX_UNDECLARED_FIELDS` are kept: a map is known as one only late."""
-# Fields are counted whenever this number of characters of JSON has been read.
+"""This many times :data:`MAX_UNDECLARED_FIELDS` are kept while messages are read, because a map is recognized late."""
+# Fields are counted after each block of this many characters of JSON.
 _CHECKED_CHARACTERS = 1 << 20
-# A table with them has no change data feed, or hides what Spark says of its files. A table may have them already.
+# New columns with these names would break the change data feed, or hide Spark's metadata column.
 _OF_READERS = frozenset({"_change_type", "_commit_version", "_commit_timestamp", "_metadata"})
 # A DOUBLE holds each whole number of at most this many digits.
 _SURELY_DOUBLE = 15
@@ -68,17 +68,17 @@ _OPTIONS = {
 def check_columns(
     rows: StructType, table: StructType | None, *, path: str, schema_changes: SchemaChanges | str, widens: bool = False
 ) -> None:
-    """Refuse rows that do not fit the table before anything is read.
+    """Check, before anything is read, that the rows fit the table.
 
     Args:
         rows: the columns to write.
-        table: those of the table; ``None`` if it is new.
+        table: the columns of the table; ``None`` if it is new.
         path: the table, for the message.
-        schema_changes: what may come in.
+        schema_changes: what happens to new columns and fields.
         widens: whether the table lets its types be widened.
 
     Raises:
-        SchemaMismatchError: listing the columns that do not fit.
+        SchemaMismatchError: columns do not fit; it lists them.
     """
     chosen = choice(SchemaChanges, schema_changes, option="schema_changes")
     _check_stream_columns(rows)
@@ -105,29 +105,29 @@ def check_columns(
 
 
 def check_places(table: StructType, *, path: str) -> None:
-    """Refuse a table of ours that says no more which message a row is from.
+    """Check that a table with ingested rows still has the columns that identify the message of a row.
 
     Raises:
-        SchemaMismatchError: naming the columns that it lacks.
+        SchemaMismatchError: it lacks some; it names them.
     """
     lacking = [name for name in STREAM_COLUMNS if name not in table.names]
     if lacking:
         raise SchemaMismatchError(
             f"the table {path} has no column {', '.join(lacking)} any more: it was renamed or dropped",
-            remedy="Without it a replay would write its rows a second time. Give it its name back (ALTER TABLE … "
-            "RENAME COLUMN … TO …), or RESTORE the table to a version that has it.",
+            remedy="Without it a replay would duplicate rows. Rename it back (ALTER TABLE … RENAME COLUMN … TO …), or "
+            "RESTORE the table to a version that has it.",
         )
 
 
 def _remedy(*, changed: bool, wider: bool, widens: bool, new: bool) -> str:
     if changed:
         return (
-            "Change the transform or the schema; schema_changes='add_columns' lets new columns and fields in, and "
-            f"wider types where the table has {WIDENING}, but no other change of a type."
+            "Change the transform or the schema; schema_changes='add_columns' adds new columns and fields, and wider "
+            f"types if the table has {WIDENING}, but makes no other change of a type."
         )
     let_in = " and ".join(["new columns and fields"] * new + ["wider types"] * wider)
-    also = "" if widens or not wider else f", and the table's property {WIDENING}, which its readers have to support"
-    return f"Change the transform or the schema, or let {let_in} in with schema_changes='add_columns'{also}."
+    also = "" if widens or not wider else f" and the table property {WIDENING}, which its readers have to support"
+    return f"Change the transform or the schema, or allow {let_in} with schema_changes='add_columns'{also}."
 
 
 def _check_stream_columns(rows: StructType) -> None:
@@ -142,12 +142,12 @@ def _check_stream_columns(rows: StructType) -> None:
     if other:
         raise SchemaMismatchError(
             f"the transform changes the types of stream columns: {'; '.join(other)}",
-            remedy="Keep them as they are, and put what is made of them into columns of other names.",
+            remedy="Keep them unchanged, and put values computed from them into columns of other names.",
         )
 
 
 def lets_widen(properties: Mapping[str, str]) -> bool:
-    """Whether a table with these properties lets its types be widened.
+    """Return whether a table with these properties lets its types be widened.
 
     Example:
         >>> lets_widen({"delta.enableTypeWidening": "true"}), lets_widen({})
@@ -157,10 +157,10 @@ def lets_widen(properties: Mapping[str, str]) -> bool:
 
 
 def is_wider(found: DataType, wanted: DataType) -> bool:
-    """Whether Delta widens a column of the type ``wanted`` to ``found`` when rows are written.
+    """Return whether Delta widens a column of the type ``wanted`` to ``found`` when rows are written.
 
-    As its protocol for type widening has it: integers to longer ones, to DOUBLE but for BIGINT, and to decimals that
-    hold all of them; FLOAT to DOUBLE; decimals to those with as many places on both sides or more.
+    Its protocol for type widening allows: integers to longer ones, to DOUBLE (except BIGINT), and to decimals that hold
+    all of them; FLOAT to DOUBLE; decimals to those with at least as many digits on both sides of the point.
 
     Example:
         >>> from pyspark.sql.types import IntegerType, LongType
@@ -179,7 +179,7 @@ def is_wider(found: DataType, wanted: DataType) -> bool:
 
 
 def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[str, DataType, DataType | None]]:
-    """What is of another type in the table, or not in it: the name, and the types."""
+    """Yield the name and both types of each column or field that the table lacks or has with another type."""
     if isinstance(rows, StructType) and isinstance(table, StructType):
         known = {folded(field.name): field.dataType for field in table.fields}
         for field in rows.fields:
@@ -199,12 +199,12 @@ def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[s
 
 
 def with_columns_of(finder: FieldFinder, table: StructType, *, computed: frozenset[str]) -> FieldFinder:
-    """The decoder with the columns, and fields of structs, that the table has and it does not.
+    """Return the decoder with the columns and fields of structs that only the table has.
 
     Args:
         finder: the decoder.
         table: the columns of the table.
-        computed: columns whose values Delta makes.
+        computed: columns whose values Delta computes.
     """
     declared = _declared(finder.decoder)
     of_table = {folded(field.name): field.dataType for field in table.fields}
@@ -223,18 +223,18 @@ def with_new_fields(
     computed: frozenset[str],
     any_name: bool,
 ) -> FieldFinder:
-    """The decoder with columns for what documents had undeclared; what can be no column is known from now on.
+    """Return the decoder with columns for undeclared fields; it records those that cannot become columns.
 
     Args:
-        finder: has found them.
-        seen: their values.
-        table: its columns have the types that they are given; ``None`` if it is new.
+        finder: the decoder that has found the fields.
+        seen: the values of the fields.
+        table: the table, whose types new columns get; ``None`` if their values decide the types.
         own: the decoder as the user has declared it.
-        computed: columns whose values the transform makes, or Delta.
-        any_name: whether the table takes names with spaces and the like.
+        computed: columns whose values the transform or Delta computes.
+        any_name: whether the table accepts names with spaces and special characters.
 
     Raises:
-        SchemaMismatchError: there are too many, so that their names are probably ids.
+        SchemaMismatchError: there are too many fields, so that their names are probably ids.
     """
     of_table = map(folded, table.names if table is not None else ())
     taken = _taken(finder.decoder).union(map(folded, computed), _OF_READERS.difference(of_table))
@@ -249,20 +249,20 @@ def with_new_fields(
 
 
 def columns_of(seen: FieldStats) -> tuple[StructType, frozenset[Path]]:
-    """The columns for a sample of documents, in lenient mode and with times, and the fields that can be no columns."""
+    """Return the columns for a sample of documents, in lenient mode, and the fields that cannot become columns."""
     growth = _SchemaGrowth(taken=_taken(Json()) | _OF_READERS, any_name=True, keeps_times=True)
     return growth.struct(StructType(), seen, None, ()), frozenset(growth.refused)
 
 
 def undeclared_values(documents: Iterable[str], decoder: Json) -> FieldStats:
-    """The values of undeclared fields, as :attr:`spark_jobs.decoding.decoders.DecodedColumns.undeclared` has them.
+    """Return statistics of the values of undeclared fields.
 
     Args:
-        documents: objects of these fields.
-        decoder: which has found them.
+        documents: JSON objects of :attr:`spark_jobs.decoding.decoders.DecodedColumns.undeclared`.
+        decoder: the decoder that has found them.
 
     Raises:
-        SchemaMismatchError: there are too many, so that their names are probably ids; the rest is not read.
+        SchemaMismatchError: there are too many fields, so that their names are probably ids; the rest is not read.
     """
     seen, unchecked = FieldStats(), 0
     declared = pa.struct(list(arrow_schema(_declared(decoder))))
@@ -278,20 +278,20 @@ def undeclared_values(documents: Iterable[str], decoder: Json) -> FieldStats:
 
 def _too_many(count: str) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"messages have {count} undeclared fields, and no more than {MAX_UNDECLARED_FIELDS} become columns: "
+        f"messages have {count} undeclared fields, and at most {MAX_UNDECLARED_FIELDS} can become columns: "
         "their names look like ids",
-        remedy="Declare the object that they are in as MAP<STRING, …> or VARIANT; or keep them in one column, with "
+        remedy="Declare the object that contains them as MAP<STRING, …> or VARIANT; or keep them in one column with "
         "schema_changes='rescue'.",
     )
 
 
 def new_columns(before: FieldFinder, after: FieldFinder) -> Sequence[str]:
-    """The names of columns, and of fields in them, that the one decoder lacks and the other one has."""
+    """Return the names of the columns and fields that ``after`` has and ``before`` lacks."""
     return sorted(_paths(_declared(after.decoder)) - _paths(_declared(before.decoder)))
 
 
 def takes_any_name(properties: Mapping[str, str]) -> bool:
-    """Whether a table with these properties has columns whatever is in their names.
+    """Return whether a table with these properties accepts any column name, because it maps names.
 
     Example:
         >>> takes_any_name({"delta.columnMapping.mode": "name"}), takes_any_name({})
@@ -301,7 +301,7 @@ def takes_any_name(properties: Mapping[str, str]) -> bool:
 
 
 def _declared(decoder: Json) -> StructType:
-    """The columns of the schema, without ``_rescued``."""
+    """Return the columns of the schema, without ``_rescued``."""
     return declared_columns(replace(decoder, rescue=False).ddl())
 
 
@@ -310,18 +310,18 @@ def _with_fields(decoder: Json, fields: list[StructField]) -> Json:
 
 
 def _taken(decoder: Json) -> frozenset[str]:
-    """Names, in lower case, that columns of messages cannot have."""
+    """Return the names, in lower case, that columns of messages cannot have."""
     own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED)
     names = (*own, *key_columns(decoder), *header_columns(decoder))
     return frozenset(folded(name) for name in names)
 
 
 def _decodes(column: StructField) -> bool:
-    """Whether JSON is decoded into the type of this column."""
+    """Return whether JSON can be decoded into the type of this column."""
     try:
         for field in arrow_schema(StructType([column])):
             check_json_type(field.name, field.type)
-    except Exception:  # noqa: BLE001 - PySpark refuses what Arrow does not have with errors of many types
+    except Exception:  # noqa: BLE001 - PySpark raises many types of errors for types that Arrow lacks
         return False
     return True
 
@@ -332,10 +332,10 @@ class _SchemaGrowth:
 
     Args:
         taken: names, in lower case, that no column may have.
-        any_name: whether the table takes names with spaces and the like.
-        is_strict: whether text takes no other values.
-        keeps_times: whether what has always been a time becomes a DATE or TIMESTAMP.
-        refused: the paths of fields that can be no columns; they are added.
+        any_name: whether the table accepts names with spaces and special characters.
+        is_strict: whether a STRING accepts text only.
+        keeps_times: whether a field that has only times becomes a DATE or TIMESTAMP.
+        refused: collects the paths of fields that cannot become columns.
     """
 
     taken: frozenset[str]
@@ -345,7 +345,7 @@ class _SchemaGrowth:
     refused: set[Path] = field(default_factory=set)
 
     def struct(self, own: StructType, seen: FieldStats, table: DataType | None, path: Path) -> StructType:
-        """The fields of ``own``, those within them, and new ones."""
+        """Return ``own`` with the new fields, also within its fields."""
         fields = {field.name: field for field in own.fields}
         names = {folded(name) for name in fields}
         of_table = {folded(field.name): field for field in table.fields} if isinstance(table, StructType) else {}
@@ -356,7 +356,7 @@ class _SchemaGrowth:
                 kind = self._within(fields[name].dataType, inner, there.dataType if there else None, place)
                 fields[name] = _with_type(fields[name], kind)
                 continue
-            # Executors leave out names that are too long.
+            # Executors skip names that are too long.
             if not inner.has_content() or len(name) > MAX_COLUMN_NAME_LENGTH:
                 continue
             found = there.dataType if there is not None else self._type_of(inner, place)
@@ -385,7 +385,7 @@ class _SchemaGrowth:
         return is_name(name) and is_told_apart and (self.any_name or not NEEDS_MAPPING.search(name))
 
     def _type_of(self, seen: FieldStats, path: Path) -> DataType | None:
-        """The type that all of these values fit, and later ones are likely to; ``None`` if there is nothing in them."""
+        """Return a type that these values fit and later ones probably fit; ``None`` if there are no values."""
         kinds = set(seen.kinds) - {"null"}
         if len(path) <= MAX_LEVELS and kinds == {"object"}:
             if seen.values is not None:
@@ -410,13 +410,13 @@ class _SchemaGrowth:
             return BooleanType()
         if self.keeps_times and kinds <= _TIMES:
             return DateType() if kinds == {"date"} else TimestampType()
-        # A time today may be any text tomorrow, and a number of 30 digits is an id. In lenient mode text takes whatever
-        # comes, as it is written.
+        # A time today may be any text tomorrow, and a number of 30 digits is an id. In lenient mode a STRING accepts
+        # any value, as it is written.
         return VariantType() if self.is_strict and not kinds <= _TEXTS else StringType()
 
 
 def _united(own: DataType, table: DataType | None) -> DataType:
-    """The type with the fields of structs that only the table has."""
+    """Return the type with the fields of structs that only the table has."""
     if isinstance(own, StructType) and isinstance(table, StructType):
         of_table = {folded(field.name): field for field in table.fields}
         names = {folded(field.name) for field in own.fields}
@@ -438,7 +438,7 @@ def _with_type(field: StructField, kind: DataType) -> StructField:
 
 
 def _paths(kind: DataType, prefix: str = "") -> frozenset[str]:
-    """The names of all columns, and of the fields in them."""
+    """Return the names of all columns, and of the fields in them."""
     if isinstance(kind, StructType):
         names = [(f"{prefix}{field.name}", field.dataType) for field in kind.fields]
         return frozenset(name for name, _ in names).union(*(_paths(inner, f"{name}.") for name, inner in names))
@@ -448,26 +448,26 @@ def _paths(kind: DataType, prefix: str = "") -> frozenset[str]:
 
 
 def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
-    """The same rows in the columns of the table, and in ``_rescued`` as a JSON object what it has no column for.
+    """Return the rows in the columns of the table, with all other values as a JSON object in ``_rescued``.
 
-    Fields that a struct of the table lacks are rescued, too, within an object of its name; those within arrays and maps
-    stay where they are, and do not fit. What is null is not rescued. What ``_rescued`` holds already stays in it.
+    Fields that a struct of the table lacks are rescued within an object of its name. Those within arrays and maps stay
+    there, and do not fit. Nulls are not rescued. ``_rescued`` keeps the values that it already holds.
 
     Args:
-        rows: to be written.
-        table: the columns of the table; ``None`` if it is made of these rows.
+        rows: the rows to write.
+        table: the columns of the table; ``None`` if these rows create it.
     """
     columns = [(f.col(quoted(field.name)), field) for field in rows.schema.fields if field.name != RESCUED]
     kept, rest = _parts(columns, table if table is not None else rows.schema)
     if RESCUED not in rows.columns:
         return rows.select(*kept, _object(rest).alias(RESCUED))
-    # A struct of the table may lack fields that the decoder has, and have others around it that it has not, either.
+    # Both objects may have a struct of one name: the decoder rescues some of its fields, and this function others.
     has_parts = len(kept) + len(rest) > len(columns)
     return rows.select(*kept, _together(f.col(RESCUED), _object(rest), has_parts=has_parts).alias(RESCUED))
 
 
 def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tuple[list[Column], list[Column]]:
-    """What there is a place for, and what there is none for, each by its name."""
+    """Return the columns and parts of columns that fit the table, and those that do not, each under its name."""
     known = {folded(field.name): field for field in own.fields}
     kept: list[Column] = []
     rest: list[Column] = []
@@ -483,29 +483,29 @@ def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tup
 
 
 def _divided(column: Column, field: StructField, own: StructField) -> tuple[Column, Column | None]:
-    """The part of a column that the table has a place for, and the other one, if there may be any."""
+    """Return the part of a column that fits the table, and the rest, if there may be one."""
     if not isinstance(field.dataType, StructType) or not isinstance(own.dataType, StructType):
         return column, None
     kept, rest = _parts([(column.getField(one.name), one) for one in field.dataType.fields], own.dataType)
     if not rest:
         return column, None
-    # An object in which nothing is left is none.
+    # An object without fields is null.
     outside = f.when(f.to_json(f.struct(*rest), _OPTIONS) != "{}", f.struct(*rest))
     whole = f.struct(*kept) if kept else f.lit(None).cast(own.dataType)
     return f.when(column.isNotNull(), whole), outside
 
 
 def _object(columns: list[Column]) -> Column:
-    """A JSON object of those that are not null; null if all are."""
+    """Return a JSON object of the columns that are not null, or null if all are."""
     if not columns:
         return f.lit(None).cast(StringType())
     return f.nullif(f.to_json(f.struct(*columns), _OPTIONS), f.lit("{}"))
 
 
 def _together(first: Column, second: Column, *, has_parts: bool) -> Column:
-    """Two JSON objects in one; ``has_parts`` says that both may have an object of the same name."""
+    """Merge two JSON objects; ``has_parts`` says that both may have an object of the same name."""
     if has_parts:
-        # Without Arrow, Spark would look for its way in the annotations, and warn.
+        # Unless useArrow is set, Spark infers it from the annotations, and warns.
         return f.udf(merge_objects, StringType(), useArrow=False)(first, second)
     head = f.substring(first, 1, f.length(first) - 1)
     both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))

@@ -18,22 +18,22 @@ from spark_jobs.reading.spark_types import arrow_schema, ddl
 from spark_jobs.writing.schema_evolution import columns_of
 from stream_consumers.display import counted, shortened
 
-# Names that are refused are shown up to this many characters.
+# Names that cannot become columns are shown up to this many characters.
 _SHOWN = 100
 _COLUMNS = pa.struct([])
-# Values of these kinds have one type, and need no remark.
+# Values of these kinds fit one type, and need no remark.
 _ALIKE = ({"whole number", "number"}, {"date", "time"})
 
 
 @dataclass(frozen=True, slots=True)
 class InferredField:
-    """A column.
+    """An inferred column.
 
     Args:
-        name: of the field.
+        name: the name of the field.
         ddl: its type.
-        messages: the number of messages that have it, with a value other than null.
-        remarks: what does not agree about it.
+        messages: the number of messages in which it is not null.
+        remarks: values that contradict each other or the table.
     """
 
     name: str
@@ -48,9 +48,9 @@ class InferredSchema:
 
     Args:
         messages: the number of payloads, without tombstones.
-        fields: the columns, in the order in which they came up.
-        refused: why payloads are no objects, and how many of them.
-        remarks: what is no column, and why.
+        fields: the columns, in the order in which they were found.
+        refused: the number of payloads that are no JSON objects, by reason.
+        remarks: fields that cannot become columns, and why.
     """
 
     messages: int
@@ -59,17 +59,17 @@ class InferredSchema:
     remarks: Sequence[str] = ()
 
     def ddl(self) -> str:
-        """The schema for ``Json``."""
+        """Return the schema for ``Json``."""
         return ", ".join(f"{name_ddl(field.name)} {field.ddl}" for field in self.fields)
 
 
 def infer(payloads: Iterable[bytes | None]) -> InferredSchema:
-    """Find the columns of payloads that are JSON objects.
+    """Infer the columns of payloads that are JSON objects.
 
-    Whole numbers are BIGINT, other ones DOUBLE; ISO 8601 is TIMESTAMP and DATE. What is not of one type is STRING.
+    Whole numbers become BIGINT, others DOUBLE, and ISO 8601 TIMESTAMP or DATE. Fields of mixed types become STRING.
 
     Args:
-        payloads: ``None`` is a tombstone, and has no fields.
+        payloads: the payloads; ``None`` is a tombstone, and has no fields.
 
     Example:
         >>> found = infer([b'{"id": 1, "at": "2024-02-29T12:00:00Z"}', b'{"id": 2.5, "tags": ["a"]}'])
@@ -95,12 +95,12 @@ def infer(payloads: Iterable[bytes | None]) -> InferredSchema:
 
 
 def fitted(found: InferredSchema, payloads: Sequence[bytes | None], table: StructType) -> InferredSchema:
-    """The schema with the types of a table, where the payloads fit them.
+    """Return the schema with the types of a table, for fields whose values fit them.
 
     Args:
-        found: what :func:`infer` made of the payloads.
-        payloads: the same.
-        table: its columns.
+        found: the result of :func:`infer` for the payloads.
+        payloads: the same payloads.
+        table: the columns of the table.
     """
     known = {column.name.lower(): column for column in table.fields}
     fields = []
@@ -126,7 +126,7 @@ def fitted(found: InferredSchema, payloads: Sequence[bytes | None], table: Struc
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """Why payloads cannot be decoded."""
+    """Decodes payloads, and keeps only the errors."""
 
     decoder: Json
     schema: pa.Schema
@@ -142,12 +142,12 @@ def _error(block: pa.RecordBatch, reason: str) -> pa.RecordBatch:
 def _inferred(column: StructField, seen: FieldStats) -> InferredField:
     remarks = list(_disagreements(seen, column.name, 1))
     if NEEDS_MAPPING.search(column.name):
-        remarks.append("Delta takes this name with delta.columnMapping.mode=name only")
+        remarks.append("Delta accepts this name only with delta.columnMapping.mode=name")
     return InferredField(column.name, ddl(column.dataType, quote=name_ddl), seen.count, tuple(remarks))
 
 
 def _disagreements(seen: FieldStats, path: str, level: int) -> Iterator[str]:
-    """Report where values are not of one kind."""
+    """Yield a remark for each field whose values are not of one kind."""
     kinds = {kind: count for kind, count in seen.kinds.most_common() if kind != "null"}
     if len(kinds) > 1 and not any(kinds.keys() <= alike for alike in _ALIKE):
         yield f"{path} is " + " and ".join(f"{kind} {counted(count, 'time')}" for kind, count in kinds.items())

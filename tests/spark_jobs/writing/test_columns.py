@@ -114,7 +114,7 @@ def test_types_are_widened_where_the_table_lets_them_and_delta_does_so(spark: Sp
     for table, rows in WIDER.items():
         assert problem(f"c {rows}", f"c {table}", schema_changes=ADD, widens=True) == ""
         assert WIDENING in problem(f"c {rows}", f"c {table}", schema_changes=ADD)
-        assert "wider types in with schema_changes='add_columns'" in problem(
+        assert "wider types with schema_changes='add_columns'" in problem(
             f"c {rows}", f"c {table}", schema_changes=FAIL, widens=True
         )
     path = str(folder / "t")

@@ -133,7 +133,7 @@ def test_a_metastore_of_derby_that_somebody_else_has_open_is_told(
     orders = Orders(folder, "--in-process", "--master", "local[2]", SPARK_CONF_DIR=str(kept))
     with hive_metastore(kept):
         said = orders.ingest("--retry-seconds", "0")
-    assert f"is a Derby database that another process has open: {kept}/metastore_db. One Spark at a time" in said
+    assert f"is a Derby database that another process has open: {kept}/metastore_db. Only one Spark" in said
     assert not orders.ingest()
     with hive_metastore(kept) as address:
         assert HiveMetastore(uri=address).table("default.orders").path == f"file:{orders.table}"

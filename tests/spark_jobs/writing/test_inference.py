@@ -105,7 +105,7 @@ def test_remarks_name_what_does_not_agree():
         "id": ("string", 2, ("id is whole number 1 time and text 1 time",)),
         "at": ("string", 2, ("at is date 1 time and text 1 time",)),
         "l": ("ARRAY<STRUCT<a: string>>", 2, ("l[].a is whole number 1 time and object 1 time",)),
-        "a b": ("bigint", 1, ("Delta takes this name with delta.columnMapping.mode=name only",)),
+        "a b": ("bigint", 1, ("Delta accepts this name only with delta.columnMapping.mode=name",)),
     }
     assert found.remarks == ["'' cannot be a column", "'Id' cannot be a column", "'_shard' cannot be a column"]
 
