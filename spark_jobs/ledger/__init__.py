@@ -1,1 +1,1 @@
-"""The ledger: what the Delta log of a table says about a consumer group."""
+"""The ledger: the positions of a consumer group, read from the Delta log of its table."""

@@ -39,8 +39,8 @@ KEPT_COMMITS = 10_000
 """The most parsed commits that are cached."""
 TORN_REMEDY = (
     "A power cut, or a full or broken disk, leaves such files. If it is the newest version, move this file and the "
-    ".crc file of the version out of the folder: the log before it is intact, and the batch's messages are read again. "
-    "Otherwise restore the file from a backup."
+    ".crc file of the version out of the folder: the log before it is intact, and the next run reads the messages of "
+    "the batch again. Otherwise restore the file from a backup."
 )
 _STORAGE_REMEDY = "Check the path, its permissions and the storage options."
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
@@ -97,10 +97,10 @@ def unreadable(
 
     Args:
         log: the log of the table.
-        error: what was raised.
-        what: the message of an error that is not a temporary one of the storage.
-        remedy: the remedy of such an error.
-        kind: the class of such an error.
+        error: the error of delta-rs.
+        what: the message, unless the error is a temporary one of the storage.
+        remedy: the remedy that belongs to ``what``.
+        kind: the class that belongs to ``what``.
 
     Example:
         >>> type(unreadable(DeltaLog("s3://lake/t"), OSError("error sending request"), what="", remedy="")).__name__
@@ -109,7 +109,7 @@ def unreadable(
     raw, text = one_line(str(error)), log.redacted_text(error)
     if _NO_BUCKET.search(raw):
         return TableUnreadableError(
-            f"the bucket or container of {log.path} does not exist", remedy="Create it, or correct the address."
+            f"the bucket or container of {log.path} does not exist", remedy="Create it, or correct the path."
         )
     if _UNAVAILABLE.search(raw):
         return LedgerUnreadableError(
@@ -149,16 +149,16 @@ def reading(
 
 
 def catalog_managed_error(path: str, why: str) -> UnsupportedError:
-    """Return the error for a table whose files are not its whole state.
+    """Return the error for a table whose newest commits may not be files.
 
     Args:
         path: the path of the table.
-        why: the reason to think so.
+        why: the sign that a catalog decides on its commits.
     """
     return UnsupportedError(
         f"a catalog decides on the commits of {path} ({why}). The newest commits may not be files yet, so that "
         "the log does not show the position of a group",
-        remedy="Use a table whose commits become files at once: an external one, without that property or feature.",
+        remedy="Use a table whose commits become files at once: an external table without that property or feature.",
     )
 
 
@@ -167,11 +167,11 @@ class Commit:
     """One version of the table.
 
     Args:
-        version: its number.
+        version: the number of the version.
         operation: WRITE, RESTORE, DELETE, …
         transactions: app ids and versions recorded in it.
-        entry: our batch metadata; ``None`` if another writer made the commit.
-        restored: for a RESTORE, the version or the time that it went back to.
+        entry: our batch metadata; ``None`` if another program wrote the commit.
+        restored: for a RESTORE, the version or the time that it restored.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer did not record it, see
             :meth:`DeltaLog.deleted_rows`.
@@ -261,12 +261,12 @@ class TableSnapshot:
 
     @cached_property
     def schema_json(self) -> str:
-        """The schema as the log has it."""
+        """The schema in the JSON of the log."""
         return self._table.schema().to_json()
 
     @cached_property
     def columns(self) -> Sequence[Mapping[str, Any]]:
-        """The columns as the log has them, each with its ``metadata``."""
+        """The columns in the format of the log, each with its ``metadata``."""
         with self._log.reading():
             fields: Sequence[Mapping[str, Any]] = json.loads(self.schema_json)["fields"]
         return fields
@@ -314,13 +314,13 @@ class DeltaLog:
         self._opened: tuple[int, str] | None = None
 
     def snapshot(self) -> TableSnapshot | None:
-        """Open the newest version; ``None`` if there is no table yet.
+        """Open the newest version; return ``None`` if there is no table yet.
 
         Raises:
             TableUnreadableError: the path is not a readable Delta table, or the bucket does not exist.
             UnsupportedError: a catalog decides on its commits, or an expression in its metadata may run code.
             LedgerUnreadableError: the storage does not answer, or a file of the log is torn.
-            StorageMismatchError: the table was replaced by a copy since its log was read here.
+            StorageMismatchError: a copy replaced the table since this object last read its log.
         """
         self._check_path()
         try:
@@ -367,7 +367,7 @@ class DeltaLog:
                 raise StorageMismatchError(
                     f"{self.path} was replaced by a copy while it was in use: version {read.commit.version} "
                     f"is {'another commit' if found else 'missing'}",
-                    remedy="Run again: messages that the copy lacks are read again. Stop all runs before you replace a "
+                    remedy="Run again, to read messages that the copy lacks again. Stop all runs before you replace a "
                     "table by a copy. If a run was writing at that moment, search for missing rows with "
                     "stream-assets verify.",
                     version=read.commit.version,
@@ -512,10 +512,10 @@ class DeltaLog:
             yield commit
 
     def find(self, is_match: Callable[[Commit], bool], *, after: int) -> Commit | None:
-        """Find the newest commit after version ``after`` that matches; ``None`` if there is none.
+        """Find the newest matching commit after version ``after``; return ``None`` if no commit matches.
 
         Raises:
-            LedgerUnreadableError: it is unknown, so nothing may be acknowledged.
+            LedgerUnreadableError: a commit that may match is missing, so nothing may be acknowledged.
         """
         for version in self.newest_versions(after=after):
             commit = self.commit(version)
@@ -534,17 +534,17 @@ class DeltaLog:
             return
         if not path.is_dir():
             raise TableUnreadableError(
-                f"{path} is a file, not a table", remedy="Give the path of a Delta table, or of a folder to create."
+                f"{path} is a file, not a table", remedy="Use the path of a Delta table, or of a folder to create."
             )
         if self._is_own_folder or (path / "_delta_log").is_dir():
             return
         if not all(_is_left_over(file) for file in path.iterdir()):
             raise TableUnreadableError(
-                f"{path} holds files but no Delta table", remedy="Give the path of a table, or of an empty folder."
+                f"{path} holds files but no Delta table", remedy="Use the path of a table, or of an empty folder."
             )
 
     def row_count(self, *, version: int | None = None) -> int | None:
-        """Return the rows in a version, the newest by default, by the statistics in the log; ``None`` without them."""
+        """Count the rows of a version, the newest by default, by the statistics in the log; ``None`` without them."""
         if self.snapshot() is None:
             return None
         with self.reading():
@@ -554,9 +554,9 @@ class DeltaLog:
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def deleted_rows(self, commit: Commit) -> int | None:
-        """Return the rows that a replace deleted, also if the writer did not record it; ``None`` if it is unknown.
+        """Return the number of rows that a replace deleted, or ``None`` if the log does not show it.
 
-        Delta does not record it if the replace only removed whole files.
+        Delta does not record it if the replace only removed whole files; it then follows from the statistics.
         """
         if commit.deleted_rows is not None or commit.output_rows != 0:
             return commit.deleted_rows
@@ -598,7 +598,7 @@ class DeltaLog:
         It only checks local tables.
 
         Args:
-            version: of the table, the newest by default.
+            version: the version of the table, the newest by default.
 
         Raises:
             LedgerUnreadableError: a path in the log is not that of a data file, see :meth:`check_files`.
@@ -621,7 +621,7 @@ class DeltaLog:
         """Refuse to open paths that are not data files, such as a FIFO, which has no end. It only checks local tables.
 
         Args:
-            paths: as actions of the log have them, unescaped. Those of a shallow clone are absolute paths, or URIs.
+            paths: the unescaped paths in actions of the log. Those of a shallow clone are absolute paths, or URIs.
 
         Raises:
             LedgerUnreadableError: a path leads out of the folder with ``..``, is not valid, or is not a regular file.
@@ -647,7 +647,7 @@ class DeltaLog:
         if why:
             raise LedgerUnreadableError(
                 f"the log of {self.path} names {path[:MAX_LINE_CHARACTERS]!a}, which is not opened: {why}",
-                remedy="Go back with RESTORE TABLE … TO VERSION AS OF a version before the one that added it.",
+                remedy="Undo it with RESTORE TABLE … TO VERSION AS OF a version before the one that added it.",
             )
         return found
 
@@ -688,8 +688,9 @@ class DeltaLog:
                     f"version {version} of {self.path} was planned from version {commit.entry.base}: meanwhile the "
                     "table was replaced by an older copy, which lacks rows that the positions cover",
                     remedy="Put back the table that the copy replaced. Or, if it is the newest version, move "
-                    f"_delta_log/{version:020d}.json and the .crc file of the version out of the folder: messages that "
-                    "the copy lacks are read again. Otherwise ingest into a new table, with a new group name.",
+                    f"_delta_log/{version:020d}.json and the .crc file of the version out of the folder: the next run "
+                    "reads messages that the copy lacks again. Otherwise ingest into a new table, with a new group "
+                    "name.",
                     version=version,
                     base=commit.entry.base,
                 )
@@ -702,17 +703,17 @@ class DeltaLog:
         return commit
 
     def restored_versions(self, commit: Commit) -> tuple[int, ...]:
-        """Return the versions that a RESTORE may have gone back to, newest first.
+        """Return the versions that a RESTORE may have restored, newest first.
 
         A RESTORE to a time names it in the time zone of its session, which is not in the log. So the files decide: a
-        version is possible if it has exactly the files that the RESTORE left. Several versions do if commits between
-        them added no rows.
+        version is possible if it has exactly the files that the RESTORE left. Several versions have the same files if
+        the commits between them added no rows.
 
         Args:
             commit: the RESTORE.
 
         Raises:
-            LedgerUnreadableError: no version has these files, or a version that was cleaned from the log may.
+            LedgerUnreadableError: no version has these files, or only one that was cleaned from the log may have them.
         """
         if isinstance(commit.restored, int):
             return (commit.restored,)
@@ -728,7 +729,7 @@ class DeltaLog:
         for version in range(restore.version - 1, -1, -1):
             commit = self.commit(version)
             if commit is None:
-                raise self._unknown_target(restore, f"version {version} was cleaned from the log, and may be the one")
+                raise self._unknown_target(restore, f"version {version} was cleaned from the log, and may be it")
             if not missing and not surplus:
                 found.append(version)
             change = self._file_changes(version)
@@ -836,13 +837,13 @@ def _is_left_over(file: Path) -> bool:
 
 
 def parse_commit(version: int, text: str) -> Commit:
-    """Parse the actions of one commit file that matter here.
+    """Parse the ``commitInfo`` and the transactions of one commit file.
 
     Delta lets a writer put anything into ``commitInfo``. Values of an unexpected type or size are ignored.
 
     Raises:
-        ValueError: it is not the whole file of a commit.
-        UnsupportedError: it sets the metadata of the table more than once.
+        ValueError: the text is not a whole commit file.
+        UnsupportedError: the commit sets the metadata of the table more than once.
     """
     _check_whole(text)
     _check_metadata(text)
@@ -850,7 +851,7 @@ def parse_commit(version: int, text: str) -> Commit:
     transactions: dict[str, int] = {}
     # Not splitlines(): JSON strings may hold other line separators.
     for line in text.split("\n"):
-        # A batch can have many files, but only two kinds of action are needed.
+        # Other actions, such as those of the many files of a batch, are not parsed.
         kind = _ACTION.match(line)
         if kind:
             action = _json_of_line(line).get(kind[1], {})
@@ -940,7 +941,7 @@ def _check_whole(text: str) -> None:
 
 
 def _check_metadata(text: str) -> None:
-    """Refuse a commit with two metadata actions: the checks here see the one that delta-rs takes, Spark takes another.
+    """Refuse a commit with two metadata actions: delta-rs, and so our checks, and Spark may use different ones.
 
     Raises:
         ValueError: a line is not JSON, or has a name twice.
@@ -955,9 +956,9 @@ def _check_metadata(text: str) -> None:
     if sorted(found) != sorted(_METADATA.intersection(found)):
         raise UnsupportedError(
             "the commit has more than one metaData or protocol, or another action in the line of one, so that readers "
-            "of the table may take different metadata from it",
-            remedy="Go back to the version before it: move the .json and .crc files of this version and of later "
-            "versions out of _delta_log. If you do not know which program wrote it, find out who can write there.",
+            "of the table may use different metadata",
+            remedy="Undo it: move the .json and .crc files of this version and of later versions out of _delta_log. If "
+            "you do not know which program wrote it, find out who can write there.",
         )
 
 

@@ -27,9 +27,8 @@ from stream_consumers.options import ConsumerMode
 from stream_consumers.versions import check_choice, check_keys, check_version, newer
 
 FORMAT = 3
-"""The format number that is written; the numbers in :data:`FORMATS` can be read. It grows when the meaning of a field
-changes. A release that reads format 2 refuses a larger number, but ignores keys, modes and ways to share that it does
-not know.
+"""The format number of new entries; entries of all :data:`FORMATS` can be read. It grows when the meaning of a field
+changes. A release that reads format 2 refuses a larger number, but ignores unknown keys, modes and ways to share.
 """
 FORMATS = range(2, FORMAT + 1)
 KEEPER = "keep"
@@ -93,8 +92,8 @@ class Totals:
 
     Args:
         dead: dead letters, including those in ranges that were replaced since.
-        lost: what was gone from the stream before it was read.
-        replaced: how many commits have replaced rows.
+        lost: the messages that were gone from the stream before they were read.
+        replaced: the number of commits that have replaced rows.
         replays: the replays and rewinds by :func:`replay_key`, the newest one last.
         has_dropped_replays: whether the oldest replays were dropped, because there were too many.
 
@@ -127,7 +126,7 @@ class Totals:
         """Read the result of :meth:`to_json`.
 
         Raises:
-            UnsupportedVersionError: it has a key that this release does not know.
+            UnsupportedVersionError: it has an unknown key.
         """
         check_keys(known, what="the totals", keys=("dead", "lost", "replaced", "replays", "forgetful"))
         replays = {
@@ -157,11 +156,11 @@ class ShardState:
             none.
         ended: where the shard ended for good, because its stream was recreated and the new one was accepted; ``None``
             while it goes on.
-        last: the last message that was read; ``None`` if it is not known.
+        last: the last message that was read; ``None`` if it is unknown.
         adopted: the start of the adopted rows, which end at the origin. It is equal to the origin if a RESTORE undid
             the adopt; ``None`` if no rows were adopted.
-        facts_at_start: what the source knows at ``adopted``, or if that is ``None``, at the origin. A RESTORE does not
-            change it. ``None`` if nothing is known.
+        facts_at_start: the facts of the source at ``adopted``, or if that is ``None``, at the origin. A RESTORE does
+            not change them. ``None`` without facts.
     """
 
     covered: Intervals = field(default_factory=Intervals)
@@ -175,7 +174,7 @@ class ShardState:
 
     @property
     def start_facts(self) -> tuple[int, PositionFacts] | None:
-        """The start of the shard and the facts that are known there; ``None`` if there are none."""
+        """The start of the shard and the facts of the source there; ``None`` without facts."""
         first = self.origin if self.adopted is None else self.adopted
         return None if first is None or self.facts_at_start is None else (first, self.facts_at_start)
 
@@ -186,7 +185,7 @@ class ShardState:
 
     @property
     def position(self) -> int | None:
-        """The next sequence that is missing or has to be replaced; ``None`` if nothing is known."""
+        """The next sequence that is missing or has to be replaced; ``None`` if the group has not begun."""
         missing = self.covered.position
         return min(missing, self.redo.ranges[0].start) if self.redo and missing is not None else missing
 
@@ -204,8 +203,8 @@ class ShardState:
     def to_json(self) -> list[int] | dict[str, Any]:
         """Return the state as JSON values.
 
-        If nothing else is known, they are a list of the position, the origin, the last message, and after that the
-        facts at the origin. An older release would take facts of another length for a last message.
+        A state without other fields is a list of the position, the origin, the last message, and the facts at the
+        origin. An older release would mistake facts of another length for a last message.
         """
         facts = self.facts_at_start if self.last is not None and None not in (self.facts_at_start or ()) else None
         plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last, facts_at_start=facts)
@@ -253,7 +252,7 @@ class WriteMode(NamedTuple):
         rewrites_files: data files that it removes have rows that it replaces.
         keeps_last_copies: rows at its places whose messages cannot be read again are written again.
         uncounts_dead_letters: dead letters of older batches at its places no longer count.
-        reduces_redo: takes its places out of ``redo``; otherwise what it writes again is added to ``redo``.
+        reduces_redo: its places are removed from ``redo``; otherwise rewritten sequences are added to ``redo``.
     """
 
     fits_one_pass: bool = False
@@ -328,20 +327,20 @@ class LedgerEntry:
             letters at its places with dismissed ones, and has no rows.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` if every shard has its own
-            transaction sequence; for a fence that of the fenced sequence.
+            transaction sequence; for a fence, the app id of the fenced sequence.
         number: the transaction version.
         by: the member that wrote it.
         bid: the id of the attempt, never reused.
         base: the table version it was planned from; -1 before the table exists.
-        ranges: what it covers.
-        places: for a redrive or a dismissal, in place of ``ranges``: the single sequences that it replaces. Rows
+        ranges: the ranges that it covers.
+        places: for a redrive or a dismissal, instead of ``ranges``: the single sequences that it replaces. Rows
             between them stay.
         mode: one of :data:`MODES`.
         until: for a replace, the end of the range that later batches have to replace, too.
         origin: first positions, resolved to numbers.
         state: the fold at ``base``; ``None`` if the entry is not full.
-        messages: how many were decoded.
-        dead: how many dead letters the batch has.
+        messages: the number of decoded messages.
+        dead: the number of dead letters of the batch.
         identities: for each epoch of each stream, the fingerprint that detects a recreated stream; if the entry is not
             full, those that the ledger did not have at ``base``.
         hint: for the next plan; see :mod:`stream_consumers.batches` and :func:`spark_jobs.ledger.fold.moved_facts`.
@@ -349,24 +348,24 @@ class LedgerEntry:
             those in ``uncounted``; only in full entries.
         uncounted: the dead letters that do not count: a RESTORE removed their batch, or another batch replaced their
             range. It is stored because the commits that show it are cleaned from the log one day; only in full entries.
-        replaces_considered: how many replaces are already reflected in ``uncounted``; only in full entries.
+        replaces_considered: the number of replaces that ``uncounted`` already reflects; only in full entries.
         totals: the sums over the commits up to ``base``; only in full entries.
         sharing: how the group shared its shards at ``base``, see
             :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it decides which transaction sequences there
             are. Empty before the first commit.
         switch: for the first commit or a fence, how the group shares from here on.
-        lost: what was gone from the stream before it was read; the group skips it and continues, as the user chose.
+        lost: messages that were gone from the stream before they were read; the group skips them, as the user chose.
         claims: the entries of the batch, if members claim single Redis entries; no position follows from them.
         replay: the id of the replay or rewind that the commit belongs to. A run with the same id continues it.
         goal: for a replay, everything that it replaces, in this batch and in others.
         begins: for a replay or a rewind, whether it had no commit in the table when this one was planned.
-        skipped: what the group never reads, because a user moved it forwards.
-        transform: the name of the function that made the rows; empty without one.
+        skipped: ranges that the group never reads, because a user moved it forwards.
+        transform: the name of the transform that returned the rows; empty without one.
         ended: for an accept, where the shards of the epoch before it end.
         last_messages: the last message of each range, as the stream held it when the batch was planned.
         removed_claim_batches: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
         adopted: for an adopt, the start of the adopted rows, which end at the origins.
-        facts_at_start: what is known at the origins, or at the start of adopted rows, if ``hint`` does not say it.
+        facts_at_start: the facts at the origins, or at the start of adopted rows, that are not in ``hint``.
     """
 
     kind: str
@@ -456,7 +455,7 @@ class LedgerEntry:
         except _UNREADABLE as error:
             raise FormatError(
                 f"metadata of batch {self.bid!r:.100} would not be readable ({described(error)}), so it is not written",
-                remedy="Name sequences below 2^63-1 only. If you named none, report this as a bug.",
+                remedy="Use only sequences below 2^63-1. If you set none, report this as a bug.",
             ) from error
         return text
 
@@ -476,7 +475,7 @@ class LedgerEntry:
 
     @classmethod
     def from_json(cls, document: object) -> LedgerEntry | None:
-        """Read the JSON of :meth:`to_json`; ``None`` if another program wrote it.
+        """Read the JSON of :meth:`to_json`; return ``None`` if another program wrote it.
 
         Raises:
             UnsupportedVersionError: it is ours, but this release cannot read all of it.
@@ -541,12 +540,12 @@ def _check_numbers(value: object) -> None:
         raise ValueError(f"{value!r:.100} is not a position")
 
 
-# What may be raised when an entry is read that no release has written.
+# Errors of reading an entry that no release has written.
 _UNREADABLE = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError),
     InvalidUrlError,
 )
-# How the value of one shard is read.
+# Functions that read the value of one shard, by field.
 _PER_SHARD: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("ranges", "goal", "skipped"), lambda pair: Range(*pair)),
     **dict.fromkeys(("until", "origin", "ended", "adopted"), int),
@@ -627,7 +626,7 @@ def _without_tables(value: object, planes: list[bytes]) -> object:
 
 
 def _row(key: object, cell: object) -> tuple[str, bool, int, list[Any]] | None:
-    """Return stream, whether the numbers are a list, shard id and numbers; ``None`` if it cannot be a table row."""
+    """Return stream, whether the numbers are a list, shard id and numbers; ``None`` if they cannot be a table row."""
     numbers = list(cell) if isinstance(cell, (list, tuple)) else [cell]
     if not numbers or not all(type(n) is int and _LOWEST <= n <= _HIGHEST for n in numbers):
         return None

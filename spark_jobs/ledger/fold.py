@@ -1,22 +1,22 @@
-"""The fold: computes what the ledger knows after each of its commits.
+"""The fold: computes the state of the ledger after each of its commits.
 
 It applies the commits in log order:
 
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; where rows were
-                   adopted after v, the origin moves back to the first of them
+    RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; if rows were adopted
+                   after v, the origin moves back to the first of them
     dismiss        covered |= R
-    if one is late redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` as before it, in place of its first change of
-                   redo ; after a RESTORE undid an adopt, all of R
-    init, adopt    set origins (adopt: after the last row) and the facts that are known there
+    late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit, instead of its first
+                   change of redo ; after a RESTORE undid an adopt, all of R
+    init, adopt    set origins (adopt: after the last row) and the facts of the source there
     init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
-The facts that are known at the position of a shard (:class:`stream_consumers.batches.PositionFacts`) come from the
-entry that moved the shard to it. Other entries only copy the facts of their base, which may be out of date. A RESTORE
-takes the facts back together with the position. The facts at an origin stay with the origin, so that a RESTORE to
-before the group began with the shard does not hide what was lost since (``tests/model/counts.py``).
+The facts at the position of a shard (:class:`stream_consumers.batches.PositionFacts`) come from the entry that moved
+the shard to it. Other entries only copy the facts of their base, which may be out of date. A RESTORE restores the facts
+together with the position. The facts at an origin stay with the origin, so that a RESTORE to before the group began
+with the shard does not hide later losses (``tests/model/counts.py``).
 
 An append records the last message that it read of each shard; ``last`` is the one with the highest sequence. R is the
 range of the commit, or the places of a redrive or a dismissal. A commit is late if a RESTORE lies between the version
@@ -97,9 +97,9 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
 def restore(state: State, past: State) -> State:
     """Return the state after a RESTORE to a version with the state ``past``. Origins and ends stay as they are now.
 
-    Without its origin, a shard would begin at whatever is written next, and everything before that would be lost.
-    Without its end, no check would find what the RESTORE removed of a stream that is gone. If the RESTORE undid an
-    adopt, the origin goes back to before the adopted rows, because some of them are gone.
+    Without its origin, a shard would begin at the next message that is written, and all messages before it would be
+    lost. Without its end, no check would find the messages that the RESTORE removed of a stream that is gone. If the
+    RESTORE undid an adopt, the origin moves back to before the adopted rows, because some of them are gone.
     """
     after: dict[Shard, ShardState] = {}
     for shard in state.keys() | past.keys():
@@ -118,7 +118,7 @@ def restore(state: State, past: State) -> State:
 
 
 def _facts_at_origins(entry: LedgerEntry) -> Mapping[Shard, PositionFacts]:
-    """Return what the hint of an entry says at its origins, without shards with adopted rows: these begin earlier."""
+    """Return the facts in an entry's hint at its origins, without shards with adopted rows, which begin earlier."""
     if not entry.origin:
         return {}
     facts = position_facts_in(entry.hint, of=entry.origin.keys() - entry.adopted.keys())

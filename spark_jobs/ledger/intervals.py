@@ -98,7 +98,7 @@ class Intervals:
 
     @property
     def size(self) -> int:
-        """How many numbers there are in it."""
+        """The number of elements."""
         return sum(end - start for start, end in self.ranges)
 
     @property

@@ -52,7 +52,7 @@ NEWEST_VERSIONS = MAX_AGE_VERSIONS
 MAX_AGE_MS = 3_600_000
 """The greatest age of the newest full entry before the next entry has to be full."""
 MAX_NESTED_RESTORES = 100
-"""How deep RESTOREs may be nested: one goes back to before the newest full entry, the fold there has another one, …"""
+"""The deepest nesting of RESTOREs: one restores a version before the newest full entry, whose fold has another, …"""
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 COMMIT_COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
@@ -85,7 +85,7 @@ class FullEntry:
     Args:
         version: the version of its commit.
         timestamp_ms: the time of its commit; ``None`` if the log does not have it.
-        max_age_ms: the age in milliseconds at which another one is due.
+        max_age_ms: the age in milliseconds at which the next full entry is due.
         is_restored: whether there was a RESTORE since it was planned.
     """
 
@@ -115,7 +115,7 @@ class LedgerState:
         sharing: how the group shares its shards; empty before its first commit.
         identities: the fingerprint of each epoch of each stream; no RESTORE removes one.
         full: the newest full entry; ``None`` if there is none.
-        replaces_considered: how many replaces are already reflected in ``uncounted``.
+        replaces_considered: the number of replaces that ``uncounted`` already reflects.
         totals: the sums over the commits of the group.
         hint: the hint of the newest entry that no RESTORE removed, with the facts at the position of each shard.
         removed_claim_batches: the versions of batches that a RESTORE removed and whose messages the group cannot read
@@ -146,7 +146,7 @@ class LedgerState:
 
     @property
     def resume(self) -> Resume | None:
-        """What the source needs to find the ends of the stream; ``None`` before the first commit of the group."""
+        """The positions and the hint, with which a source finds the ends of the stream; ``None`` before any commit."""
         return Resume(self.positions, self.hint) if self.newest else None
 
     @property
@@ -167,7 +167,7 @@ class Ledger:
 
     Args:
         log: the Delta log of the table.
-        group: the consumer group; the commits of others are skipped.
+        group: the consumer group; the commits of other groups are skipped.
         member: the owner of the transaction sequence: the name of a member, or a shard if every shard has its own.
     """
 
@@ -184,9 +184,10 @@ class Ledger:
     def entry(self, kind: str, state: LedgerState, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """Return batch metadata with the next number of the transaction sequence and a new batch id.
 
-        An entry is full if the state is small, if it is the tenth of its sequence, if it begins, moves or switches
-        something, after a RESTORE, and if the newest full entry is so old that the log may be cleaned of it before the
-        next one. Every entry has the facts at the positions, and by default the hint of the ledger.
+        An entry is full if the state is small, if it is every tenth of its sequence, if it begins a group, moves a
+        position or switches the mode, after a RESTORE, and if the newest full entry is so old that it may be cleaned
+        from the log before the next one. Every entry has the facts at the positions, and by default the hint of the
+        ledger.
 
         Args:
             kind: the kind of the entry.
@@ -233,8 +234,8 @@ class Ledger:
         """Read the ledger as of the newest version.
 
         Raises:
-            LedgerTruncatedError: commits that are needed were cleaned from the log.
-            LedgerUnreadableError: it cannot be read at the moment.
+            LedgerTruncatedError: required commits were cleaned from the log.
+            LedgerUnreadableError: the log cannot be read at the moment.
             ForeignCommitError: another program used our transaction app ids.
             UnsupportedVersionError: a newer release has written into the table.
             InvalidOptionError: the table is set to drop transaction numbers.
@@ -304,7 +305,7 @@ class Ledger:
         """Find the commit after version ``after`` with this number of the transaction sequence; ``None`` if absent.
 
         Raises:
-            LedgerUnreadableError: it is unknown, so nothing may be acknowledged.
+            LedgerUnreadableError: a commit that may have it is missing, so nothing may be acknowledged.
         """
         return self.log.find(lambda commit: commit.transactions.get(self.app) == number, after=after)
 
@@ -476,7 +477,7 @@ class Ledger:
             raise LedgerTruncatedError(
                 f"the log of {self.log.path} was cleaned: "
                 f"{app} wrote {counted(number, 'batch', 'batches')}, none is readable",
-                remedy="Say where to start with a new group name and table, or restore the log files.",
+                remedy="Restore the log files; or start with a new group name, a new table and a start position.",
                 version=snapshot.version,
             )
 
@@ -491,7 +492,7 @@ class Ledger:
         if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
             raise ForeignCommitError(
                 f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
-                remedy=f"Another program writes as group {self.group!r}: give one of the two another group name.",
+                remedy=f"Another program writes as group {self.group!r}: change the group name of one of the two.",
             )
         return commit if ours else replace(commit, entry=None)
 
@@ -508,11 +509,11 @@ class Ledger:
         return None
 
     def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
-        """Whether there was a RESTORE up to ``version`` since the entry was planned."""
+        """Return whether there was a RESTORE up to ``version`` since the entry was planned."""
         return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
 
     def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
-        """The newest entry of the group; ``None`` if it has none, or the log was cleaned before it."""
+        """Return the newest entry of the group; ``None`` if it has none, or it was cleaned from the log."""
         for version in range(snapshot.version, -1, -1):
             if snapshot.version - version == NEWEST_VERSIONS:
                 groups = self._groups(snapshot)
@@ -534,7 +535,7 @@ class Ledger:
         return None if apps is None else frozenset(app.partition("/")[0] for app in apps if "/" in app)
 
     def _fold_to(self, version: int, known: dict[int, _Fold], level: int = 0) -> _Fold:
-        """Return the fold up to ``version``, from the cache ``known`` if it is there, and add it to the cache.
+        """Return the fold up to ``version``, from the cache ``known`` if possible, else computed and added to it.
 
         A RESTORE needs the fold of an older version, which may contain RESTOREs. Without the cache, the work would
         double with each level of them.
@@ -554,8 +555,8 @@ class Ledger:
     def _fold_on(self, version: int, known: dict[int, _Fold], level: int) -> _Fold:
         """Compute the fold up to ``version``, from the newest full entry on, which has the fold at its base.
 
-        The first commit of the group decides how it shares, then every switch. No RESTORE undoes a switch or an
-        identity, because transaction sequences just continue. After a RESTORE to an unknown version the fold has an
+        The first commit of the group decides how it shares, and later switches change it. No RESTORE undoes a switch or
+        an identity, because transaction sequences just continue. After a RESTORE to an unknown version the fold has an
         error until a RESTORE to a known one follows.
         """
         found = self._newest_full(version)
@@ -613,7 +614,7 @@ class Ledger:
         Args:
             now: the fold before the RESTORE.
             version: the version of the RESTORE.
-            target: the version that it went back to.
+            target: the version that it restored.
             known: see :meth:`_fold_to`.
             level: see :meth:`_fold_to`.
         """
@@ -654,7 +655,7 @@ class Ledger:
         return past
 
     def _restored_version(self, commit: Commit, known: dict[int, _Fold], level: int = 0) -> int:
-        """Return the version that a RESTORE went back to, or one in which the group has the same state.
+        """Return the version that a RESTORE restored, or one in which the group has the same state.
 
         Raises:
             LedgerUnreadableError: several versions with other states are possible.
@@ -678,7 +679,7 @@ class Ledger:
         if commit is None:
             raise LedgerTruncatedError(
                 f"version {version} of {self.log.path} was cleaned from its log, and the positions depend on it",
-                remedy="Say where to start with a new group name, or restore the log files.",
+                remedy="Restore the log files; or start with a new group name and a start position.",
             )
         return commit
 

@@ -73,7 +73,7 @@ _SHOWN, _SHOWN_PART = 200, 40
 def check_expression(text: str, *, where: str) -> None:
     """Refuse an expression that may read other tables or files, or run code.
 
-    It must not have a query, a comment or a variable, and may only call functions that are known to be harmless.
+    It must not have a query, a comment or a variable, and may only call functions on a list of harmless ones.
     Spark's own parser is not available when a table is only read, nor with Spark Connect.
 
     Args:
@@ -81,7 +81,7 @@ def check_expression(text: str, *, where: str) -> None:
         where: the name of the place where it was found, for the error.
 
     Raises:
-        UnsupportedError: it has something else.
+        UnsupportedError: it has anything else.
 
     Example:
         >>> check_expression("amount > 0 AND extract(YEAR FROM at) > 1999", where="the constraint x")
@@ -94,13 +94,13 @@ def check_expression(text: str, *, where: str) -> None:
         raise UnsupportedError(
             f"{where} may run code or read other tables, by {shortened(printable(found), _SHOWN_PART)}: "
             f"{shortened(printable(text), _SHOWN)}",
-            remedy="If you wrote it, write it without queries, comments and ${, with built-in functions that work on "
+            remedy="If it is yours, write it without queries, comments and ${, with built-in functions that work on "
             "one row only, and with back quotes around column names that are not plain words, or are words of SQL.",
         )
 
 
 def _unsafe(text: str) -> str | None:
-    """Return the part of an expression that is not known to be harmless; ``None`` if all of it is."""
+    """Return the part of an expression that may be harmful; ``None`` if all of it is harmless."""
     if _VARIABLE in text:
         return _VARIABLE
     at, kind, part, is_qualified = 0, "sign", "", False
@@ -126,12 +126,12 @@ def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequ
     """Refuse a table with an expression that :func:`check_expression` refuses.
 
     Args:
-        path: of the table.
+        path: the path of the table.
         configuration: the table properties.
-        columns: as the log has them.
+        columns: the columns in the format of the log.
 
     Raises:
-        UnsupportedError: naming the constraint, or the column.
+        UnsupportedError: an expression may be harmful; it names the constraint or the column.
     """
     for name, text in configuration.items():
         if name.lower().startswith(CHECK):
@@ -146,8 +146,8 @@ def check_checksum(path: str, text: str) -> None:
     delta-rs ignores a checksum file that it cannot parse, and reads the commits. Java may still be able to parse it.
 
     Args:
-        path: of the table.
-        text: of the file; an empty file comes from a power cut, and is never read.
+        path: the path of the table.
+        text: the text of the file; an empty file comes from a power cut, and is never read.
 
     Raises:
         UnsupportedError: an expression may run code or read other tables.

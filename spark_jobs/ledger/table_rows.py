@@ -60,10 +60,10 @@ def scan(
     """Yield the rows of one version of a table in chunks.
 
     Args:
-        log: of the table.
+        log: the log of the table.
         columns: the columns to read; all by default.
         where: a SQL condition; files that it excludes are not opened.
-        version: of the table, the newest by default.
+        version: the version of the table, the newest by default.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
@@ -154,7 +154,7 @@ def schema_of(log: DeltaLog) -> Mapping[str, Any]:
 
 
 def names_in_files(log: DeltaLog, columns: Sequence[str] = ROW_PLACE) -> list[str]:
-    """Return the names of columns in the data files, which are other ones with column mapping.
+    """Return the names of columns in the data files, which differ with column mapping.
 
     Raises:
         TableUnreadableError: the table lacks one of them.
@@ -172,7 +172,7 @@ def written_sequences(
     A data file never changes, so that later changes of the rows do not matter.
 
     Args:
-        log: of the table.
+        log: the log of the table.
         commit: the commit of a batch.
         ranges: the ranges.
         names: see :func:`names_in_files`.
@@ -194,8 +194,8 @@ def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -
     """Open data files, with the columns of :data:`ROW_PLACE` also if the table is partitioned by them.
 
     Args:
-        log: of the table.
-        files: one or more.
+        log: the log of the table.
+        files: one or more files.
         names: the names of the columns in the files: those of :data:`ROW_PLACE`, and others after them.
 
     Raises:
@@ -354,8 +354,8 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Cha
     """Return the times of the rows that a batch wrote, and of those that it replaced.
 
     Args:
-        log: of the table.
-        commit: of the batch.
+        log: the log of the table.
+        commit: the commit of the batch.
         names: the names of :data:`ROW_TIME` in the data files, see :func:`names_in_files`.
 
     Returns:
@@ -385,7 +385,7 @@ def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Sequences]:
     """Yield the times of the rows of a table in chunks, in milliseconds since 1970.
 
     Args:
-        log: of the table.
+        log: the log of the table.
         where: a SQL condition.
 
     Raises:
@@ -434,7 +434,7 @@ def _readable(log: DeltaLog, version: int | None = None) -> Iterator[None]:
             if torn := log.torn_files(version):
                 raise TableUnreadableError(
                     f"{len(torn)} data files of {log.path} are torn, like {torn[0]}",
-                    remedy="A power cut, or a full or broken disk, leaves such files. Go back with RESTORE TABLE … TO "
-                    "VERSION AS OF the version before the one that added them; the messages are read again.",
+                    remedy="A power cut, or a full or broken disk, leaves such files. Undo it with RESTORE TABLE … TO "
+                    "VERSION AS OF the version before the one that added them; the next run reads the messages again.",
                 ) from None
             raise
