@@ -115,11 +115,11 @@ def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Arr
 
 
 def decode_kept(messages: pa.RecordBatch, decoder: Decoder, kept: pa.Schema) -> tuple[list[Column], Column]:
-    """Decode the columns for key and headers, and give for each row the reason why that failed (null if it did not).
+    """Decode the columns for key and headers; return them, and for each row the error (null without one).
 
     Args:
         messages: a block that a split yields.
-        decoder: the decoder, which says which columns it wants.
+        decoder: the decoder, with the columns to decode.
         kept: the columns from :func:`spark_jobs.reading.source.kept_fields`.
     """
     columns: list[Column] = []

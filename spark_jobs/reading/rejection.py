@@ -28,11 +28,11 @@ Treatment = Callable[[DataFrame, Column, Column], DataFrame]
 def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> DataFrame:
     """Return the good rows; the messages of the bad ones become dead letters, with their original bytes.
 
-    A transform may call it several times. A message becomes a dead letter as a whole if one row that was made of it is
-    bad, with the first reason. So a redrive, with a transform that no longer rejects it, writes all of its rows once. A
-    rejection stands even if the transform drops the row later.
+    A transform may call it several times. If one row of a message is bad, the whole message becomes a dead letter, with
+    the first reason. So a redrive, with a transform that no longer rejects it, writes all of its rows once. A rejection
+    stands even if the transform drops the row later.
 
-    Outside of a run, as in a test that calls the transform, the bad rows are left out.
+    Outside of a run, as in a test that calls the transform, the bad rows are dropped.
 
     Args:
         rows: rows that still have the columns ``_stream``, ``_shard`` and ``_sequence``.
@@ -63,7 +63,7 @@ def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> Da
 
 
 def _quoted(reason: Column) -> Column:
-    """Quote text that may hold values of the row, because the kind of a reason leaves quoted text out."""
+    """Quote text that may hold values of the row, because the kind of a reason omits quoted text."""
     escaped = f.regexp_replace(reason.cast("string"), r"(['\\])", r"\\$1")
     return f.coalesce(f.concat(f.lit("'"), escaped, f.lit("'")), f.lit("no reason given"))
 
@@ -83,7 +83,7 @@ def treating(treatment: Treatment) -> Iterator[None]:
 
 
 def drop_bad_rows(rows: DataFrame, is_bad: Column, reason: Column) -> DataFrame:
-    """Leave the bad rows out."""
+    """Drop the bad rows."""
     return rows.where(~is_bad)
 
 
@@ -100,7 +100,7 @@ def fail_on_bad_rows(rows: DataFrame, is_bad: Column, reason: Column) -> DataFra
 
 
 class Rejections:
-    """A treatment that leaves the bad rows out and records them."""
+    """A treatment that drops the bad rows and records them."""
 
     def __init__(self) -> None:
         self._parts: list[DataFrame] = []

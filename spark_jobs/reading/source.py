@@ -1,8 +1,8 @@
 """Reads the messages of a plan's splits as rows, on executors or, for a small batch, on the driver.
 
-Executors decode while they read. If a batch is written while it is read, they also check that each split holds what was
-planned. The driver reads small batches itself, because passing a few thousand messages through Python workers takes
-longer.
+Executors decode while they read. If a batch is written while it is read, they also check that each split holds the
+planned messages. The driver reads small batches itself, because passing a few thousand messages through Python workers
+takes longer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_DRIVER_BYTES = 8 << 20
 
 
 def kept_fields(decoder: Decoder) -> list[StructField]:
-    """The columns for key and headers that a decoder asks for; see :func:`key_columns`.
+    """Return the columns for key and headers of a decoder; see :func:`key_columns`.
 
     Raises:
         InvalidOptionError: a name cannot be used.
@@ -64,12 +64,12 @@ def kept_fields(decoder: Decoder) -> list[StructField]:
 
 def _type_of_key(key: Decoder) -> DataType:
     if isinstance(key, type) or not callable(getattr(key, "ddl", None)):
-        raise InvalidOptionError(f"key={key!r} is not a decoder", remedy="Give the name of a column, or a decoder.")
+        raise InvalidOptionError(f"key={key!r} is not a decoder", remedy="Use the name of a column, or a decoder.")
     columns = declared_columns(key.ddl())
     if has_variant(columns):
         raise SchemaMismatchError(
-            f"the columns of the key, {key.ddl()!r}, have a VARIANT, which only those of the payload may have",
-            remedy="Make it STRING, and take parse_json in the transform.",
+            f"the columns of the key, {key.ddl()!r}, have a VARIANT, which only columns of the payload may have",
+            remedy="Declare it as STRING, and call parse_json in the transform.",
         )
     key.check(arrow_schema(columns))
     return columns.fields[0].dataType if is_one_column(key) else columns
@@ -97,10 +97,10 @@ class SourceColumns:
     """A decoder and the columns of its rows, created once because the session parses them.
 
     Args:
-        decoder: the decoder of the payloads, with nothing left to look up.
+        decoder: the resolved decoder of the payloads.
         decoded: the columns of the decoder, with their NOT NULL.
         columns: all columns of :func:`read_splits`.
-        as_read: the same columns as they are read, with JSON text for a VARIANT.
+        as_read: the same columns before conversion, with JSON text for a VARIANT.
     """
 
     decoder: Decoder
@@ -110,7 +110,7 @@ class SourceColumns:
 
     @classmethod
     def of(cls, decoder: Decoder) -> SourceColumns:
-        """The columns of a decoder.
+        """Return the columns of a decoder.
 
         Raises:
             SchemaMismatchError: the DDL does not parse, or uses a reserved name.
@@ -163,17 +163,17 @@ def read_splits(
     keeps_payloads: bool = False,
     is_isolated: bool = False,
 ) -> DataFrame:
-    """Read ``splits`` on executors: the decoded columns, then the stream's, then those of dead letters.
+    """Return a frame that reads ``splits`` on executors: decoded, stream and then dead-letter columns.
 
     Rows with ``_error`` are dead letters. Only these have ``_payload``, unless ``keeps_payloads``. With ``identities``
-    dead letters are an error, and their columns are left out.
+    dead letters are an error, and their columns are omitted.
 
     Args:
         spark: the session.
         splits: the splits to read.
         source: the decoder of the payloads, and its columns.
-        identities: the fingerprints of the planned streams. With them, reading fails unless each split holds what was
-            planned, without any dead letter; see :class:`SplitCheck`.
+        identities: the fingerprints of the planned streams. With them, reading fails unless each split holds the
+            planned messages, without any dead letter; see :class:`SplitCheck`.
         keeps_payloads: whether every row carries the columns that its dead letter would need.
         is_isolated: whether executors decode in separate processes, because a message may crash the decoder.
     """
@@ -209,7 +209,7 @@ def _check(split: Split, identities: Mapping[str, str] | None) -> SplitCheck | N
         return None
     counts = split.counts() if isinstance(split, CountedSplit) else None
     if counts is None:
-        raise ValueError("a split without counts cannot be checked while it is read")
+        raise ValueError("a split cannot be checked while it is read, because it has no counts")
     return SplitCheck(counts, identities)
 
 
@@ -240,11 +240,11 @@ class SplitPartition:
         try:
             yield from self._rows(arrow_schema(schema))
         except StreamAssetsError as error:
-            # An executor may fail to reach what the driver reaches, so its name is in the error.
+            # An executor may fail to reach a broker that the driver reaches, so the error names the executor.
             machine = socket.gethostname()
             if machine != self.driver:
                 error = type(error)(f"executor {machine}: {error.what}", remedy=error.remedy, **error.facts)
-            # Without its cause, because the driver knows an error by the first traceback.
+            # Without its cause, because the driver recognizes an error by the first traceback.
             raise error from None
 
     def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -259,7 +259,7 @@ class SplitPartition:
 
 
 class SplitMismatchError(Exception):
-    """A split does not hold what was planned, so the Spark job fails before its commit, and the batch is cached first.
+    """A split does not hold the planned messages. The Spark job fails before its commit, and the batch is read again.
 
     It is raised as early as possible, because a cluster runs a failing task four times.
     """
@@ -267,11 +267,11 @@ class SplitMismatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SplitCheck:
-    """Executor-side check that a split holds what was planned.
+    """Executor-side check that a split holds the planned messages.
 
     Args:
-        counts: the number of messages of each shard.
-        identities: for each epoch of each stream the fingerprint that was planned; it may name more streams.
+        counts: the number of planned messages of each shard.
+        identities: the planned fingerprint of each epoch of each stream; there may be further streams.
 
     Example:
         >>> rows = pa.record_batch({"_stream": ["orders"], "_shard": [0], "_error": pa.nulls(1, pa.string())})
@@ -288,14 +288,14 @@ class SplitCheck:
     identities: Mapping[str, str]
 
     def checked(self, batches: Iterable[pa.RecordBatch], split: CountedSplit) -> Iterator[pa.RecordBatch]:
-        """Pass on the decoded rows of the split while each message occurs once and is not a dead letter.
+        """Yield the decoded rows of the split, and check that each planned message occurs once and is no dead letter.
 
         Args:
             batches: rows with the columns ``_stream``, ``_shard`` and ``_error``.
-            split: the split, which is asked at the end whether its streams are still those that were planned.
+            split: the split; after the last row, its streams are compared with the planned ones.
 
         Raises:
-            SplitMismatchError: the split does not hold what was planned.
+            SplitMismatchError: the split does not hold the planned messages.
         """
         left = dict(self.counts)
         for rows in batches:
@@ -341,7 +341,7 @@ class DriverBatch:
     dead: int
 
     def frame(self, spark: SparkSession, source: SourceColumns) -> DataFrame:
-        """Make a frame of one partition, because many small files would make the table slow to read."""
+        """Return a frame of one partition, because many small files would make the table slow to read."""
         # If all messages are lost there are no rows, and Spark does not accept an Arrow table without chunks.
         found: Any = self.rows if self.rows.num_rows else []
         rows = spark.createDataFrame(found, source.as_read).coalesce(1)

@@ -1,7 +1,7 @@
-"""Spark's types as SQL and as Arrow's types, and VARIANT columns.
+"""Converts Spark's types to SQL and to Arrow's types, and handles VARIANT columns.
 
-Executors pass a VARIANT as JSON text, and Spark's ``parse_json`` makes the value, because PySpark itself is many times
-slower. ``parse_json`` fails the run on text that is not JSON, so decoders check it first; see
+Executors pass a VARIANT as JSON text, and Spark's ``parse_json`` creates the value, because PySpark itself is many
+times slower. ``parse_json`` fails the run on text that is not JSON, so decoders check it first; see
 :func:`spark_jobs.decoding.json_values.variant_problem`.
 """
 
@@ -22,7 +22,7 @@ from stream_consumers.errors import SchemaMismatchError
 
 
 def as_text(schema: StructType) -> StructType:
-    """The same columns with STRING for each VARIANT.
+    """Return the same columns with STRING for each VARIANT.
 
     Example:
         >>> as_text(StructType().add("id", "long").add("all", ArrayType(VariantType()))).simpleString()
@@ -46,11 +46,11 @@ def _as_text(kind: DataType) -> DataType:
 
 
 def with_variants(rows: DataFrame, schema: StructType) -> DataFrame:
-    """The rows with the columns of ``schema``.
+    """Return the rows with the columns of ``schema``, in which JSON text becomes a VARIANT.
 
     Args:
         rows: rows with the columns of :func:`as_text`.
-        schema: the columns.
+        schema: the columns of the result.
     """
     found = [column for column in schema.fields if has_variant(column.dataType)]
     made = {column.name: _parsed(f.col(quoted(column.name)), column.dataType) for column in found}
@@ -58,7 +58,7 @@ def with_variants(rows: DataFrame, schema: StructType) -> DataFrame:
 
 
 def has_variant(kind: DataType) -> bool:
-    """Whether the type contains a VARIANT."""
+    """Return whether the type contains a VARIANT."""
     return _as_text(kind) != kind
 
 
@@ -99,14 +99,14 @@ def declared_columns(ddl: str) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The same columns for Arrow; times are in UTC."""
-    # Before Spark 4.2 the helper has no such parameter, and always uses UTC.
+    """Return the same columns as an Arrow schema; times are in UTC."""
+    # Before Spark 4.2 the helper always uses UTC, and has no such parameter.
     utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **utc)
 
 
 def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
-    """The same columns, with the default collation removed from strings.
+    """Return the same rows, with the default collation removed from string columns.
 
     A Connect client adds the collation to each string type that it sends, as for ``mapInPandas``. In the schema of a
     Delta table that is a different type, which readers other than Spark do not support.
@@ -129,7 +129,7 @@ def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
 
 
 def text(value: str) -> str:
-    r"""A string as an SQL literal.
+    r"""Return a string as an SQL literal.
 
     Example:
         >>> print(text("the customer's"))
@@ -140,7 +140,7 @@ def text(value: str) -> str:
 
 
 def properties(values: Mapping[str, str]) -> str:
-    r"""Table properties, in parentheses.
+    r"""Return table properties as SQL, in parentheses.
 
     Example:
         >>> print(properties({"a": "1' = '2"}))
@@ -150,12 +150,12 @@ def properties(values: Mapping[str, str]) -> str:
 
 
 def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] = quoted) -> str:
-    """The type as Spark parses it, whatever its fields are called.
+    """Return the DDL of a type, with any names of fields.
 
     Args:
         kind: the type.
-        declared: also write which fields are NOT NULL, and their comments.
-        quote: quotes the name of a field.
+        declared: whether to include NOT NULL and the comments of fields.
+        quote: the function that quotes the name of a field.
 
     Example:
         >>> from pyspark.sql.types import StringType
@@ -178,11 +178,11 @@ def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] =
 
 
 def column_ddl(column: StructField, *, declared: bool = False) -> str:
-    """A column of a new table as Spark DDL.
+    """Return a column of a new table as Spark DDL.
 
     Args:
         column: the column.
-        declared: also write NOT NULL, and the comments of nested fields.
+        declared: whether to include NOT NULL and the comments of nested fields.
 
     Example:
         >>> from pyspark.sql.types import LongType

@@ -18,7 +18,7 @@ import stream_consumers.kafka.batches  # noqa: F401
 from spark_jobs.python_start import forget_worker_variables
 
 if __name__ == "__main__":
-    # Spark collects garbage after each task. To skip the imported modules, which are never garbage, saves 30 ms.
+    # Spark collects garbage after each task. Skipping the imported modules, which are never garbage, saves 30 ms.
     gc.collect()
     gc.freeze()
     forget_worker_variables()
