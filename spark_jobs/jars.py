@@ -1,4 +1,4 @@
-"""The jars that Spark needs for Delta: downloaded and compiled once, so that a session starts without asking Ivy."""
+"""Downloads and compiles the jars that Spark needs for Delta, once, so that a session starts without Ivy."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ import pyspark
 from spark_jobs.redaction import jvm_output
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 
-# Delta has an artifact for each Spark line, and its jars and its Python package have one version.
+# Delta has an artifact for each Spark line, and its jars and its Python package have the same version.
 SPARK_LINE = ".".join(pyspark.__version__.split(".")[:2])
 DELTA_COORDINATE = ("io.delta", f"delta-spark_{SPARK_LINE}_2.13", version("delta-spark"))
 CACHE_VARIABLE = "STREAM_ASSETS_CACHE"
 REPOSITORY_VARIABLE = "STREAM_ASSETS_MAVEN_REPOSITORY"
 """The URL of a Maven repository that jars are downloaded from, in place of Maven Central."""
 UNPINNED_VARIABLE = "STREAM_ASSETS_UNPINNED_JARS"
-"""Set to 1, jars are taken whose digest is not known, such as those of a version of Delta that is newer than this."""
-# The digests of what is downloaded, as sha256sum writes them; tools/pin-jars makes them.
+"""If set to 1, jars without a pinned digest are accepted, such as those of a newer version of Delta."""
+# The digests of the downloaded jars, in the format of sha256sum; tools/pin-jars writes them.
 DIGESTS = Path(__file__).with_name("jars.sha256")
 LOG_STORE_CLASS = "spark_jobs.HardLinkLogStore"
 S3_LOG_STORE_CLASS = "spark_jobs.ConditionalWriteLogStore"
 _SOURCES = [
     Path(__file__).with_name(f"{name.rpartition('.')[2]}.java") for name in (LOG_STORE_CLASS, S3_LOG_STORE_CLASS)
 ]
-# What S3A was built with, for each Hadoop of Spark; 3.4.1, of Spark 4.0, cannot put an object only if it is absent.
+# The versions that the S3A of each Hadoop was built with; 3.4.1, of Spark 4.0, has no conditional put of an object.
 AWS = {"3.4.2": ("2.29.52", "1.2.1"), "3.5.0": ("2.35.4", "1.3.1")}
 _SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "url-connection-client")
 # The command of Janino, the compiler that Spark ships; a Java without its development kit has none.
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40
-# Stands in a folder of jars that has all of them.
+# The file that marks a folder with all of its jars.
 COMPLETE = "complete"
 
 
 def cache_folder() -> Path:
-    """Where resolved jars are kept: ``$STREAM_ASSETS_CACHE``, else ``~/.cache/stream-assets``.
+    """Return the folder for resolved jars: ``$STREAM_ASSETS_CACHE``, else ``~/.cache/stream-assets``.
 
     Raises:
-        InvalidOptionError: there is neither.
+        InvalidOptionError: the variable is not set, and the user has no home directory.
     """
     given = os.environ.get(CACHE_VARIABLE)
     if given:
@@ -61,16 +61,16 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "stream-assets"
     except RuntimeError as error:
         raise InvalidOptionError(
-            f"the user {os.getuid()} has no home directory, in which jars could be kept",
-            remedy=f"Set {CACHE_VARIABLE} to a folder that can be written, or HOME.",
+            f"the user {os.getuid()} has no home directory for the cache of jars",
+            remedy=f"Set {CACHE_VARIABLE} to a writable folder, or set HOME.",
         ) from error
 
 
 def own_folder(path: Path) -> Path:
-    """A folder of the cache, made if it is missing, into which other users cannot put anything.
+    """Create a folder of the cache if it is missing, and check that no other user can change it or its jars.
 
     Raises:
-        UntrustedFileError: they can.
+        UntrustedFileError: another user can change them.
     """
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
     for each in (path, *path.glob("*.jar")):
@@ -79,33 +79,33 @@ def own_folder(path: Path) -> Path:
             raise UntrustedFileError(
                 f"other users than {os.getuid()} and root can change {each}, from which Spark runs code: it belongs to "
                 f"{found.st_uid} and has the mode {stat.S_IMODE(found.st_mode):04o}",
-                remedy=f"Delete {cache_folder()} if you do not trust what is in it; else chown it and chmod -R go-w. "
-                f"Or set {CACHE_VARIABLE} to another folder.",
+                remedy=f"Delete {cache_folder()} if you do not trust its content; else chown it and chmod -R go-w. Or "
+                f"set {CACHE_VARIABLE} to another folder.",
             )
     return path
 
 
 def pinned(jars: Sequence[Path]) -> list[Path]:
-    """Jars that were downloaded, if they are those that this version was released with.
+    """Return downloaded jars after a check that they are those that this version was released with.
 
     Args:
-        jars: the files; each is read as a whole, at each call.
+        jars: the files; each call reads them completely.
 
     Raises:
-        UntrustedFileError: one is another one, or is not known.
+        UntrustedFileError: a jar has another digest than the pinned one, or no digest is pinned.
     """
     known = {name: digest for digest, name in map(str.split, DIGESTS.read_text().splitlines())}
     for jar in jars:
         digest, expected = hashlib.sha256(jar.read_bytes()).hexdigest(), known.get(jar.name)
         if expected is None and os.environ.get(UNPINNED_VARIABLE) != "1":
             raise UntrustedFileError(
-                f"no digest is known of {jar}, whose SHA-256 is {digest}",
-                remedy=f"Install a version of delta-spark and pyspark that this version of stream-assets knows; or set "
-                f"{UNPINNED_VARIABLE}=1 to take jars that it does not know.",
+                f"this version pins no digest of {jar}, whose SHA-256 is {digest}",
+                remedy="Install a version of delta-spark and pyspark that this version of stream-assets supports; or "
+                f"set {UNPINNED_VARIABLE}=1 to accept jars without a pinned digest.",
             )
         if expected not in (None, digest):
             raise UntrustedFileError(
-                f"{jar} is not the jar of this name: its SHA-256 is {digest}, and should be {expected}",
+                f"{jar} is not the released jar: its SHA-256 is {digest}, but must be {expected}",
                 remedy=f"Find out who changed it. Delete {cache_folder()}, and try again with a repository that you "
                 f"trust ({REPOSITORY_VARIABLE}).",
             )
@@ -113,23 +113,23 @@ def pinned(jars: Sequence[Path]) -> list[Path]:
 
 
 def java() -> str:
-    """The ``java`` command.
+    """Return the path of the ``java`` command.
 
     Raises:
-        MissingDependencyError: none is installed.
+        MissingDependencyError: Java is not installed.
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if not found:
         raise MissingDependencyError(
-            "Spark needs Java, and there is no java command",
+            "Spark needs Java, but there is no java command",
             remedy="Install Java 17 (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME.",
         )
     return found
 
 
 def download_note(*, with_s3: bool = False) -> str | None:
-    """The note to show while jars are downloaded; ``None`` if all of them are in the cache.
+    """Return a note to show while jars are downloaded; ``None`` if all of them are in the cache.
 
     Args:
         with_s3: whether :func:`s3_jars` are needed, too.
@@ -141,16 +141,16 @@ def download_note(*, with_s3: bool = False) -> str | None:
     if not lacking:
         return None
     return (
-        f"the jars of {' and '.join(lacking)} are downloaded into {cache_folder()} first, once; that may take minutes"
+        f"the jars of {' and '.join(lacking)} are downloaded into {cache_folder()} first, once; this may take minutes"
     )
 
 
 def delta_jars() -> list[Path]:
-    """The jars that Delta needs beyond those of pyspark, and the log store for local disks; made at the first call.
+    """Return the jars that Delta needs beyond those of pyspark, and our log stores; the first call creates them.
 
     Raises:
-        MissingDependencyError: no Java, or the download or the compiler failed.
-        UntrustedFileError: a jar is not what it should be, or other users could change it.
+        MissingDependencyError: Java is missing, or the download or the compiler failed.
+        UntrustedFileError: a jar is not the released one, or other users can change it.
     """
     delta = resolved(DELTA_COORDINATE)
     jars = pinned(_beside(delta, _shipped()))
@@ -160,20 +160,20 @@ def delta_jars() -> list[Path]:
 
 
 def s3_jars() -> list[Path]:
-    """The jars that Spark needs for tables on Amazon S3; downloaded at the first call.
+    """Return the jars that Spark needs for tables on Amazon S3; the first call downloads them.
 
-    They are S3A and the modules of the SDK that it uses, not the SDK as a whole, which has hundreds of megabytes.
+    They are S3A and the modules of the SDK that it uses, not the whole SDK, which has hundreds of megabytes.
 
     Raises:
-        MissingDependencyError: no Java, the download failed, or this Spark has a Hadoop that is too old.
-        UntrustedFileError: a jar is not what it should be, or other users could change it.
+        MissingDependencyError: Java is missing, the download failed, or the Hadoop of this Spark is too old.
+        UntrustedFileError: a jar is not the released one, or other users can change it.
     """
     versions = _s3_versions()
     if versions is None:
         raise MissingDependencyError(
-            f"Spark {pyspark.__version__} comes with Hadoop {_hadoop()}; tables on Amazon S3 are written with "
-            f"{' and '.join(AWS)}, which put a commit only if it is absent",
-            remedy="Install pyspark 4.1 or 4.2; or start Spark yourself, with hadoop-aws and a log store that does so.",
+            f"Spark {pyspark.__version__} comes with Hadoop {_hadoop()}, but tables on Amazon S3 need "
+            f"{' or '.join(AWS)}, which can create a commit only if it is absent",
+            remedy="Install pyspark 4.1 or 4.2; or start Spark yourself, with hadoop-aws and such a log store.",
         )
 
     def make(target: Path) -> None:
@@ -181,12 +181,12 @@ def s3_jars() -> list[Path]:
         download(s3_modules(versions[0]), target)
 
     jars = _beside(_once(_s3_name(*versions), make), (*_shipped(), *delta_jars()))
-    # S3A uses no client on netty, of which Spark has another version.
+    # S3A does not use netty, and Spark has another version of it.
     return pinned([jar for jar in jars if not jar.name.startswith("netty-")])
 
 
 def s3_modules(hadoop: str) -> list[tuple[str, str, str]]:
-    """The modules of the SDK that the S3A of a Hadoop uses, as Maven has them."""
+    """Return the Maven coordinates of the SDK modules that the S3A of a Hadoop version uses."""
     sdk, accelerator = AWS[hadoop]
     return [
         *(("software.amazon.awssdk", name, sdk) for name in _SDK_MODULES),
@@ -199,7 +199,7 @@ def _hadoop() -> str:
 
 
 def _s3_versions() -> tuple[str, str, str] | None:
-    """Of Hadoop, the SDK and the accelerator; ``None`` if this Hadoop is too old."""
+    """Return the versions of Hadoop, the SDK and the accelerator; ``None`` if this Hadoop is too old."""
     hadoop = _hadoop()
     return (hadoop, *AWS[hadoop]) if hadoop in AWS else None
 
@@ -213,22 +213,22 @@ def _shipped() -> list[Path]:
 
 
 def _beside(folder: Path, others: Sequence[Path]) -> list[Path]:
-    """The jars of a folder whose artifacts are not among others, whatever the versions."""
+    """Return the jars of a folder whose artifacts are not among ``others`` in any version."""
     known = {_artifact(jar) for jar in others}
     return [jar for jar in sorted(folder.glob("*.jar")) if _artifact(jar) not in known]
 
 
 def resolved(coordinate: tuple[str, str, str], *, is_alone: bool = False) -> Path:
-    """A folder with an artifact and all it depends on; downloaded at the first call.
+    """Return a folder with an artifact and its dependencies; the first call downloads it.
 
-    Processes that ask at the same time wait for the one that downloads.
+    One process downloads at a time; others that need the artifact wait for it.
 
     Args:
-        coordinate: group, artifact and version, as Maven has them.
-        is_alone: without what it depends on.
+        coordinate: group, artifact and version in Maven.
+        is_alone: whether to omit its dependencies.
 
     Raises:
-        MissingDependencyError: no Java, or the download failed.
+        MissingDependencyError: Java is missing, or the download failed.
     """
     return _once(_name(coordinate, is_alone=is_alone), lambda target: download([coordinate], target, is_alone=is_alone))
 
@@ -242,7 +242,7 @@ def _folder(name: str) -> Path:
 
 
 def _once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name in the cache; ``make`` fills it at the first call, of one process at a time."""
+    """Return the folder of this name in the cache; the first call fills it by ``make``, one process at a time."""
     folder = _folder(name)
     own_folder(cache_folder())
     own_folder(folder.parent)
@@ -263,9 +263,9 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_alone: bool = False) -> None:
-    """Fetch them with the Ivy that pyspark ships; more than once, since repositories have bad moments.
+    """Download artifacts with the Ivy that pyspark ships, and retry, because a repository may fail temporarily.
 
-    Ivy has a cache of its own here: a Maven cache with a pom but no jar would make it give up.
+    Ivy gets its own cache, because it fails on a Maven cache with a pom but no jar.
     """
     target.mkdir(parents=True, exist_ok=True)
     transitive = str(not is_alone).lower()
@@ -285,8 +285,8 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
         if "@" in repository:
             # Ivy writes the URL into its cache and its report.
             raise InvalidOptionError(
-                f"{REPOSITORY_VARIABLE} has a user, and perhaps a password, in it",
-                remedy="Use a repository that asks for none, or download the jars elsewhere and copy the cache.",
+                f"the URL in {REPOSITORY_VARIABLE} contains a user, and perhaps a password",
+                remedy="Use a repository without a login, or download the jars elsewhere and copy the cache.",
             )
         settings = target / "settings.xml"
         settings.write_text(
@@ -307,7 +307,7 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
     names = ", ".join(":".join(coordinate) for coordinate in coordinates)
     raise MissingDependencyError(
         f"{names} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
-        remedy="Check the connection to your Maven repository, or name another one with "
+        remedy="Check the connection to your Maven repository, or set another one with "
         f"{REPOSITORY_VARIABLE}, and try again.",
     )
 

@@ -1,10 +1,11 @@
-"""Keeps the tables of a group small, and what its ledger promises possible.
+"""Maintains the tables of a group, and keeps its ledger readable.
 
-Many small files become few, files that no version needs are deleted, and a group that writes nothing for a long time
-repeats what its ledger knows, before the commits that say it are cleaned from the Delta log.
+Many small files are joined, files that no restorable version needs are deleted, and a group that has written nothing
+for a long time writes its state again, before the commits with this state are cleaned from the Delta log.
 
-Spark does it, not delta-rs: a commit of delta-rs does not go through the log store of the table, which alone keeps two
-commits apart (:mod:`spark_jobs.writing.delta_table`), and tables with deletion vectors or column mapping are beyond it.
+Spark writes these commits, because delta-rs does not use the log store of the table, which alone prevents that two
+commits overwrite each other (:mod:`spark_jobs.writing.delta_table`), and cannot write tables with deletion vectors or
+column mapping.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
 SET_FILE_RETENTION = "stream-assets.deletedFileRetentionDuration"
-"""The file retention that maintenance has set; where the table has another one, a user has chosen it."""
+"""The property with the file retention that maintenance has set; if the table has another one, a user has chosen it."""
 DEFAULT_LOG_RETENTION = "interval 30 days"
 MIN_FILE_RETENTION = "interval 1 day"
 MIN_FILE_RETENTION_MS = 86_400_000
@@ -38,16 +39,16 @@ _PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class TableMaintenance:
-    """What was done for one table.
+    """The result of the maintenance of one table.
 
     Args:
-        table: where it is.
-        version: of the table, afterwards.
-        files_before: how many files were joined.
-        files_after: into how many.
-        deleted_files: files that no version needs which can be restored; ``None`` if Delta does not report it.
-        is_kept: whether what the ledger knows was said again.
-        is_busy: whether another commit came first, so that its files are joined the next time.
+        table: the path or URI of the table.
+        version: the version of the table afterwards.
+        files_before: the number of files that were joined.
+        files_after: the number of files that they were joined into.
+        deleted_files: the number of deleted files; ``None`` if Delta does not report it.
+        is_kept: whether the state of the ledger was written again.
+        is_busy: whether another commit came first, so that files are joined the next time.
     """
 
     table: str
@@ -60,21 +61,21 @@ class TableMaintenance:
 
 
 def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance]:
-    """Maintain the table of an ingestion, and that of its dead letters if there is one. Runs may write meanwhile.
+    """Maintain the table of an ingestion and its dead-letter table, if there is one, even while runs write them.
 
     Args:
         spark: a session that can write Delta tables.
         ingestion: group and table.
 
     Returns:
-        What was done, the table first.
+        The results, with the main table first.
 
     Raises:
         StreamNotFoundError: there is no table yet.
-        InvalidOptionError: the table deletes files so early that a batch on its way could lose its own.
-        LedgerTruncatedError: the log of the table was cleaned already.
-        UnsafeStorageError: another driver could overwrite what this one writes.
-        WriteError: Spark failed; run it again.
+        InvalidOptionError: the file retention is so short that a batch in flight could lose its files.
+        LedgerTruncatedError: required commits were already cleaned from the log.
+        UnsafeStorageError: another driver could overwrite commits of this one.
+        WriteError: Spark failed; run the maintenance again.
     """
     check_session(spark)
     check_log_store(spark, ingestion.table, single_writer=ingestion.single_writer)
@@ -82,7 +83,7 @@ def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance
     if log.snapshot() is None:
         raise StreamNotFoundError(
             f"there is no table {ingestion.table}",
-            remedy="The first run of the asset makes it; maintain it afterwards.",
+            remedy="Run the asset first, which creates it.",
         )
     is_kept = keep_alive(spark, ingestion)
     done = [replace(_maintain(spark, log), is_kept=is_kept)]
@@ -92,10 +93,10 @@ def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance
 
 
 def keep_alive(spark: SparkSession, ingestion: Ingestion) -> bool:
-    """Say again what the ledger of the group knows, if the commit that says it is old; whether that was so.
+    """Write the state of the ledger again if the commit with the newest state is old; return whether that was done.
 
-    Commits are cleaned from the log when they are older than ``delta.logRetentionDuration``, and only by a write
-    to the table. Of a group that wrote nothing for that long, while others did, nothing would be left to read.
+    A write to the table cleans commits from the log that are older than ``delta.logRetentionDuration``. A group that
+    wrote nothing for that long, while others did, would have no readable commit left.
     """
     own = replace(ingestion, member=KEEPER, shard=None)
     is_kept = False
@@ -116,7 +117,7 @@ def _is_old(state: LedgerState, log: DeltaLog) -> bool:
         return False
     kept = interval_ms(snapshot.configuration.get(LOG_RETENTION, DEFAULT_LOG_RETENTION))
     age = time.time() * 1000 - (state.full.timestamp_ms or 0)
-    # How long an interval is that names months is not known: then it is said again each time.
+    # The length of an interval of months is unknown, so the state is then written each time.
     return state.full.is_restored or kept is None or age > kept / _PARTS
 
 
@@ -144,19 +145,19 @@ def _keep_files(spark: SparkSession, log: DeltaLog) -> None:
 
 
 def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[str, str]:
-    """The table properties that let files stay as long as the log does; empty where nothing is to be set.
+    """Return the table properties that keep files as long as the log; empty if nothing needs to be set.
 
-    Until then a RESTORE may go back to a version that needs them. By default Delta keeps files for 7 days and the log
-    for 30. It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so
-    that it holds for every other VACUUM, too. A second property remembers the value, so that it follows the log as long
-    as no user chooses another one.
+    A RESTORE to a version in the log needs its files. By default Delta keeps files for 7 days and the log for 30. The
+    retention is a table property, because Delta reads it from nowhere else (``RETAIN`` is ignored), and because it
+    then holds for every other VACUUM, too. A second property records the value that maintenance has set, so that it
+    follows the log retention unless a user chooses another one.
 
     Args:
         configuration: the properties of the table.
-        table: its path, for the error.
+        table: the path of the table, for the error.
 
     Raises:
-        InvalidOptionError: less than a day was chosen, so that a batch on its way could lose its files.
+        InvalidOptionError: a user has chosen less than a day, so that a batch in flight could lose its files.
 
     Example:
         >>> file_retention({"delta.logRetentionDuration": "interval 60 days"}, table="lake/orders")[FILE_RETENTION]
@@ -174,8 +175,8 @@ def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[s
     length = interval_ms(chosen)
     if length is not None and length < MIN_FILE_RETENTION_MS:
         raise InvalidOptionError(
-            f"{table} lets files be deleted after {chosen!r} ({FILE_RETENTION}), also those of a batch on its way",
-            remedy=f"Set it to a day or more; or unset it, and files stay as long as the log ({LOG_RETENTION}).",
+            f"{table} lets files be deleted after {chosen!r} ({FILE_RETENTION}), even those of a batch in flight",
+            remedy=f"Set it to a day or more; or unset it, to keep files as long as the log ({LOG_RETENTION}).",
         )
     return {}
 

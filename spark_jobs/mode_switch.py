@@ -1,18 +1,18 @@
 """Changes how a group shares its shards, which changes the transaction sequences of its batches.
 
-A batch planned in an old sequence could land next to one of a new sequence: the same messages twice. So the old
-sequences are fenced, each by an empty commit that takes its next number, before a run plans in the new ones:
+A batch planned in an old sequence could land next to one of a new sequence, and write the same messages twice. So the
+old sequences are fenced, each by an empty commit with its next number, before a run plans in the new ones:
 
     one sequence -> one a shard    ONE commit fences the sequence and switches
     one a shard -> one sequence    1 "switching": no run plans any more   2 every shard is fenced   3 the switch
 
-With Redis, members may claim entries one by one. There the server's position decides what is delivered next:
+With Redis, members may claim entries one by one, and the server's position decides which entries are delivered next:
 
     positions -> claims   1 "switching"   2 the group is set to the ledger's positions and to claim mode   3 the switch
     claims -> positions   1 nothing may be pending   2 "switching", the group leaves claim mode, every member and
-                          every open claim is fenced   3 what was delivered is covered   4 the switch
+                          every open claim is fenced   3 delivered entries are covered   4 the switch
 
-Claim mode keeps a late run by position from moving the group back. A switch that was killed on the way is run again.
+Claim mode prevents a late run by position from moving the group back. A killed switch can be run again.
 tests/spark_jobs/test_mode_switch_model.py explores all interleavings.
 """
 
@@ -52,17 +52,17 @@ def switch_sharing(
         spark: a session that can write Delta tables.
         ingestion: group and table.
         to: the new mode.
-        source: the stream; each of its shards is fenced, besides those that the ledger knows.
-        claims: the group, where members claim entries in mode ``load_balanced`` (Redis).
+        source: the stream; each of its shards is fenced, and each shard in the ledger.
+        claims: the group, if members claim entries in mode ``load_balanced`` (Redis).
 
     Returns:
-        Whether anything had to be changed.
+        Whether the mode was changed.
 
     Raises:
         StreamNotFoundError: the group has written nothing into the table.
-        GroupActiveError: entries are pending, or something else changed the group meanwhile.
+        GroupActiveError: entries are pending, or a RESTORE or another switch changed the group meanwhile.
         DataLossError: a RESTORE removed claimed batches, or another client moved the group forwards.
-        WriteError: Spark failed; run it again.
+        WriteError: Spark failed; run the switch again.
     """
     to = choice(ConsumerMode, to, option="to")
     member = replace(ingestion, shard=None)
@@ -70,7 +70,7 @@ def switch_sharing(
     if state.newest is None:
         raise StreamNotFoundError(
             f"group {ingestion.group!r} has written nothing into {ingestion.table}",
-            remedy="There is nothing to switch: its first run decides the mode.",
+            remedy="No switch is needed: its first run decides the mode.",
         )
     wanted = CLAIMS if claims is not None and to is ConsumerMode.LOAD_BALANCED else to.value
     if state.sharing == wanted:
@@ -87,12 +87,12 @@ def switch_sharing(
         _end_claims(spark, member, claims)
     elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_SEQUENCE:
         _fence(spark, member, switch=SWITCHING)
-        # Asked only now: no run plans on a shard that appears later.
+        # The shards are read only now, because no run plans on a shard that appears later.
         for shard in sorted({*ingestion.in_epochs(source).extents(), *state.shards}):
             _fence(spark, replace(ingestion, shard=shard), switch=None)
 
     def enter(state: LedgerState) -> None:
-        # By the state that the switch is planned from. Where a RESTORE comes in between, the switch does not count.
+        # Use the state that the switch is planned from. After a RESTORE in between, the switch does not count.
         if claims is not None and wanted == CLAIMS:
             check_switch(claims, state, ingestion, to_claims=True)
             enter_claim_mode(claims, state, was_claimed=state.sharing in _CLAIMED)
@@ -100,7 +100,7 @@ def switch_sharing(
     _fence(spark, member, switch=wanted, prepare=enter)
     if (found := member.ledger().read().sharing) != wanted:
         raise GroupActiveError(
-            f"group {ingestion.group!r} is {found}, not {wanted}: a RESTORE, or another switch, came in between",
+            f"the mode of group {ingestion.group!r} is {found}, not {wanted}: a RESTORE or another switch intervened",
             remedy="Run the switch again.",
         )
     return True
@@ -115,7 +115,7 @@ def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) 
         while fenced.ledger().read().last_number < number:
             _fence(spark, fenced, switch=None)
 
-    # A member that looked before this switch began has its next number already.
+    # A member that read the ledger before this switch began may already use its next number.
     for member in {c.entry.by for c in ingestion.ledger().newest_first() if c.entry and "/" not in c.entry.by}:
         _fence(spark, replace(ingestion, member=member), switch=None)
     ranges, hint = settle_claims(claims, ingestion.ledger(), fence)
@@ -148,12 +148,12 @@ def _fence(
 
 
 def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
-    """Step 2 towards claims: every shard continues at the position of the ledger.
+    """Step 2 towards claims: set every shard on the server to the position in the ledger.
 
     Args:
         claims: the group.
-        state: the ledger; nothing is written by position any more.
-        was_claimed: the entries were claimed all along, so that the server's position is right as it is.
+        state: the ledger; no run writes by position any more.
+        was_claimed: whether the group already claimed entries, so that the server's positions are right.
     """
     counted = position_facts_in(state.hint)
     for shard, position in state.positions.items():
@@ -162,20 +162,20 @@ def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bo
         place, known = counted.get(shard, (None, None))
         read = known.added if known is not None and place == position else None
         claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
-        # The table has them; otherwise they would be taken over from the consumer that holds them.
+        # These entries are in the table; without this, members would take them over from the consumer that holds them.
         claims.group.acknowledge_below(shard, position)
     keep_claim_mode(claims, state)
 
 
 def keep_claim_mode(claims: RedisClaims, state: LedgerState) -> None:
-    """Set claim mode where it is missing."""
+    """Set claim mode for the shards that lack it."""
     for shard in claims.shards:
         if shard in state.shards and claims.group.facts(shard) is not None:
             claims.group.enter_claim_mode(shard)
 
 
 def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, *, to_claims: bool) -> None:
-    """Refuse what cannot be switched.
+    """Check that the group can be switched.
 
     Raises:
         InvalidOptionError: streams of the group are missing in the URL, or positions have gaps.
@@ -187,7 +187,7 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
     missing = sorted(read - set(claims.url.required_streams()))
     if missing:
         raise InvalidOptionError(
-            f"group {ingestion.group!r} reads {', '.join(missing)}, too, which {claims.url} does not name",
+            f"group {ingestion.group!r} also reads {', '.join(missing)}, which {claims.url} does not name",
             remedy="Name all streams of the group in the URL: a group has one mode.",
         )
     check_restored(state, ingestion)
@@ -201,20 +201,20 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
     broken = sorted(str(shard) for shard, known in by_position.items() if _is_behind(known))
     if broken:
         raise InvalidOptionError(
-            f"group {ingestion.group!r} has to write {', '.join(broken)} again in part, since a RESTORE",
-            remedy=f"Let it run in mode {state.sharing or 'resumable'} to its end, then switch.",
+            f"group {ingestion.group!r} has to write parts of {', '.join(broken)} again after a RESTORE",
+            remedy=f"Run it in mode {state.sharing or 'resumable'} until it has written them, then switch.",
         )
 
 
 def _is_behind(known: ShardState) -> bool:
-    """Whether a group that reads by position has to read something again, before rows that are in the table."""
+    """Return whether a group that reads by position has to read messages again before rows that are in the table."""
     is_before_claims = known.ended is None and (known.claimed or 0) > (known.covered.position or 0)
     is_before_adopted = known.lacks_adopted and known.covered.position == known.origin
     return len(known.covered.ranges) > 1 or bool(known.redo) or is_before_claims or is_before_adopted
 
 
 def check_position(claims: RedisClaims, state: LedgerState) -> None:
-    """Refuse where the server's position, which is to be the ledger's, is not behind all that is written.
+    """Check that the server's positions, which the ledger will take over, are after all written entries.
 
     Raises:
         SourceRecreatedError: the group is gone, or was moved back.
@@ -223,18 +223,18 @@ def check_position(claims: RedisClaims, state: LedgerState) -> None:
 
 
 def check_settled(claims: RedisClaims) -> None:
-    """Refuse while entries are pending: a position says nothing of them.
+    """Check that no entries are pending, because a position does not show them.
 
     Raises:
-        GroupActiveError: with the numbers.
+        GroupActiveError: entries are pending; its facts are their numbers by shard.
     """
     pending = {shard: backlog.pending for shard, backlog in claims.backlog().items() if backlog.pending}
     if pending:
         raise GroupActiveError(
             f"group {claims.group.name!r} of {claims.url} has "
             f"{counted(sum(pending.values()), 'pending entry', 'pending entries')}",
-            remedy="Let its members write or acknowledge them and end; then switch. If a switch was begun, first go "
-            "back with: stream-assets switch --to load_balanced.",
+            remedy="Let its members write or acknowledge them and end; then switch. If a switch was begun, first undo "
+            "it with: stream-assets switch --to load_balanced.",
             **{str(shard): count for shard, count in sorted(pending.items())},
         )
 
@@ -242,18 +242,18 @@ def check_settled(claims: RedisClaims) -> None:
 def settle_claims(
     claims: RedisClaims, ledger: Ledger, fence: Callable[[str, int], None]
 ) -> tuple[Mapping[Shard, Range], Mapping[str, object]]:
-    """Steps 2 and 3 towards positions: no batch lands any more, and what was delivered is to be covered.
+    """Steps 2 and 3 towards positions: fence open claims, so that no batch lands any more, and cover delivered entries.
 
     Args:
         claims: the group.
-        ledger: of the group.
-        fence: takes a number of a member away.
+        ledger: the ledger of the group.
+        fence: uses up a number of a member.
 
     Returns:
-        What is to be covered, and the hint for the first batch by position.
+        The ranges to cover, and the hint for the first batch by position.
 
     Raises:
-        GroupActiveError: entries are left that are in no batch.
+        GroupActiveError: entries are pending that are in no batch.
         SourceRecreatedError: the group is gone, or was moved back.
     """
     status = ClaimStatuses(ledger)
@@ -266,7 +266,7 @@ def settle_claims(
         for name in written:
             for page in claims.pending(shard, name, idle=False):
                 claims.acknowledge({shard: [entry.id for entry in page]})
-    # In this order: what a member is given in between is pending.
+    # In this order: an entry that a member gets in between is pending.
     delivered = {shard: claims.group.facts(shard) for shard in claims.shards}
     check_settled(claims)
     state = ledger.read()
@@ -279,7 +279,7 @@ def settle_claims(
 
 
 def leave_claim_mode(claims: RedisClaims) -> None:
-    """Nothing is claimed any more: the scripts that claim look for claim mode."""
+    """End claim mode, without which the scripts of the server claim no entries."""
     for shard in claims.shards:
         if claims.group.facts(shard) is not None:
             claims.group.leave_claim_mode(shard)

@@ -1,6 +1,6 @@
-"""Commands that start another Python, which imports nothing from the working folder unless this process does.
+"""Builds commands that start another Python, which imports from the working folder only if this process does.
 
-``python -m`` and ``python -c`` look into the working folder first, so a user who may write there chooses what runs.
+``python -m`` and ``python -c`` search the working folder first, so a user with write access there could inject code.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 _OF_WORKERS = "stream-assets"
-"""The value that says that the variable is for the workers only; any value does for Python."""
+"""The value that marks the variable as set for the workers only; Python accepts any value."""
 
 
 def imports_from_here() -> bool:
-    """Whether this process looks into its working folder for modules, or has loaded one from there.
+    """Return whether this process searches its working folder for modules, or has loaded one from there.
 
-    Dagster looks there only while it loads the definitions, and a worker has to import their functions.
+    Dagster searches it only while it loads the definitions, and a worker has to import their functions.
     """
     return _is_here_in(sys.path) or _has_loaded_from_here()
 
@@ -33,7 +33,7 @@ def _is_here_in(folders: Iterable[str | Path]) -> bool:
 
 
 def _folders_of_modules() -> set[Path]:
-    """The folders that the loaded modules are in, without the file that Python was started with."""
+    """Return the folders of the loaded modules, without that of the file that Python was started with."""
     places: set[Path] = set()
     for name, module in tuple(sys.modules.items()):
         found = getattr(module, "__spec__", None)
@@ -47,33 +47,33 @@ def _folders_of_modules() -> set[Path]:
 
 
 def own_python(statement: str) -> list[str]:
-    """The command of a Python that imports what this process can, or could when its modules were loaded.
+    """Return the command of a Python with the import path of this process, also as it was when modules were loaded.
 
     Args:
-        statement: what it runs; ``sys`` is imported.
+        statement: the statement to run; ``sys`` is imported.
     """
     here = [str(Path.cwd())] if not _is_here_in(sys.path) and _has_loaded_from_here() else []
     return _command(sys.executable, repr(here + [str(folder) for folder in sys.path]), statement)
 
 
 def worker_python(python: str, statement: str) -> list[str]:
-    """The command of a Python that Spark starts, which imports what its ``PYTHONPATH`` and its packages have.
+    """Return the command of a Python that Spark starts, which imports from its ``PYTHONPATH`` and its packages.
 
-    It looks into the working folder of this process, too, if this process imports from there.
+    It also searches the working folder of this process, if this process imports from there.
 
     Args:
         python: the interpreter; it may have other packages than this one.
-        statement: what it runs; ``sys`` is imported.
+        statement: the statement to run; ``sys`` is imported.
     """
     here = [str(Path.cwd())] if imports_from_here() else []
-    # The empty name is the working folder, which -c puts there.
+    # The empty name, which -c adds, is the working folder.
     return _command(python, f"{here!r} + [folder for folder in sys.path if folder]", statement)
 
 
 def worker_variables() -> dict[str, str]:
-    """The variables of a Python that is started with ``-m``, so that it looks where :func:`worker_python` does.
+    """Return variables that let a Python that is started with ``-m`` search the same folders as :func:`worker_python`.
 
-    Python 3.10 does not know them.
+    Python 3.10 ignores them.
     """
     if imports_from_here() or os.environ.get(SAFE_PATH_VARIABLE):
         return {}
@@ -81,11 +81,11 @@ def worker_variables() -> dict[str, str]:
 
 
 def forget_worker_variables() -> None:
-    """Let what a worker starts import as ever: ``python tool.py`` has to find the modules beside ``tool.py``."""
+    """Restore the usual import path for processes that a worker starts: ``python tool.py`` needs modules beside it."""
     if os.environ.get(SAFE_PATH_VARIABLE) == _OF_WORKERS:
         del os.environ[SAFE_PATH_VARIABLE]
 
 
 def _command(python: str, path: str, statement: str) -> list[str]:
-    # The module sys is part of the interpreter: nothing is looked for before the path is set.
+    # The module sys is part of the interpreter, so no folder is searched before the path is set.
     return [python, "-c", f"import sys; sys.path[:] = {path}; {statement}"]

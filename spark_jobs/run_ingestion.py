@@ -1,4 +1,4 @@
-"""A run: drains a source into a table, with one member for all shards or as one of several, and stays if it is to."""
+"""Runs an ingestion: drains a source into a table, as the only member or one of several, and may then keep polling."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from stream_consumers.options import ConsumerMode
 
 JOIN_SECONDS = 60.0
 PARALLEL_SHARDS = 4
-"""How many batches a member writes at the same time."""
+"""The number of batches that a member writes at the same time."""
 _TICK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
 def drain(spark: SparkSession, source: StreamSource, ingestion: Ingestion, **options: Any) -> Iterator[BatchReport]:
-    """The batches of :func:`run_events`, which says what the arguments are; what else it yields is logged."""
+    """Yield the batches of :func:`run_events`, which documents the arguments, and log its other events."""
     return reports_of(run_events(spark, source, ingestion, **options))
 
 
@@ -67,35 +67,35 @@ def run_events(
     stop: Bound | None = None,
     linger_seconds: float = 0.0,
 ) -> Iterator[Event]:
-    """Micro-batches up to the end that the source had at the beginning, and what comes while the run stays.
+    """Write micro-batches up to the end of the source at the start, and later messages while the run keeps polling.
 
-    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.run_control.DeferredSignals`.
+    After SIGINT or SIGTERM it finishes the current batch, see :class:`spark_jobs.batches.run_control.DeferredSignals`.
 
     Args:
         spark: a session that can write Delta tables.
         source: the stream.
-        ingestion: what goes where.
+        ingestion: the group, the table and the options.
         observer: called at each step.
         max_batches: stop after this number of batches.
-        origin: where a group without a position starts, if not where ``ingestion`` says.
-        stop: go no further than this.
-        linger_seconds: how long the run keeps polling, in seconds from its start. 0 for a run that ends when it has
-            written all that there was.
+        origin: the start of a group without a position, in place of the one in ``ingestion``.
+        stop: the bound at which to stop.
+        linger_seconds: how long the run keeps polling, in seconds from its start. With 0 it ends when it has written
+            all messages that the source had.
 
     Yields:
-        Each batch when it is in the table and committed; ``CONTINUES`` before another one is written, and from time
-        to time while the run stays without any; ``Waiting`` before it waits to try something again; and
-        ``UnreadableTail`` if something after the last message cannot be read.
+        Each batch when it is in the table and committed; ``CONTINUES`` before the next batch is written, and from time
+        to time while the run polls; ``Waiting`` before each wait for a retry; and ``UnreadableTail`` if bytes after the
+        last message cannot be read.
 
     Raises:
-        InvalidOptionError: arguments that do not go together.
-        StreamAssetsError: whatever stops it; what was yielded before is safe.
+        InvalidOptionError: two arguments exclude each other.
+        StreamAssetsError: any error that stops the run; batches that were yielded before stay in the table.
     """
     idle_wait = IdleWait(linger_seconds)
     _check_run(source, ingestion, has_bound=bool(origin or stop))
     if stop and linger_seconds:
         raise InvalidOptionError(
-            f"a run with a stop ends there, but linger_seconds={linger_seconds:g} lets it stay",
+            f"a run with a stop ends there, but linger_seconds={linger_seconds:g} lets it keep polling",
             remedy="Leave one of them out.",
         )
     retries, count = Retries(ingestion.retry_seconds), 0
@@ -127,25 +127,25 @@ def run_events(
         except StreamAssetsError as error:
             if not is_shared:
                 raise
-            # A membership does not outlive every outage: after one the member joins anew, with jobs that do not wait.
+            # An outage may end the membership, so the member joins again; its own jobs do not retry.
             yield from retries.pause(error)
 
 
 def _check_run(source: StreamSource, ingestion: Ingestion, *, has_bound: bool) -> None:
     if source.mode is not ingestion.sharing:
         raise InvalidOptionError(
-            f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
-            remedy="Give both the same mode.",
+            f"the mode of the source is {source.mode.value}, but that of the ingestion is {ingestion.sharing.value}",
+            remedy="Set the same mode for both.",
         )
     if not source.is_claimed and ingestion.member != "main":
         raise InvalidOptionError(
-            f"mode {source.mode.value} of {source.url.protocol} has no members by name: member={ingestion.member!r}",
-            remedy="Leave the member out: a second transaction sequence would write everything a second time.",
+            f"mode {source.mode.value} of {source.url.protocol} has no named members: member={ingestion.member!r}",
+            remedy="Leave the member out: a second transaction sequence would write each message a second time.",
         )
     if source.is_claimed and has_bound:
         raise UnsupportedError(
-            f"group {ingestion.group!r} claims entries one by one, in no order, so that it has no start and no stop",
-            remedy="Leave them out, or use mode 'resumable'.",
+            f"group {ingestion.group!r} claims entries one by one, in no order, so that it has no start or stop",
+            remedy="Leave start and stop out, or use mode 'resumable'.",
         )
 
 
@@ -155,7 +155,7 @@ MakeJob = Callable[[BatchSource, Ingestion], IngestJob]
 def _own_events(
     source: StreamSource, ingestion: Ingestion, make_job: MakeJob, *, left: int | None, idle_wait: IdleWait
 ) -> Iterator[Event]:
-    """A run that has all shards of the group."""
+    """Yield the events of a run that has all shards of the group."""
     with source.open() as opened:
         yield from batch_events(make_job(opened, ingestion), max_batches=left, idle_wait=idle_wait)
         if tail := opened.unreadable_tail():
@@ -172,7 +172,7 @@ def _shared_events(
     stop: Bound | None,
     idle_wait: IdleWait,
 ) -> Iterator[Event]:
-    """A run that is one of several members, each with some of the shards."""
+    """Yield the events of a run that is one of several members, each with some of the shards."""
     own = replace(ingestion, retry_seconds=0.0)
     with source.join(ingestion.group) as membership:
         drain = SharedDrain(spark, source, own, membership, make_job, max_batches=left, stop=stop, idle_wait=idle_wait)
@@ -180,12 +180,12 @@ def _shared_events(
 
 
 def _accept_truncation(spark: SparkSession, source: StreamSource, ingestion: Ingestion) -> None:
-    """The next epoch begins where the stream differs from the table."""
+    """Begin the next epoch where the stream differs from the table."""
     with source.open() as opened:
         accepted = accept(spark, opened, ingestion, is_cut=True)
     for one in accepted:
         _log.warning(
-            "%s goes on as %s from %s; %s stays as it is up to %s",
+            "%s continues as %s from %s; %s is unchanged up to %s",
             source.url,
             one.name,
             ", ".join(f"{shard}: {start}" for shard, start in sorted(one.origin.items())),
@@ -195,11 +195,11 @@ def _accept_truncation(spark: SparkSession, source: StreamSource, ingestion: Ing
 
 
 class CapturedEnds:
-    """The ends that a group is to reach; while members stay, they are captured anew when the stream has grown.
+    """The ends that a group must reach; while members keep polling, they are captured again when the stream has grown.
 
     Args:
-        source: the stream, by the names of its epochs.
-        stop: go no further than this.
+        source: the stream, with the names of its epochs.
+        stop: the bound at which to stop.
     """
 
     def __init__(self, source: BatchSource, stop: Bound | None) -> None:
@@ -208,7 +208,7 @@ class CapturedEnds:
         self._capture()
 
     def have_grown(self) -> bool:
-        """Whether the stream goes further; then these are its ends from now on."""
+        """Return whether the stream has grown, and capture its new ends."""
         before = self.shards
         if time.monotonic() < self._next_check and not self._source.has_grown(self._extents):
             return False
@@ -223,20 +223,20 @@ class CapturedEnds:
 
 
 class SharedDrain:
-    """One member of a group that drains the shards it is given, several at a time, each in its own sequence.
+    """One member of a group that drains its assigned shards, several at a time, each in its own transaction sequence.
 
-    Nothing is fenced and nothing is owned: a member that wakes up late races with the new owner for the next
-    transaction number of the shard, and Delta picks one.
+    No member is fenced, and no shard is locked: a member that wakes up late races with the new owner for the next
+    transaction number of the shard, and Delta accepts one commit.
 
     Args:
-        spark: interrupted where batches that are being written are given up.
+        spark: the session; its jobs are interrupted if the run is aborted.
         source: the stream.
-        ingestion: what goes where.
-        membership: says which shards are ours; the caller closes it.
-        make_job: of one shard; its observer is called from several threads.
-        max_batches: stop after this number, of all shards together.
-        stop: go no further than this.
-        idle_wait: how long to stay when the group has reached the end.
+        ingestion: the group, the table and the options.
+        membership: assigns shards to this member; the caller closes it.
+        make_job: creates the job of one shard; its observer is called from several threads.
+        max_batches: stop after this number of batches, of all shards together.
+        stop: the bound at which to stop.
+        idle_wait: how long to keep polling after the group has reached the end.
     """
 
     def __init__(
@@ -271,11 +271,11 @@ class SharedDrain:
         self._lock = threading.Lock()
 
     def events(self) -> Iterator[Event]:
-        """The batches, as they get written, until every shard of ours is drained.
+        """Yield the batches that are written until every assigned shard is drained.
 
         Raises:
-            BrokerUnavailableError: the group did not answer.
-            StreamAssetsError: the first error of a shard; the others finish their batch.
+            BrokerUnavailableError: the group assigned no shards in time.
+            StreamAssetsError: the first error of a shard; the other shards finish their batches.
         """
         if not self._membership.wait(JOIN_SECONDS):
             raise BrokerUnavailableError(
@@ -305,7 +305,7 @@ class SharedDrain:
                 for future in running:
                     future.cancel()
                 wait(running)
-                # What the others finished meanwhile is in the table: yield it first.
+                # Yield the batches that the other shards finished meanwhile, because they are in the table.
                 yield from self._take()
                 raise
             except GeneratorExit:
@@ -325,7 +325,7 @@ class SharedDrain:
             return self._opened.enter_context(source)
 
     def _is_over(self, ends: CapturedEnds, signals: DeferredSignals) -> Generator[Event, None, bool]:
-        """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
+        """Return whether the whole group has reached ``ends``; until then a member stays, to take over dead members."""
         if self._shards() - self._done:
             return False
         if self._left is not None and self._left <= 0:
@@ -339,7 +339,7 @@ class SharedDrain:
         return self._is_reached(ends.shards)
 
     def _has_more(self, ends: CapturedEnds) -> bool:
-        """Whether a shard became ours, or has something to read again, or the stream has grown."""
+        """Return whether this member got a shard, a shard has messages to read again, or the stream has grown."""
         self._done -= self._moved_back(ends.shards)
         if self._shards() - self._done:
             return True
@@ -349,7 +349,7 @@ class SharedDrain:
         return True
 
     def _moved_back(self, ends: Mapping[Shard, int]) -> set[Shard]:
-        """Our shards that were drained, and moved back since by a RESTORE or a rewind; looked for every few seconds."""
+        """Return drained shards that a RESTORE or a rewind moved back since; look for them every few seconds only."""
         drained = self._shards() & self._done
         if not drained or time.monotonic() < self._next_check:
             return set()
@@ -364,7 +364,7 @@ class SharedDrain:
         positions = self._ledger.read().positions
         if positions != self._seen:
             self._seen, self._moved_at = positions, time.monotonic()
-        # One that was drained here and moved back since is for the next run: who waited for it would wait for itself.
+        # A shard that was drained here and moved back since is left to the next run: no other member would drain it.
         left = {shard: end for shard, end in sorted(ends.items()) if shard not in self._done}
         behind = [shard for shard, end in left.items() if positions.get(shard, 0) < end]
         if behind and time.monotonic() - self._moved_at > STANDBY_SECONDS:
@@ -383,7 +383,7 @@ class SharedDrain:
             yield self._found.get()
 
     def _drain_shard(self, shard: Shard) -> bool:
-        """Whether it was drained; ``False`` if another member has it now."""
+        """Drain a shard; return ``False`` if it belongs to another member now."""
         if not self._is_ours(shard):
             return False
         job = self._jobs.get(shard)
@@ -407,7 +407,7 @@ class SharedDrain:
         return frozenset(map(self._names.to_epoch, self._membership.shards()))
 
     def _start(self) -> bool:
-        """Count a batch; ``False`` if there were enough."""
+        """Count a batch; return ``False`` if the maximum is reached."""
         with self._lock:
             if self._left is None:
                 return True

@@ -1,8 +1,8 @@
-"""Spark sessions that can write Delta tables: local by default, on any master, or over Spark Connect (``sc://``).
+"""Creates Spark sessions that can write Delta tables: local ones by default, on any master, or over Spark Connect.
 
-The settings of a session include those for tables in object stores. Executors on other machines are sent the packages
-of this project; what these need (pyarrow, pandas, the clients of the brokers) is compiled code and must be installed
-there.
+The settings of a session include those for tables in object stores. Executors on other machines receive the packages of
+this project; their dependencies (pyarrow, pandas, the clients of the brokers) are compiled code, and must be installed
+on these machines.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 UMASK = "spark.hadoop.fs.permissions.umask-mode"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
-# PySpark writes the text of each error to the standard error, with the value that a cast refuses, before it is raised.
+# PySpark writes the text of each error to the standard error before it is raised, with the value that a cast rejects.
 _QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _log = logging.getLogger(__name__)
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -64,7 +64,7 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-# Each failure is raised and reported once; Spark would log it before, with values of rows and a page of Java frames.
+# Our errors report each failure once; Spark would also log it, with values of rows and a page of Java frames.
 LOG_LEVEL: Mapping[str, str] = {"spark.log.level": "FATAL"}
 DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.extensions": DELTA_EXTENSION,
@@ -75,9 +75,9 @@ DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "4",
     "spark.redaction.regex": HIDDEN_SETTINGS,
 }
-# Set in each session before it writes, also in one of the user.
+# Settings that each session gets before it writes, including sessions of the user.
 REQUIRED_CONFIG: Mapping[str, str] = {
-    # Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or after 2262.
+    # Spark would write INT96, which other readers read as nanoseconds: a wrong time before 1677 or after 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
@@ -97,24 +97,24 @@ _S3A: Mapping[str, str] = {
     "endpoint_url_s3": "fs.s3a.endpoint",
 }
 PACKAGES = (spark_jobs, stream_consumers)
-# An archive of the same files has the same bytes, and so the same name.
+# A fixed date gives an archive of the same files the same bytes.
 _ARCHIVE_DATE = (1980, 1, 1, 0, 0, 0)
 _sent: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """How to get a session.
+    """Options of a session.
 
     Args:
         master: a Spark master; ``local[*]`` by default.
-        remote: a Spark Connect address, ``sc://host:port``; then ``master`` is not used.
-        config: more Spark settings; they win over the defaults.
-        in_process: start a local Spark in this process, which ends with it. Otherwise a local Spark is a server that
-            outlives the process (:mod:`spark_jobs.spark_server`). The variable ``STREAM_ASSETS_SPARK=in-process`` says
-            so for all sessions.
-        table: a table that the session is to write, where that is an object store: Spark gets what it needs for it.
-        storage_options: for that table, as delta-rs has them; see :func:`object_store_config`.
+        remote: a Spark Connect address, ``sc://host:port``; ``master`` is then ignored.
+        config: further Spark settings, which override the defaults.
+        in_process: whether to start a local Spark in this process, which ends with it. Otherwise a local Spark is a
+            server that outlives the process (:mod:`spark_jobs.spark_server`). The variable
+            ``STREAM_ASSETS_SPARK=in-process`` sets this for all sessions.
+        table: the table to write, if it is in an object store, so that the session gets the jars and settings for it.
+        storage_options: the options of delta-rs for that table; see :func:`object_store_config`.
     """
 
     master: str = "local[*]"
@@ -126,39 +126,39 @@ class SparkOptions:
 
 
 def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings that a session needs for Delta, with the jars downloaded.
+    """Return the settings that a session needs for Delta; download the jars first.
 
-    For sessions made elsewhere, such as ``PySparkResource(spark_config=delta_spark_config())``.
+    They are for sessions created elsewhere, such as ``PySparkResource(spark_config=delta_spark_config())``.
 
     Args:
-        table: a table in an object store that the session is to write, such as ``s3a://lake/orders``.
-        storage_options: for that table, as delta-rs has them; see :func:`object_store_config`.
+        table: the table to write, if it is in an object store, such as ``s3a://lake/orders``.
+        storage_options: the options of delta-rs for that table; see :func:`object_store_config`.
 
     Raises:
-        MissingDependencyError: no Java, or the jars cannot be downloaded.
+        MissingDependencyError: Java is missing, or the jars cannot be downloaded.
     """
     stored = object_store_config(table, storage_options)
     jars = ",".join(filter(None, [*map(str, delta_jars()), stored.pop("spark.jars", "")]))
-    # Hadoop has an umask of its own, with which all users may read the files of tables.
+    # By Hadoop's own default umask all users could read the files of tables.
     modes = {UMASK: f"{umask():03o}"}
     return {**DELTA_CONFIG, **modes, LOCAL_LOG_STORE: LOG_STORE_CLASS, **stored, "spark.jars": jars}
 
 
 def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
-    """A session that can write Delta tables; the running one if there is one.
+    """Return a session that can write Delta tables: the running one, or a new one.
 
     Raises:
-        MissingDependencyError: no Java, or the jars cannot be downloaded.
-        SparkSessionError: the session cannot be had, or cannot write Delta tables.
-        InvalidOptionError: an address in a setting has a password in it, or ``STREAM_ASSETS_SPARK`` is something else.
+        MissingDependencyError: Java is missing, or the jars cannot be downloaded.
+        SparkSessionError: the session cannot be created, or cannot write Delta tables.
+        InvalidOptionError: an address in a setting contains a password, or ``STREAM_ASSETS_SPARK`` is invalid.
     """
     for name, value in {**options.config, "spark.master": options.master}.items():
         check_no_credentials(
             f"the Spark setting {name!r}",
             value,
-            remedy="Give the user and the password in settings of their own, or in a file, as spark.jars.ivySettings "
-            "is for a repository, because Spark prints the addresses of repositories; write another '@' as %40. An "
-            "address that a library accepts only with a password belongs in spark-defaults.conf, with mode 0600.",
+            remedy="Put the user and the password into settings of their own, or into a file (spark.jars.ivySettings "
+            "for a repository), because Spark prints the addresses of repositories; write another '@' as %40. Put an "
+            "address that a library accepts only with a password into spark-defaults.conf, with mode 0600.",
         )
     remote = options.remote or os.environ.get(REMOTE_VARIABLE)
     hide(options.storage_options, options.config, remote)
@@ -170,8 +170,8 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
         remedy = "Check the address, and that Java 17 runs."
         if isinstance(error, OSError) and not remote:
             remedy = (
-                f"Jars and Spark servers are kept in {cache_folder()}, Spark's own files in {tempfile.gettempdir()}: "
-                f"both need room, and rights to write; {CACHE_VARIABLE} and TMPDIR name other places."
+                f"Free space or grant write access in {cache_folder()}, which holds jars and Spark servers, and in "
+                f"{tempfile.gettempdir()}, which holds Spark's own files; or set {CACHE_VARIABLE} or TMPDIR."
             )
         raise SparkSessionError(f"no Spark session at {where}: {first_line(error)}", remedy=remedy) from None
 
@@ -185,10 +185,10 @@ def _session(options: SparkOptions) -> SparkSession:
         return builder.remote(options.remote).getOrCreate()
     running = running_session()
     if running is not None:
-        # Settings of ours would change what the user computes with it; jars and a log store it does not take any more.
+        # Our settings could change the user's results, and a running session accepts no further jars or log store.
         return running
     is_local = options.master.startswith("local")
-    # Some bring what they need.
+    # The user's settings may already include the jars for Amazon S3.
     of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
     defaults = {**LOG_LEVEL, **(LOCAL_DEFAULTS if is_local else {})}
     settings = {**defaults, **of_table, **options.config, **(GUARD if is_local else {})}
@@ -201,7 +201,8 @@ def _session(options: SparkOptions) -> SparkSession:
             return connect({"spark.app.name": "stream-assets", **settings, "spark.master": options.master})
         except UnusableFolderError as error:
             _log.warning(
-                "Spark runs in the process of this run, guarded like a Spark server, and each run starts one: %s", error
+                "Spark runs in the process of this run, guarded like a Spark server, and each run starts its own: %s",
+                error,
             )
     java()
     if is_local:
@@ -221,7 +222,7 @@ def _is_always_in_process() -> bool:
 
 
 def running_session() -> SparkSession | None:
-    """The session of this process; one whose server is gone is given up."""
+    """Return the session of this process; stop it and return ``None`` if its Spark server has ended."""
     try:
         session = SparkSession.active()
     except PySparkException:
@@ -233,10 +234,10 @@ def running_session() -> SparkSession | None:
 
 
 def check_served(session: SparkSession) -> None:
-    """Notice early that the local Spark server of a session has ended; of other sessions nothing is known.
+    """Check that the local Spark server of a session is alive; sessions without such a server are not checked.
 
     Raises:
-        SparkEndedError: it has.
+        SparkEndedError: the server has ended.
     """
     check = getattr(session, "check_served", None)
     if check is not None:
@@ -244,10 +245,10 @@ def check_served(session: SparkSession) -> None:
 
 
 def check_session(session: SparkSession) -> SparkSession:
-    """Return the session if it can write Delta tables, with the settings that it needs for that.
+    """Check that the session can write Delta tables, and set the settings that it needs for that.
 
     Raises:
-        SparkSessionError: naming the settings that it lacks.
+        SparkSessionError: it lacks settings that must be set before it starts; it names them.
     """
     missing = [
         f"{name}={value}"
@@ -260,8 +261,8 @@ def check_session(session: SparkSession) -> SparkSession:
     if missing:
         raise SparkSessionError(
             f"the Spark session cannot write Delta tables: {', '.join(missing)} is not set",
-            remedy="Make it with spark_jobs.session.create_session, or add spark_jobs.session.delta_spark_config() "
-            "to its settings before it starts (a running session does not take them on).",
+            remedy="Create it with spark_jobs.session.create_session, or add spark_jobs.session.delta_spark_config() "
+            "to its settings before it starts (a running session ignores them).",
         )
     for name in _QUERY_LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
@@ -282,7 +283,7 @@ def _reach(remote: str) -> None:
 
 
 def _use_own_python(session: SparkSession) -> None:
-    """Let local workers run the interpreter that runs this, not the first ``python3`` on the path."""
+    """Let local workers run the interpreter of this process, not the first ``python3`` on the path."""
     if is_remote_only() or not isinstance(session, SparkSession) or "PYSPARK_PYTHON" in os.environ:
         return
     context = session.sparkContext
@@ -291,26 +292,25 @@ def _use_own_python(session: SparkSession) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for messages, without secrets."""
+    """Return the first line of an error's text, for messages, without secrets."""
     lines = redacted(str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def object_store_config(table: str, storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings that Spark needs to write a table, beyond those for Delta; none for a local one.
+    """Return the settings that Spark needs to write a table, beyond those for Delta; none for a local one.
 
-    For Amazon S3, and for what speaks its protocol: the jars of S3A, our log store that puts a commit only if it is
-    absent, and what the storage options say. They must be given before Spark starts.
+    For Amazon S3 and compatible storages, they are the jars of S3A, our log store, which creates a commit only if it is
+    absent, and the storage options. They must be set before Spark starts.
 
     Args:
         table: a path or URI; only its scheme counts.
-        storage_options: as delta-rs has them, such as ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
-            ``AWS_SESSION_TOKEN``, ``AWS_REGION`` and ``AWS_ENDPOINT_URL``; what is not in them comes from the
-            environment.
+        storage_options: the options of delta-rs, such as ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+            ``AWS_SESSION_TOKEN``, ``AWS_REGION`` and ``AWS_ENDPOINT_URL``; missing ones come from the environment.
 
     Raises:
         MissingDependencyError: the jars cannot be downloaded, or this Spark is too old for tables on Amazon S3.
-        InvalidOptionError: an option makes no sense.
+        InvalidOptionError: a flag in the options is not a boolean.
 
     Example:
         >>> object_store_config("/lake/orders")
@@ -320,7 +320,7 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
         return {}
     of_environment = {name: value for name, value in os.environ.items() if name.startswith(_AWS_PREFIX.upper())}
     given = {**_normalized(of_environment), **_normalized(storage_options or {})}
-    # Whatever its name is: what is given counts more than the environment, for delta-rs, too.
+    # An option overrides the environment even under another name, as it does for delta-rs.
     config = {**_of_s3a(of_environment), **_of_s3a(storage_options or {})}
     if "fs.s3a.endpoint" in config:
         is_virtual = _flag(given, "virtual_hosted_style_request")
@@ -330,14 +330,14 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
     return {
         "spark.jars": ",".join(str(jar) for jar in s3_jars()),
         **{f"spark.delta.logStore.{each}.impl": S3_LOG_STORE_CLASS for each in sorted(S3)},
-        # Tables are named s3:// by others.
+        # Other programs name such tables s3://.
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         **{f"spark.hadoop.{name}": value for name, value in config.items()},
     }
 
 
 def brings_s3(config: Mapping[str, str]) -> bool:
-    """Whether the user has chosen the jars or the log store for Amazon S3 in the settings of Spark.
+    """Return whether the settings of the user choose the jars or the log store for Amazon S3.
 
     Example:
         >>> brings_s3({"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"}), brings_s3({"spark.ui.port": "0"})
@@ -348,12 +348,12 @@ def brings_s3(config: Mapping[str, str]) -> bool:
 
 
 def _normalized(options: Mapping[str, str]) -> dict[str, str]:
-    """In lower case and without the prefix: delta-rs takes them with it or without it, in any case."""
+    """Return the options in lower case and without the prefix, both of which delta-rs ignores."""
     return {name.lower().removeprefix(_AWS_PREFIX): value for name, value in options.items()}
 
 
 def _of_s3a(options: Mapping[str, str]) -> dict[str, str]:
-    # Of two names of one setting the longer one counts, as it does for delta-rs.
+    # If two names of one setting are used, the longer one counts, as it does for delta-rs.
     return {_S3A[name]: value for name, value in sorted(_normalized(options).items()) if name in _S3A}
 
 
@@ -367,18 +367,18 @@ def _flag(options: Mapping[str, str], name: str) -> bool:
 
 
 def send_packages(session: SparkSession) -> None:
-    """Let the executors of a session import the packages, unless they run on this machine anyway; once a session.
+    """Send the packages to the executors of a session once, unless they run on this machine.
 
     Args:
-        session: a local one, which needs nothing; one on a master; or a Spark Connect session.
+        session: a local session, which needs nothing; a session on a master; or a Spark Connect session.
 
     Raises:
-        PySparkException: the server takes no files.
+        PySparkException: the server accepts no files.
     """
     if session in _sent:
         return
     if not _is_classic(session):
-        # A server of ours lives on this machine, and for the Python of its client.
+        # Our own server runs on this machine, with the Python of its client.
         if not hasattr(session, "is_served"):
             session.addArtifacts(str(archive()), pyfile=True)
     elif not str(session.sparkContext.master).startswith("local"):
@@ -391,10 +391,10 @@ def _is_classic(session: SparkSession) -> bool:
 
 
 def archive() -> Path:
-    """The packages in a file that Python imports from.
+    """Return an archive of the packages that Python can import from.
 
-    It is made at each call, so that what another user may have put there, or could change, is not used. A folder that
-    only root can write has it from root.
+    Each call writes it, so that a file of another user is never used. In a folder that only root can write, the file
+    of root is used.
 
     Example:
         >>> archive().suffix
@@ -412,7 +412,7 @@ def archive() -> Path:
     own_folder(cache_folder())
     found = own_folder(cache_folder() / "packages") / f"stream-assets-{digest.hexdigest()[:12]}.zip"
     if found.exists() and not os.access(found.parent, os.W_OK) and not found.stat().st_mode & 0o022:
-        # The folder is of root, who made the file.
+        # Root owns the folder and has created the file.
         return found
     with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
         made = Path(scratch) / found.name
@@ -420,6 +420,6 @@ def archive() -> Path:
             for name, content in files.items():
                 packed.writestr(zipfile.ZipInfo(name, _ARCHIVE_DATE), content, zipfile.ZIP_DEFLATED)
         made.chmod(0o644)
-        # Who looks for it finds all of it or nothing.
+        # Other processes find the complete file or none.
         made.replace(found)
     return found

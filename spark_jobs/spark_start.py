@@ -1,8 +1,8 @@
-"""Starts the JVM of Spark with its settings off the command line, and with private folders for its files.
+"""Starts the JVM of Spark without settings on its command line, and with private folders for its files.
 
-What Spark spills, shuffles and caches on disk are values of messages. Spark creates its folders with the rights that
-the umask gives, in a folder that all users share. So each process that starts a Spark puts a folder of mode 0700
-between, and holds a lock on it while it lives. Folders without a lock belong to killed processes, and are removed.
+The files that Spark spills, shuffles and caches on disk hold values of messages. Spark creates its folders with the
+permissions of the umask, in a folder that all users share. So each process that starts a Spark puts them into a folder
+of mode 0700, and holds a lock on it while it lives. Folders without a lock belong to killed processes, and are removed.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from spark_jobs.python_start import worker_variables
 from stream_consumers.errors import StreamAssetsError
 
 if TYPE_CHECKING:
-    # A PySpark that is only a client of Spark Connect has none of these.
+    # A PySpark that is only a client of Spark Connect lacks these modules.
     from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
     from pyspark import SparkConf
 
 GUARD: Mapping[str, str] = {
-    # Any user of the machine reaches the ports of the JVM, so a client must know a secret. For a local master Spark
-    # generates it, and keeps it in memory.
+    # Any user of the machine can connect to the ports of the JVM, so a client must know a secret. For a local master
+    # Spark generates it, and keeps it in memory.
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
 }
-"""Settings of each local Spark that this project starts; they win over those of the user."""
+"""Settings of each local Spark that this project starts; they override those of the user."""
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 JAVA_OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 PREFIX = "stream-assets-spark-"
 FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
-"""Where Spark keeps its own files, and where Hadoop keeps what it is about to upload to an object store."""
+"""The settings for the folders of Spark's own files, and of files that Hadoop is about to upload to an object store."""
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
-"""Spark prefers it to the setting."""
+"""The variable that overrides ``spark.local.dir``."""
 
 
 def configuration_folder(environment: Mapping[str, str]) -> Path:
@@ -66,18 +66,18 @@ def spark_defaults() -> dict[str, str]:
 
 
 def launch(settings: Mapping[str, str]) -> JavaGateway:
-    """Start a JVM for Spark, with its settings in a file that only this user can read, while it starts.
+    """Start a JVM for Spark, with its settings in a temporary file that only this user can read.
 
-    Any user of the machine can read the command line of a JVM. Only what Java itself takes is there: the size of
-    the heap, and the options and the class path of the driver.
+    Any user of the machine can read the command line of a JVM. It contains only the arguments of Java itself: the size
+    of the heap, and the options and the class path of the driver.
 
     Args:
-        settings: of Spark; those of ``spark-defaults.conf`` are behind them.
+        settings: the settings of Spark; they override ``spark-defaults.conf``.
 
     Raises:
-        pyspark.errors.PySparkException: it does not start; it has said why on the standard error.
+        pyspark.errors.PySparkException: the JVM does not start; the reason is on the standard error.
     """
-    # A PySpark that is a client of Spark Connect only has none of these, and needs none.
+    # A PySpark that is only a client of Spark Connect lacks these modules, and does not need them.
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
     properties = Path(private_folders(tempfile.gettempdir()), "settings.conf")
@@ -85,7 +85,7 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
     words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
     variables = {
         ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
-        # The last of two options counts, so that those of the user win.
+        # Java uses the last of two equal options, so that those of the user override ours.
         JAVA_OPTIONS_VARIABLE: f"{crash_option()} {os.environ.get(JAVA_OPTIONS_VARIABLE, '')}",
         # Spark starts its Python workers with -m.
         **worker_variables(),
@@ -101,13 +101,13 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
 
 
 def crash_option() -> str:
-    """The option of Java for its report of a crash, which has the command line: a file in a folder of mode 0700."""
+    """Return Java's option that puts crash reports, which contain the command line, into a folder of mode 0700."""
     try:
         folder = own_folder(cache_folder()) / "crashes"
         folder.mkdir(exist_ok=True)
         folder.chmod(0o700)
     except (OSError, StreamAssetsError):
-        # Without a cache that can be written, the reports are removed with what else Spark has on the disk.
+        # Without a writable cache, the reports are removed together with Spark's other files.
         folder = Path(private_folders(tempfile.gettempdir()))
     within = str(folder.absolute()).replace("%", "%%")
     return shlex.quote(f"-XX:ErrorFile={within}/hs_err_pid%p.log")
@@ -128,12 +128,12 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _connecting_to_its_jvm(gateway: JavaGateway) -> JavaGateway:
-    """Let a gateway send nothing once its JVM has ended, because another user's process may listen on the port then."""
+    """Let a gateway refuse to connect once its JVM has ended, because another user's process may listen on its port."""
     client, process = gateway._gateway_client, gateway.proc
     connection = client._get_connection
 
     def living_connection() -> object:
-        # None where spark-submit has started the JVM.
+        # The process is None if spark-submit has started the JVM.
         if process is not None and process.poll() is not None:
             raise Py4JNetworkError("the JVM of Spark has ended")
         return connection()
@@ -143,7 +143,7 @@ def _connecting_to_its_jvm(gateway: JavaGateway) -> JavaGateway:
 
 
 def escaped(value: str) -> str:
-    """A value as Java's properties have it.
+    """Escape a value for a Java properties file.
 
     Example:
         >>> escaped("a b") == "a" + chr(92) + "u0020b"
@@ -155,19 +155,19 @@ def escaped(value: str) -> str:
 
 
 def start_context(settings: Mapping[str, str], master: str) -> None:
-    """Start the Spark of this process, unless there is one; a session is then made as ever.
+    """Start the Spark context of this process, unless it has one; the session builder then uses this context.
 
     Args:
-        settings: of Spark.
-        master: of Spark.
+        settings: the settings of Spark.
+        master: the Spark master.
 
     Raises:
-        pyspark.errors.PySparkException: it does not start; its JVM has said why on the standard error.
+        pyspark.errors.PySparkException: Spark does not start; the reason is on the standard error.
     """
-    # A PySpark that is a client of Spark Connect only has none of these, and needs none.
+    # A PySpark that is only a client of Spark Connect lacks these modules, and does not need them.
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
 
-    # At DEBUG it writes each call of Java with its arguments, such as the settings of Spark.
+    # At DEBUG, py4j logs each Java call with its arguments, such as the settings of Spark.
     calls = logging.getLogger("py4j")
     if calls.getEffectiveLevel() < logging.INFO:
         calls.setLevel(logging.INFO)
@@ -176,7 +176,7 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     conf = SparkConf().setMaster(master).setAppName("stream-assets")
     for name, value in settings.items():
         conf.set(name, value)
-    # The JVM of a session that was stopped serves the next one; PySpark would forget another one, and leave it running.
+    # Reuse the JVM of a session that was stopped: PySpark would lose track of it, and leave it running.
     gateway = SparkContext._gateway
     if gateway is None:
         gateway = launch(dict(conf.getAll()))
@@ -185,18 +185,18 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
 
 
 def umask() -> int:
-    """The umask of this process, which can only be read by setting it: to one that lets no other user read a file."""
+    """Return the umask of this process, which can only be read by setting it, for a moment to a strict one."""
     found = os.umask(0o077)
     os.umask(found)
     return found
 
 
 def set_private_folders(conf: SparkConf, gateway: JavaGateway) -> None:
-    """Let a Spark keep its files in private folders: within those that its settings name, else within ``TMPDIR``.
+    """Let Spark keep its files in private folders within the folders of its settings, else within ``TMPDIR``.
 
     Args:
-        conf: the settings that the context is about to be made with.
-        gateway: the JVM that it is made in, which knows the settings of ``spark-defaults.conf``.
+        conf: the settings of the context that is about to be created.
+        gateway: the JVM of the context, which has read ``spark-defaults.conf``.
     """
     of_file = gateway.jvm.SparkConf(True)
     # The executors of a cluster get the settings of Hadoop, but not this folder.
@@ -204,19 +204,19 @@ def set_private_folders(conf: SparkConf, gateway: JavaGateway) -> None:
     for setting in FOLDER_SETTINGS if is_local else FOLDER_SETTINGS[:1]:
         given = conf.get(setting, None) or of_file.get(setting, "")
         if "${" in given or ":/" in given:
-            # Hadoop would look for the folder elsewhere.
+            # Hadoop would resolve such a value to another folder.
             given = ""
         conf.set(setting, private_folders(given or tempfile.gettempdir()))
 
 
 def private_folders(roots: str) -> str:
-    """A private folder of this process within each of some folders, removed when the process ends.
+    """Create a private folder of this process in each of some folders; it is removed when the process ends.
 
     Args:
-        roots: the folders, with commas between them, as Spark has them; one that is missing is made.
+        roots: the folders, separated by commas as in Spark's settings; missing ones are created.
 
     Raises:
-        OSError: one cannot be made or written.
+        OSError: a folder cannot be created or written.
     """
     return ",".join(str(_private_folder(Path(root.strip()).absolute(), os.getpid())) for root in roots.split(","))
 
@@ -228,12 +228,12 @@ def _private_folder(root: Path, process: int) -> Path:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         descriptor = os.open(folder, os.O_RDONLY)
-        # A file system without locks has no abandoned folders that could be found.
+        # On a file system without locks, abandoned folders cannot be detected.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
             break
-        # Another process took it for an abandoned one before it was locked.
+        # Another process removed it as abandoned before it was locked.
         os.close(descriptor)
     atexit.register(_remove, folder, process)
     return folder
@@ -241,7 +241,7 @@ def _private_folder(root: Path, process: int) -> Path:
 
 def _remove_abandoned(root: Path) -> None:
     for folder in root.glob(f"{PREFIX}*"):
-        # Those of other users, and those that are in use, stay.
+        # Folders of other users and folders in use cannot be locked, and stay.
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

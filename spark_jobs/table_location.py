@@ -1,8 +1,8 @@
-"""Where a table is, said so that Spark and the reader of its log understand the same.
+"""Converts the location of a table, so that Spark and the reader of its log find the same table.
 
-A path without a scheme is taken by Spark from the working directory that its JVM was started in, and from the file
-system that ``fs.defaultFS`` names; by this process from its working directory of the moment. So it is made absolute
-once, and Spark gets it with the scheme of local files.
+Spark resolves a path without a scheme by the working directory in which its JVM was started, and in the file system of
+``fs.defaultFS``; this process resolves it by its current working directory. So the path is made absolute once, and
+Spark gets it with the scheme of local files.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from stream_consumers.urls import check_address
 
 LOCAL = "file"
 MAX_NAME_BYTES = 255
-"""The most bytes of one name in a path, as local file systems have it,"""
+"""The most bytes of one name in a path on local file systems."""
 MAX_PATH_BYTES = 3900
-"""and of the path of a table: Linux has 4,096 for that of a file in it."""
+"""The most bytes of the path of a table: on Linux the path of a file in it may have 4,096."""
 S3 = frozenset({"s3", "s3a"})
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
 _PLAIN_PATH = re.compile(r"[\w./=-]*")
-# A URI for Hadoop, and a path for everybody else.
+# Hadoop parses it as a URI, and other programs as a path.
 _ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
 
 
 def absolute_location(table: str) -> str:
-    """An absolute local path, or the URI as it is.
+    """Return an absolute local path, or the unchanged URI.
 
     Example:
         >>> absolute_location("s3a://lake/orders"), absolute_location("file:///lake/orders")
@@ -44,23 +44,23 @@ def absolute_location(table: str) -> str:
 
 
 def check_location(table: str) -> str:
-    """The :func:`absolute_location`, if Spark and delta-rs find the same table there.
+    """Return the :func:`absolute_location` after a check that Spark and delta-rs find the same table there.
 
     Raises:
-        InvalidOptionError: it is a local path that delta-rs takes for another one, or that looks like something else;
-            or a URI with credentials or parameters in it.
+        InvalidOptionError: delta-rs would read another path, the path looks like a URI or a home directory, or a URI
+            contains credentials or parameters.
 
     Example:
         >>> check_location("/lake/a%20b")
         Traceback (most recent call last):
-        stream_consumers.errors.InvalidOptionError: table='/lake/a%20b' has '%20' in it, which delta-rs takes for \
-something else. Use a path without backslashes, control characters, and percent signs before two hexadecimal digits.
+        stream_consumers.errors.InvalidOptionError: table='/lake/a%20b' contains '%20', which delta-rs \
+misinterprets. Use a path without backslashes, control characters, and percent signs before two hexadecimal digits.
     """
     location = absolute_location(check_name("table", table))
     if scheme(table) != LOCAL:
         check_table_uri("table", table)
     if uri := _ONE_SLASH.match(table):
-        # Of another one a part may be a secret.
+        # A part of a less plain path may be a secret.
         shown = repr(table) if _PLAIN_PATH.fullmatch(table.removeprefix(uri[0])) else f"{uri[0]}…"
         raise InvalidOptionError(
             f"table={shown} is a URI with one slash, and would be a folder of the working directory",
@@ -68,12 +68,12 @@ something else. Use a path without backslashes, control characters, and percent 
         )
     if table.startswith("~"):
         raise InvalidOptionError(
-            f"table={table!r} would be a folder named '~…': only a shell knows whose home that is",
+            f"table={table!r} would be a folder named '~…', because only a shell expands it",
             remedy="Write the whole path; or ./~… for a folder of this name.",
         )
     if scheme(location) == LOCAL and (found := _AMBIGUOUS.search(location)):
         raise InvalidOptionError(
-            f"table={location!r} has {found[0]!r} in it, which delta-rs takes for something else",
+            f"table={location!r} contains {found[0]!r}, which delta-rs misinterprets",
             remedy="Use a path without backslashes, control characters, and percent signs before two hexadecimal "
             "digits.",
         )
@@ -88,14 +88,14 @@ something else. Use a path without backslashes, control characters, and percent 
 
 
 def check_table_uri(name: str, uri: str) -> str:
-    """The URI of a table or a lake, if it has no credentials and no parameters in it: it is shown in Dagster.
+    """Check that the URI of a table or a lake, which Dagster shows, has no credentials or parameters, and return it.
 
     Args:
-        name: of the option that it is given as.
-        uri: with a scheme.
+        name: the name of the option, for the message.
+        uri: a URI with a scheme.
 
     Raises:
-        InvalidOptionError: it has some; the message does not repeat them.
+        InvalidOptionError: it has credentials or parameters; the message does not repeat them.
 
     Example:
         >>> check_table_uri("table", "abfss://lake@account.dfs.core.windows.net/orders")
@@ -104,13 +104,13 @@ def check_table_uri(name: str, uri: str) -> str:
     return check_address(
         name,
         uri,
-        remedy="Write it like s3a://bucket/folder/table, and give keys and tokens as storage options, best as EnvVars.",
+        remedy="Write it like s3a://bucket/folder/table, and put keys and tokens into storage options, as EnvVars.",
         has_host=False,
     )
 
 
 def scheme(table: str) -> str:
-    """The scheme of its file system: ``file`` where none is given.
+    """Return the scheme of its file system; ``file`` for a path without a scheme.
 
     Example:
         >>> scheme("s3a://lake/orders"), scheme("lake/orders"), scheme("file:/lake/orders")
@@ -120,7 +120,7 @@ def scheme(table: str) -> str:
 
 
 def is_s3(table: str) -> bool:
-    """Whether a table is on Amazon S3, or on what speaks its protocol.
+    """Return whether a table is on Amazon S3 or a compatible storage.
 
     Example:
         >>> is_s3("s3a://lake/orders"), is_s3("/lake/orders")
@@ -130,7 +130,7 @@ def is_s3(table: str) -> bool:
 
 
 def spark_location(table: str) -> str:
-    """The location for Spark, with the scheme.
+    """Return the location for Spark, with the scheme.
 
     Example:
         >>> spark_location("/lake/orders"), spark_location("s3a://lake/orders")
@@ -141,10 +141,9 @@ def spark_location(table: str) -> str:
 
 
 def reader_options(table: str, storage_options: Mapping[str, str]) -> dict[str, str]:
-    """The storage options for delta-rs, so that it asks the server that they name.
+    """Return the storage options for delta-rs, with the endpoint under the name that has priority.
 
-    An AWS_ENDPOINT_URL_S3 of the environment is another option for it than the AWS_ENDPOINT_URL that is given, and
-    would count more.
+    Otherwise an AWS_ENDPOINT_URL_S3 of the environment would override an AWS_ENDPOINT_URL in the options.
 
     Example:
         >>> reader_options("s3a://lake/orders", {"AWS_ENDPOINT_URL": "http://lake"})
@@ -153,7 +152,7 @@ def reader_options(table: str, storage_options: Mapping[str, str]) -> dict[str, 
     for name, value in storage_options.items():
         if "endpoint" in name.lower() and "://" in value:
             check_address(
-                name, value, remedy="Write http://host:port, and give keys and tokens as options of their own."
+                name, value, remedy="Write http://host:port, and put keys and tokens into options of their own."
             )
     named = {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
     endpoint = named.get("endpoint_url", named.get("endpoint"))
@@ -163,7 +162,7 @@ def reader_options(table: str, storage_options: Mapping[str, str]) -> dict[str, 
 
 
 def sql_name(table: str) -> str:
-    """The table in a SQL statement.
+    """Return the name of the table in a SQL statement.
 
     Example:
         >>> sql_name("/lake/orders")

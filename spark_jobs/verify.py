@@ -1,12 +1,12 @@
 """Verifies a table: compares the sequences in the stream with those in the table and its dead letters.
 
-The ledger shows what should be in the table, batch by batch. Without a transform each message is a row or a dead
+The ledger shows the expected content of the table, batch by batch. Without a transform each message is a row or a dead
 letter. With a transform a message becomes any number of rows, so that the files which the commit of the batch added are
-read: these never change, whatever happened to the rows later. If VACUUM removed them after they were rewritten, only
-the row count of the commit can be compared. The ledger also has the number of dead letters of each batch.
+read: these never change, even if the rows change later. If VACUUM removed them after they were rewritten, only the row
+count of the commit can be compared. The ledger also has the number of dead letters of each batch.
 
-The comparison goes range by range, so that neither the stream nor the table is ever in memory as a whole. It needs no
-JVM: the stream is read as executors would read it, and the table with delta-rs.
+The comparison goes range by range, so that the whole stream or table is never in memory. It needs no JVM: it reads the
+stream like an executor, and the table with delta-rs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ShardVerdict:
 
     Args:
         shard: the shard.
-        first: its first sequence in the stream; ``None`` if there is none.
+        first: its first sequence in the stream; ``None`` if the stream holds no message of it.
         last: its last covered sequence in the stream.
         messages: messages in the stream.
         rows: rows in the table.
@@ -78,7 +78,7 @@ class ShardVerdict:
         filtered: messages that the transform dropped: the batch that read them wrote no rows for them.
         skipped: messages that the group skipped because a user moved it forwards.
         missing: sequences with fewer rows than their batch wrote, or with neither a row nor a dead letter although they
-            were not filtered. If only the number of rows or dead letters of a batch is known, how many are missing.
+            were not filtered. If only the number of rows or dead letters of a batch is known, the missing number.
         duplicated: sequences with more rows than their batch wrote, or with both a row and a dead letter.
         unknown: sequences with rows or dead letters of messages that the stream does not have, from its first message
             and the group's origin on; and sequences with rows of messages that the transform dropped, even if such a
@@ -92,8 +92,8 @@ class ShardVerdict:
             the group began after them, or its log was cleaned and its positions were derived. ``None`` without one.
         examples: some sequences of each kind of fault.
         other: sequences whose row or dead letter has another timestamp than the message in the stream.
-        missing_dead: how many dead letters of each batch are missing, by its id; ``missing`` includes them. For a batch
-            of several shards, they are counted for the shards with messages that have neither a row nor a dead letter.
+        missing_dead: the number of missing dead letters by batch id; ``missing`` includes them. For a batch of several
+            shards, they are counted for the shards with messages that have neither a row nor a dead letter.
     """
 
     shard: Shard
@@ -137,7 +137,7 @@ def verify(
         claims: the state of the claims, if members claim entries one by one. Entries that another client in the group
             has acknowledged count as missing.
         progress: called with the number of messages that were read.
-        limits: how much is compared at a time.
+        limits: the size of the ranges that are compared.
 
     Raises:
         StreamNotFoundError: there is no table, or the group has written nothing into it.
@@ -153,11 +153,11 @@ def verify(
             remedy="Check --source, --table and --group, or ingest first.",
         )
     lost = losses_of_stream(source, ingestion, state) if claims is None else claims.lost
-    # Without the positions of the ledger: with them a source may report only what comes after.
+    # Without the positions of the ledger, because a source may report only later messages for them.
     extents = source.extents()
     batches = _Batches(table.ledger, state)
     covered = {s: batches.read(s, known) for s, known in state.shards.items() if s in extents}
-    # If members claim entries, those that were not delivered yet, or are being written, are left out.
+    # If members claim entries, those that are not delivered yet, or are being written, are not compared.
     delivered: Mapping[Shard, Intervals] = {}
     pending: Mapping[Shard, Sequences] = {}
     if claims is not None:
@@ -240,7 +240,7 @@ def _to_compare(found: Sequences, parts: Intervals | None, pending: Sequences | 
 
 
 class _Table:
-    """The rows of a table and the dead letters that count, as of one moment, because runs may go on meanwhile."""
+    """The rows of a table and the dead letters that count, at one moment, because runs may continue meanwhile."""
 
     def __init__(self, ingestion: Ingestion) -> None:
         self.ledger = ingestion.ledger()
@@ -338,7 +338,7 @@ class _Contents:
 
 
 class _Batches:
-    """Finds the batch that decides what should be in a range: the newest surviving one that wrote it."""
+    """Finds the batch that decides the expected content of a range: the newest surviving one that wrote it."""
 
     def __init__(self, ledger: Ledger, state: LedgerState) -> None:
         self._log = ledger.log
@@ -381,7 +381,7 @@ class _Batches:
         self._claims = {shard: _Claims(claimed) for shard, claimed in of_shards.items()}
 
     def read(self, shard: Shard, known: ShardState) -> Intervals:
-        """Return the covered sequences that the group has read: from its origin on, and what batches wrote before."""
+        """Return the covered sequences that the group has read: from its origin on, and earlier ranges of batches."""
         written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
         return known.covered & (Intervals.of((known.origin or 0, 2**63 - 1)) | written)
 
@@ -394,7 +394,7 @@ class _Batches:
         return before.hull if before else None
 
     def of(self, shard: Shard, part: Range) -> Iterator[tuple[Intervals, Commit | None]]:
-        """Yield the parts of a range, each with the batch that decides what it should hold; ``None`` without one."""
+        """Yield the parts of a range, each with the batch that decides its expected content; ``None`` without one."""
         found: dict[int, tuple[Commit, list[Range]]] = {}
         pieces = self._ranges.get(shard, [])
         first = bisect_right(pieces, part.start, key=lambda piece: piece[0].end)
@@ -410,7 +410,7 @@ class _Batches:
     def expected(
         self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Contents, *, start: int
     ) -> tuple[Sequences, str]:
-        """Return the sequence of each expected row, and what a message without rows and dead letters counts as."""
+        """Return the sequence of each expected row, and the count for messages without rows and dead letters."""
         hull = parts.hull
         commits = [commit] if commit is not None else []
         # A batch that overwrites nothing left out entries of its range that were claimed, and in the table.
@@ -539,7 +539,7 @@ class _ShardCounts:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, list[int]] = {}
         self.missing_dead: dict[str, int] = {}
-        # The messages without rows and dead letters, by the batch and by what they count as.
+        # The messages without rows and dead letters, by the batch and the count that includes them.
         self._absent: Counter[tuple[int, str]] = Counter()
 
     def add(
@@ -551,9 +551,9 @@ class _ShardCounts:
             shard: the shard.
             part: the range.
             found: the sequences in it.
-            batches: decide what it should hold.
+            batches: decide its expected content.
             start: the first sequence of the stream; rows before it cannot be compared.
-            origin: where the group began; rows before it that no batch wrote were adopted, and are not compared.
+            origin: the start of the group; rows before it that no batch wrote were adopted, and are not compared.
         """
         if len(found.messages):
             self.first = int(found.messages.min()) if self.first is None else min(self.first, int(found.messages.min()))

@@ -138,7 +138,7 @@ class BadRowFilter:
             has_payloads: whether all messages of the frame have their payloads, which dead letters need.
 
         Raises:
-            TransformError: the transform fails for more than :data:`MAX_FAILING_MESSAGES` messages, or for no single one, or
+            TransformError: the transform fails for more than :data:`MAX_FAILING_MESSAGES`, or for no single message, or
                 for any if ``on_bad_rows`` is to fail the run.
         """
         rows, rejected = self._columns.rejections(frame)
