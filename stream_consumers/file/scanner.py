@@ -18,7 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -223,6 +223,8 @@ def _head(key_bytes: int) -> np.dtype[np.void]:
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
+# The most streams whose messages are looked for in a tail.
+MAX_TAIL_STREAMS = 64
 # The longest payload, with room for the key and the other fields.
 MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
 # Messages of fewer bytes are read faster one by one than as columns.
@@ -315,13 +317,22 @@ class FrameScanner(ClosesOnExit):
         return max(0, self.size - self.offset)
 
     def has_messages_in_tail(self) -> bool:
-        """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished."""
+        """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished.
+
+        It is also damaged if more bytes look like messages than can be checked in a short time.
+        """
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
-        return any(
-            read_run(tail, at, len(tail), stream=key.decode(), last={}, most=1, is_checked=True)
-            for key in self._shards
-            for at in _find_all(tail, bytes((len(key),)) + key)
-        )
+        left = TAIL_BYTES
+        for key in islice(self._shards, MAX_TAIL_STREAMS):
+            for at in _find_all(tail, bytes((len(key),)) + key):
+                read = partial(read_run, tail, at, len(tail), stream=key.decode(), last={}, most=1)
+                run = read(is_checked=False)
+                if run is None:
+                    continue
+                if left <= 0 or read(is_checked=True):
+                    return True
+                left -= max(MIN_RUN_BYTES, run.end - run.offset)
+        return False
 
     def check_in_place(self) -> None:
         """Check that the open file is still the one at its path, so that new messages will be read.
@@ -502,7 +513,7 @@ class FrameScanner(ClosesOnExit):
         if shard is None or size > MAX_PAYLOAD_BYTES:
             return f"its payload has {size:,} bytes, which is too long" if shard else "no message begins here"
         spliced = bool(splices) and splices[0].at < end
-        if spliced and not self._agrees_from(0, end):
+        if spliced and self._agreeing(0, end)[1]:
             return "its length contradicts the next beacon"
         if end > len(buffer):
             return None
@@ -559,45 +570,64 @@ class FrameScanner(ClosesOnExit):
         return Damage(offset, self.offset, f"unreadable from here on: {reason}")
 
     def _resync(self) -> bool:
-        """Move to the first frame after a beacon that the beacons agree on; return whether one was found."""
-        at = 0
+        """Move to the first frame after a beacon that the beacons agree on; return whether one was found.
+
+        A beacon that contradicts the first one also contradicts those between them, which agree with the first one. So
+        each beacon is compared once, however many bytes are damaged.
+        """
         while True:
-            while at >= len(self._splices):
-                self._drop_buffer()
-                at = 0
+            while not self._splices:
+                self._drop_buffer(len(self._buffer))
                 if not self._fill(keep=True):
                     return False
-            splice = self._splices[at]
-            at += 1
-            if splice.remaining is None or splice.remaining > MAX_FRAME_BYTES:
-                continue
-            behind = splice.at + splice.remaining
-            while len(self._buffer) <= behind and self._agrees_from(at, behind):
-                if not self._fill(keep=True):
-                    break
-            if self._agrees_from(at, behind) and len(self._buffer) >= behind:
+            refuted = self._refuted()
+            if not refuted:
                 self._shift += self._skipped
                 self._skipped = 0
-                for _ in range(at - 1):
-                    self._shift += self._splices.popleft().size
-                self._advance(behind)
+                self._advance(self._splices[0].at + (self._splices[0].remaining or 0))
                 return True
+            for _ in range(refuted):
+                self._skipped += self._splices.popleft().size
 
-    def _drop_buffer(self) -> None:
-        """Drop the bytes after the position, where no beacon marks the begin of a frame."""
-        self._skipped += len(self._buffer) - self._position + sum(splice.size for splice in self._splices)
-        del self._buffer[self._position :]
-        self._splices.clear()
+    def _refuted(self) -> int:
+        """Return how many of the next beacons mark no begin of a frame; 0 if the beacons agree on that of the first."""
+        remaining = self._splices[0].remaining
+        if remaining is None or remaining > MAX_FRAME_BYTES:
+            return 1
+        if 2 * (self._splices[0].at - self._position) > len(self._buffer):
+            self._drop_buffer(self._splices[0].at)
+        end = self._splices[0].at + remaining
+        agreeing = 1
+        while True:
+            agreeing, is_contradicted = self._agreeing(agreeing, end)
+            if is_contradicted:
+                return agreeing
+            if len(self._buffer) > end:
+                return 0
+            if not self._fill(keep=True):
+                return agreeing if len(self._buffer) < end else 0
+
+    def _drop_buffer(self, end: int) -> None:
+        """Drop the bytes between the position and ``end``, where no beacon marks the begin of a frame."""
+        dropped = end - self._position
+        self._skipped += dropped
+        del self._buffer[self._position : end]
+        self._splices = deque(splice._replace(at=splice.at - dropped) for splice in self._splices)
         self._copy = None
 
-    def _agrees_from(self, first: int, end: int) -> bool:
-        """Return whether each beacon before buffer position ``end``, except the ``first`` ones, leads to it."""
+    def _agreeing(self, first: int, end: int) -> tuple[int, bool]:
+        """Return how many of the next beacons lead to buffer position ``end``, and whether the one after them does not.
+
+        The ``first`` ones are known to lead there.
+        """
+        count = first
         for splice in islice(self._splices, first, None):
             if splice.at >= end:
                 break
             if splice.remaining != end - splice.at:
-                return False
-        return True
+                return count, True
+            count += 1
+        return count, False
 
 
 def _find_all(data: bytes, needle: bytes) -> Iterator[int]:

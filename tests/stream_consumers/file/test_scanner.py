@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file import scanner as file_scanner
-from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
+from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Beacon, Header, checksum, decode_beacon
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.messages import MAX_SEQUENCE, MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
@@ -536,3 +538,57 @@ def test_runs_end_where_a_message_is_odd(tmp_path: Path, odd: Sent, is_checked: 
 def items_of(blocks: Iterable[Run | Frame | Damage]) -> Iterator[Frame | Damage]:
     for block in blocks:
         yield from block.frames() if isinstance(block, Run) else (block,)
+
+
+def lines_run(action: Callable[[], object]) -> int:
+    """Count the lines of the scanner that an action runs: unlike seconds, they are the same on every machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != file_scanner.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("window", [4096, 1024 * 1024])
+def test_beacons_that_the_last_one_contradicts_are_compared_once(tmp_path: Path, window: int) -> None:
+    def scan_of(beacons: int, *, interval: int = 128) -> int:
+        body = interval - len(Beacon(0, ()).encode())
+        content = Header("orders.ss", CREATED_MS, interval).encode()
+        for number in range(beacons):
+            remaining = (beacons - number) * body + (number == beacons - 1)
+            content += Beacon(remaining, ()).encode() + b"\xff" * body
+        path = tmp_path / f"{beacons}.ss"
+        path.write_bytes(content + Beacon(0, ()).encode() + b"\xff" * 200)
+        found: list[Frame | Damage] = []
+        lines = lines_run(lambda: found.extend(items(path, window=window)))
+        assert [(item.offset, item.end) for item in found] == [(HEADER_SIZE, HEADER_SIZE + beacons * interval)]
+        return lines
+
+    assert scan_of(1000) < 3 * scan_of(500)
+
+
+def test_a_tail_that_looks_like_many_messages_is_checked_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = b"\x06orders" + FRAME_FIELDS.pack(0, 2, START_MS, 4000)
+    path = write_file(tmp_path / "orders.ss", numbered(1), interval=2**30)
+    with path.open("ab") as file:
+        file.write(b"\x06orders" + FRAME_FIELDS.pack(0, 2, START_MS, 10**6) + head * 500 + b"\x0d" * 5000)
+    monkeypatch.setattr(file_scanner, "TAIL_BYTES", 64 * 1024)
+    sums: list[int] = []
+    monkeypatch.setattr(file_scanner, "cdma2000", lambda payload: sums.append(len(payload)) or -1)
+    with FrameScanner(path) as scanner:
+        assert len(list(scanner)) == 1
+        assert scanner.has_messages_in_tail()
+    assert 0 < sum(sums) <= 2 * 64 * 1024
