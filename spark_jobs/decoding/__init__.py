@@ -1,1 +1,1 @@
-"""How payloads become typed columns, a record batch at a time."""
+"""Decodes payloads into typed columns, a record batch at a time."""

@@ -1,8 +1,8 @@
-"""``Avro``: decodes Avro, with a schema registry or a given schema; where possible a field of a whole block at a time.
+"""``Avro``: decodes Avro, with a schema registry or a given schema; if possible a field of a whole block at a time.
 
-Blocks of records of numbers, texts and the like, and of such records, are decoded field by field. That way decides
-nothing: if it would have to refuse a payload, :class:`spark_jobs.decoding.avro_resolution.AvroReader` decodes the
-payloads of the block one by one, and gives the reason. A block gives the same values either way.
+Blocks of records of scalars, and of such records, are decoded field by field. If a payload of a block does not decode
+that way, :class:`spark_jobs.decoding.avro_resolution.AvroReader` decodes the payloads of the block one by one, and
+returns the reasons of failures. Both ways return the same values.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Avro(SchemaDecoder):
     """Decodes Avro values into the columns of the reader's schema.
 
     With a registry each payload begins with the id of the schema that has written it, and Avro's schema resolution
-    applies: fields that the reader's schema does not have are left out, fields that were not written get their default,
-        and numbers are widened. Without a registry all payloads are written with the reader's schema. A payload that
-        does not fit its schema, has bytes after its end, or has an unknown id is a dead letter. A tombstone becomes a
-        row of nulls.
+    applies: fields that the reader's schema lacks are ignored, fields that were not written get their default, and
+    numbers are widened. Without a registry all payloads are written with the reader's schema. A payload that does not
+    fit its schema, has bytes after its end, or has an unknown id becomes a dead letter. A tombstone becomes a row of
+    nulls.
 
     The types of the columns are in docs/decode-messages.md. A union of several types becomes a STRUCT with a field for
     each.
 
     Args:
         schema: the reader's schema, as JSON text or as Python values.
-        schema_file: the path of a file with it, ``.avsc``, which is read at once.
+        schema_file: the path of an ``.avsc`` file with the reader's schema, which is read immediately.
         registry: the registry with the schemas.
-        subject: the subject whose schema is the reader's instead, as it is when a batch is read, like ``orders-value``.
-        version: of the subject; the newest by default.
+        subject: the subject whose schema is the reader's, looked up for each batch, like ``orders-value``.
+        version: the version of the subject; the newest by default.
         framed: whether payloads begin with a schema id; by default they do with a registry. Framed payloads without a
             registry are read with the reader's schema, whatever their id.
         column: one column for the whole value, as a STRUCT if it is a record; by default a record gets a column for
@@ -137,7 +137,7 @@ class Cursor:
 
     @classmethod
     def of(cls, payloads: Column) -> Cursor:
-        """A cursor at the beginning of these payloads, none of which is null."""
+        """Return a cursor at the beginning of these payloads, none of which is null."""
         buffers: Any = payloads.buffers()
         content = b"" if buffers[2] is None else buffers[2]
         ends = np.frombuffer(buffers[1], np.int32)[payloads.offset : payloads.offset + len(payloads) + 1]
@@ -197,14 +197,14 @@ def block_reader(writer: AvroType, reader: AvroType, kind: pa.DataType) -> Calla
         cursor = Cursor.of(payloads)
         column = decode(cursor, np.arange(len(payloads)))
         if (cursor.position != cursor.end).any():
-            raise ValueError("a payload goes on after its end")
+            raise ValueError("a payload continues after its end")
         return column
 
     return read
 
 
 def is_common(writer: AvroType, reader: AvroType) -> bool:
-    """Whether whole blocks can be read: records of scalars, of such records, and of these or null.
+    """Return whether whole blocks can be read: records of scalars, of such records, and of these or null.
 
     Args:
         writer: the type that was written.
@@ -235,7 +235,7 @@ class AvroDecoding:
         is_one: whether the whole value is one column.
 
     Raises:
-        SchemaMismatchError: the reader's schema cannot read what the writer's has written.
+        SchemaMismatchError: the reader's schema cannot read values of the writer's schema.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, schema: pa.Schema, *, is_one: bool) -> None:
@@ -248,7 +248,7 @@ class AvroDecoding:
         """The weight of both schemas; see :func:`spark_jobs.decoding.schema_limits.check_weight`."""
 
     def decode(self, payloads: Column) -> tuple[list[Column], Column]:
-        """The columns, and for each row the reason why it could not be decoded (null if it could)."""
+        """Decode payloads; return the columns, and for each row the reason why that failed (null if it did not)."""
         if self._read is None or len(payloads) - payloads.null_count < MIN_BLOCK_ROWS:
             return decode_rows(self._rows, payloads)
         try:

@@ -1,8 +1,8 @@
 """Avro's schema resolution: reads values that one schema has written as values of another schema's columns.
 
-fastavro decodes with an equivalent schema of the same bytes, in which unions name the branch that was taken, and enums
-and booleans are the raw numbers, so that damaged bytes are never accepted as a value. A function that is made once for
-a pair of schemas converts what was decoded into what the column accepts.
+fastavro decodes with an equivalent schema of the same bytes, in which unions name their branch, and enums and booleans
+are the raw numbers, so that damaged bytes are never accepted as a value. A function that is created once for a pair of
+schemas converts the decoded values to values that the column accepts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 Convert: TypeAlias = Callable[[Any], Any]
 """Converts a decoded value to one that Arrow accepts for the column, or raises ``ValueError``."""
-_REMEDY = "Write with a schema that the reader's is compatible with, or read with another one."
+_REMEDY = "Write with a schema that is compatible with the reader's, or read with another schema."
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -77,7 +77,7 @@ class AvroReader:
         is_one: whether the whole value is one column.
 
     Raises:
-        SchemaMismatchError: the reader's schema cannot read what the writer's has written.
+        SchemaMismatchError: the reader's schema cannot read values of the writer's schema.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, schema: pa.Schema, *, is_one: bool) -> None:
@@ -101,7 +101,7 @@ class AvroReader:
             raise ValueError("a union has no such branch" if no_branch else "the payload ends too early") from None
         left = len(payload) - buffer.tell()
         if left:
-            raise ValueError(f"the payload goes on {left} bytes behind the end of the value")
+            raise ValueError(f"the payload has {left} bytes after the end of the value")
         # Text may look like a number that is too long, so the numbers are looked up.
         if _TOO_LONG.search(payload):
             _skip_value(self._writer, payload, 0)
@@ -113,7 +113,7 @@ class AvroReader:
 
 
 def _skip_value(kind: AvroType, payload: bytes, place: int) -> int:
-    """Find where a value ends that the library has decoded.
+    """Return the place after a value that the library has decoded.
 
     Args:
         kind: its type.
@@ -160,7 +160,7 @@ def _number(payload: bytes, place: int) -> tuple[int, int]:
 
 
 class _LibrarySchema:
-    """Makes the schema with which the library decodes: of the same bytes, with values that show what was written."""
+    """Builds the schema with which the library decodes: for the same bytes, but with values that show the raw ones."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -174,7 +174,7 @@ class _LibrarySchema:
             made = {"type": "record", "name": self._name(), "fields": fields}
         elif kind.kind == "array":
             if not _fewest_bytes(kind.parts[0]):
-                raise SchemaMismatchError("an array of items without bytes has no end", remedy=_REMEDY)
+                raise SchemaMismatchError("the items of an array have no bytes, so it has no end", remedy=_REMEDY)
             made = {"type": "array", "items": self.schema(kind.parts[0])}
         elif kind.kind == "map":
             # It has the same bytes; in a map the library would keep only one of two values of a key.
@@ -207,7 +207,7 @@ class _LibrarySchema:
 
 
 def _branch(place: int) -> str:
-    """The name under which a value has the branch of its union."""
+    """Return the name of a branch of a union in decoded values."""
     return f"branch_{place}"
 
 
@@ -226,7 +226,7 @@ def resolution(writer: AvroType, reader: AvroType, path: str) -> Convert:
         path: the path of the value, for errors.
 
     Raises:
-        SchemaMismatchError: the one type cannot be read as the other.
+        SchemaMismatchError: the writer's type cannot be read as the reader's.
     """
     if writer.kind == "union":
         return _from_union(writer, reader, path)
@@ -281,7 +281,7 @@ def _into_union(writer: AvroType, reader: AvroType, path: str) -> Convert:
     # The same type is tried before types to which it could be promoted.
     for name, branch in sorted(members(reader, path), key=lambda member: not _is_alike(writer, member[1])):
         with suppress(SchemaMismatchError):
-            # It is made only once, because the time would double with each nested union.
+            # Each conversion is created only once, because the time would double with each nested union.
             return partial(_member, name, resolution(writer, branch, path))
     if any(_is_alike(writer, branch) for branch in reader.branches):
         return lambda value: None
@@ -350,7 +350,7 @@ def _map(writer: AvroType, reader: AvroType, path: str) -> Convert:
     def convert(pairs: list[dict[str, Any]]) -> list[tuple[str, Any]]:
         found = [(pair["key"], item(pair["value"])) for pair in pairs]
         if len({key for key, _ in found}) < len(found):
-            raise ValueError(f"{path}: a key of the map is there twice")
+            raise ValueError(f"{path}: a key of the map occurs twice")
         return found
 
     return convert
@@ -406,7 +406,7 @@ def _plain(writer: AvroType, reader: AvroType, path: str) -> Convert:
     elif reader.kind in ("float", "double") and writer.kind in ("int", "long"):
         convert = partial(_exactly, reader.kind, path)
     elif writer.kind == "int":
-        convert = partial(_checked, *INTS, f"{path} is no int, which has 32 bits")
+        convert = partial(_checked, *INTS, f"{path} is not an int of 32 bits")
     elif writer.kind == "bytes" and reader.kind == "string":
         convert = bytes.decode
     elif writer.kind == "string" and reader.kind == "bytes":
@@ -458,17 +458,17 @@ def _decimal(writer: AvroType, reader: AvroType, path: str) -> Convert:
     def convert(value: bytes) -> Decimal:
         number = int.from_bytes(value, "big", signed=True)
         if not value or abs(number) >= limit:
-            raise ValueError(f"{path} is no number of {reader.precision} digits")
+            raise ValueError(f"{path} is not a number of at most {reader.precision} digits")
         return Decimal(number).scaleb(-scale, context=_EXACT)
 
     return convert
 
 
 def default_of(field: AvroField, path: str) -> Any:
-    """The value of the column of a field that was not written.
+    """Return the value of the column of a field that was not written.
 
     Raises:
-        SchemaMismatchError: the field has no default, or one of another type.
+        SchemaMismatchError: the field has no default, or its default has another type.
     """
     if field.default is None:
         raise SchemaMismatchError(f"{path} was not written, and has no default", remedy=_REMEDY)
@@ -513,7 +513,7 @@ def _default_of_union(kind: AvroType, default: Any, budget: WeightBudget) -> Any
         with suppress(ValueError, KeyError):
             value = _default(part, default, budget)
             return value if part.kind == "null" or len(kind.branches) == 1 else {_branch(place): value}
-    raise ValueError("no branch takes it")
+    raise ValueError("no branch accepts it")
 
 
 _KINDS: dict[str, Callable[[AvroType, AvroType, str], Convert]] = {

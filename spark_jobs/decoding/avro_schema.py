@@ -1,4 +1,4 @@
-"""Parses Avro schemas into trees of types, and makes Spark columns of them."""
+"""Parses Avro schemas into trees of types, and converts these to Spark columns."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class AvroType:
         aliases: full names that a writer may use.
         weight: see :func:`spark_jobs.decoding.schema_limits.check_weight`.
         depth: the number of nested types, including this one.
-        has_column: whether the type has any value to keep, which null and records without fields have not.
+        has_column: whether the type has any value to keep; null and records without fields do not.
     """
 
     kind: str
@@ -163,7 +163,7 @@ def parse_avro(stored: StoredSchema) -> AvroType:
 
 
 def _document(text: str) -> Any:
-    """Parse the JSON of a schema. Long names are refused, because a namespace is repeated in each type within it."""
+    """Parse the JSON of a schema. Reject long names, because a namespace is repeated in each type within it."""
     document = schema_document(text)
     level = [document]
     while level:
@@ -176,7 +176,7 @@ def _document(text: str) -> Any:
 
 
 class _TypeBuilder:
-    """Makes the tree of a parsed schema, and replaces each name by its type."""
+    """Builds the tree of a parsed schema, and replaces each name by its type."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
@@ -201,7 +201,7 @@ class _TypeBuilder:
         if isinstance(schema, list):
             parts = tuple(self.node(part, above) for part in schema)
             if any(part.kind == "union" for part in parts):
-                raise SchemaMismatchError("a union of the Avro schema is in another one", remedy="Make it one union.")
+                raise SchemaMismatchError("the Avro schema has a union in a union", remedy="Merge them into one.")
             return AvroType("union", parts=parts)
         kind = "record" if schema["type"] == "error" else schema["type"]
         if kind in ("array", "map"):
@@ -211,8 +211,8 @@ class _TypeBuilder:
         if kind == "record":
             if name in above:
                 raise SchemaMismatchError(
-                    f"the Avro record {name} contains itself, and columns cannot",
-                    remedy="Give a reader's schema without that field; or keep the bytes with Raw().",
+                    f"the Avro record {name} contains itself, but columns cannot",
+                    remedy="Use a reader's schema without that field; or keep the bytes with Raw().",
                 )
             fields = tuple(self._field(field, (*above, name)) for field in schema["fields"])
             return AvroType(kind, name, fields=fields, aliases=aliases)
@@ -222,8 +222,8 @@ class _TypeBuilder:
         size = schema.get("size", 0) if kind == "fixed" else 0
         if not 0 <= size <= MAX_FIXED_BYTES:
             raise SchemaMismatchError(
-                f"the Avro type {name} is fixed at {size} bytes",
-                remedy=f"Sizes from 0 to {MAX_FIXED_BYTES} are read; take bytes for more.",
+                f"the Avro type {name} has a fixed size of {size} bytes",
+                remedy=f"Use a size from 0 to {MAX_FIXED_BYTES}, or the type bytes.",
             )
         return _with_logical(schema, AvroType(kind, name if kind == "fixed" else "", size=size, aliases=aliases))
 
@@ -252,7 +252,7 @@ def _with_logical(schema: Mapping[str, Any], plain: AvroType) -> AvroType:
 
 
 def columns_ddl(schema: AvroType, column: str | None) -> str:
-    """The columns of a schema, as Spark DDL.
+    """Return the columns of a schema, as Spark DDL.
 
     Args:
         schema: the reader's schema.
@@ -263,26 +263,26 @@ def columns_ddl(schema: AvroType, column: str | None) -> str:
     """
     branches = schema.branches
     if not schema.has_column:
-        raise SchemaMismatchError("the Avro schema has no columns", remedy="Give one with fields.")
+        raise SchemaMismatchError("the Avro schema has no columns", remedy="Use a schema with fields.")
     if column is None and len(branches) == 1 and branches[0].kind == "record":
         return ", ".join(column_ddl(name, spark_type(kind, name)) for name, kind in members(branches[0], ""))
     return column_ddl(column or UNNAMED, spark_type(schema, column or UNNAMED))
 
 
 def is_record(schema: AvroType) -> bool:
-    """Whether a schema is a record, or a record or null."""
+    """Return whether a schema is a record, or a record or null."""
     return [branch.kind for branch in schema.branches] == ["record"]
 
 
 def members(schema: AvroType, path: str) -> Sequence[tuple[str, AvroType]]:
-    """The names and types of the fields of the STRUCT for a record, or for a union of several types.
+    """Return the names and types of the fields of the STRUCT for a record, or for a union of several types.
 
     Args:
         schema: the record or the union.
         path: the path of the value, for errors.
 
     Raises:
-        SchemaMismatchError: Spark cannot tell their names apart.
+        SchemaMismatchError: Spark cannot distinguish their names.
     """
     if schema.kind == "record":
         found = [(field.name, field.type) for field in schema.fields if field.type.has_column]
@@ -297,7 +297,7 @@ def members(schema: AvroType, path: str) -> Sequence[tuple[str, AvroType]]:
 
 
 def spark_type(schema: AvroType, path: str) -> str:
-    """The Spark type of a schema, as DDL.
+    """Return the Spark type of a schema, as DDL.
 
     Args:
         schema: the type.
@@ -311,7 +311,7 @@ def spark_type(schema: AvroType, path: str) -> str:
         return struct_ddl([(name, spark_type(kind, f"{path}.{name}")) for name, kind in members(schema, path)])
     if not schema.has_column:
         raise SchemaMismatchError(
-            f"{path} is nothing but null in the Avro schema", remedy="Give a reader's schema without it."
+            f"{path} is always null in the Avro schema", remedy="Use a reader's schema without it."
         )
     (only,) = branches
     if only.kind == "record":
@@ -327,8 +327,8 @@ def _scalar_type(schema: AvroType, path: str) -> str:
     if schema.logical == "decimal":
         if schema.precision > MAX_DIGITS:
             raise SchemaMismatchError(
-                f"{path} is a decimal of {schema.precision} digits, and DECIMAL has {MAX_DIGITS} at most",
-                remedy="Give a reader's schema with bytes there, without the logical type.",
+                f"{path} is a decimal of {schema.precision} digits, but DECIMAL has at most {MAX_DIGITS}",
+                remedy="Use a reader's schema in which it is bytes without the logical type.",
             )
         return f"DECIMAL({schema.precision},{schema.scale})"
     if schema.logical == "date":

@@ -75,32 +75,32 @@ def check_distinct(names: Sequence[str], path: str) -> None:
 
     Args:
         names: the names of the fields of a STRUCT, or of columns.
-        path: where they are, for the error.
+        path: the path of the STRUCT, for the error.
 
     Raises:
-        SchemaMismatchError: names one of them.
+        SchemaMismatchError: a name is repeated or too long; it names it.
 
     Example:
         >>> check_distinct(["id", "user", "ID"], "shop.Order")
         Traceback (most recent call last):
         stream_consumers.errors.SchemaMismatchError: shop.Order has the field 'ID' twice, whether in upper or lower \
-case. Spark does not tell them apart: read with a schema that has one of them.
+case. Spark does not distinguish them: read with a schema that has one of them.
     """
     longest = max(map(len, names), default=0)
     if longest > MAX_COLUMN_NAME_LENGTH:
         raise SchemaMismatchError(
             f"a field in the schema has a name of {longest} characters",
-            remedy=f"Names of up to {MAX_COLUMN_NAME_LENGTH} are read.",
+            remedy=f"Use names of at most {MAX_COLUMN_NAME_LENGTH}.",
         )
     if twice := first_duplicate(names):
         raise SchemaMismatchError(
             f"{path} has the field {twice!r} twice, whether in upper or lower case",
-            remedy="Spark does not tell them apart: read with a schema that has one of them.",
+            remedy="Spark does not distinguish them: read with a schema that has one of them.",
         )
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """The first repeated name, because neither Spark nor Delta distinguishes upper and lower case; see :func:`folded`.
+    """Return the first repeated name, also in upper or lower case, as Spark and Delta compare; see :func:`folded`.
 
     Example:
         >>> first_duplicate(["id", "user", "ID"])
@@ -115,19 +115,19 @@ def first_duplicate(names: Iterable[str]) -> str | None:
 
 
 def folded(name: str) -> str:
-    r"""What two names have in common that Java's ``equalsIgnoreCase``, and so Spark, takes for the same.
+    r"""Return a key that is the same for names which Java's ``equalsIgnoreCase``, and so Spark, treats as equal.
 
     Example:
         >>> folded("User"), folded("u\u017fer"), folded("\u0131d"), folded("\u0130D"), folded("Straße")
         ('user', 'user', 'id', 'id', 'straße')
     """
-    # Each character is still one, although those of ß, and of İ, are two in Python.
+    # Keep one character for each, although Python changes the case of ß and of İ into two characters.
     upper = (one if len(one.upper()) > 1 else one.upper() for one in name)
     return "".join(one.lower()[0] for one in upper)
 
 
 def is_internal(name: str) -> bool:
-    """Whether Spark or Delta adds a column of such a name when it reads: a table with one of its own may be unreadable.
+    """Return whether Spark or Delta adds such a column when it reads, so that a table with one may be unreadable.
 
     Example:
         >>> is_internal("_tmp_metadata_row_index"), is_internal("metadata")
@@ -137,13 +137,13 @@ def is_internal(name: str) -> bool:
 
 
 def declared_types(ddl: str) -> frozenset[str]:
-    """The names of the types in column definitions, in lower case, without a JVM.
+    """Return the names of the types in column definitions, in lower case, without a JVM.
 
     Args:
-        ddl: the column definitions; whatever Spark's parser accepts is accepted.
+        ddl: the column definitions; everything that Spark's parser accepts is accepted.
 
     Raises:
-        SchemaMismatchError: names what is wrong, and where.
+        SchemaMismatchError: they are not DDL; it names the first wrong token and its position.
 
     Example:
         >>> sorted(declared_types("id BIGINT NOT NULL, tags ARRAY<STRUCT<a: DECIMAL(10,2)>> COMMENT 'x'"))

@@ -1,7 +1,7 @@
 """Decoders turn payloads into typed Arrow columns, a record batch at a time: the protocol, ``Text`` and ``Raw``.
 
 A payload that cannot be decoded becomes a row of nulls with the reason, and later a dead letter. It never affects other
-rows: :func:`decode_rows` decodes payloads one by one, and :class:`RowReader` is what such a format has to implement.
+rows: :func:`decode_rows` decodes payloads one by one with a :class:`RowReader`, which each such format implements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESCUED = "_rescued"
 UNNAMED = "payload"
 """The column of a value that has no name."""
 MAX_REASON_LENGTH = 300
-# Where a value may begin in the text of an error of Arrow.
+# Matches where a value may begin in the text of an error of Arrow.
 _VALUE = re.compile(r":|(?= ['\"])")
 
 
@@ -55,14 +55,14 @@ class Decoder(Protocol):
         ...
 
     def ddl(self) -> str:
-        """The columns as a Spark DDL string."""
+        """Return the columns as Spark DDL."""
         ...
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns into which this decoder cannot decode.
+        """Check that this decoder can decode into these columns.
 
         Raises:
-            SchemaMismatchError: names the column and the types that can be used.
+            SchemaMismatchError: it cannot; the error names the column and the types that can be used.
         """
         ...
 
@@ -72,7 +72,7 @@ class Decoder(Protocol):
 
 
 Key: TypeAlias = "str | Decoder | None"
-"""A column for the message key as it is, or a decoder of the key."""
+"""A column for the undecoded message key, or a decoder of the key."""
 Headers: TypeAlias = "str | Mapping[str, str] | None"
 """A column for all headers, or for each column the name of its header."""
 
@@ -83,11 +83,11 @@ class StoredDecoder(Decoder, Protocol):
 
     @property
     def is_resolved(self) -> bool:
-        """Whether nothing is left to look up, so that the columns are known and executors can use it."""
+        """Whether the schema has been looked up, so that the columns are known and executors can use it."""
         ...
 
     def resolved(self) -> Decoder:
-        """Return the decoder with the schema as it is now.
+        """Return the decoder with the current schema.
 
         Raises:
             StreamAssetsError: the schema cannot be looked up; a :class:`stream_consumers.errors.Transient` one if a
@@ -97,7 +97,7 @@ class StoredDecoder(Decoder, Protocol):
 
 
 def is_resolved(decoder: Decoder) -> bool:
-    """Whether the columns of a decoder, and of the decoder of its key, are known without a look-up."""
+    """Return whether the columns of a decoder, and of the decoder of its key, are known without a look-up."""
     parts = [part for part in (decoder, decoder.key) if isinstance(part, StoredDecoder)]
     return all(part.is_resolved for part in parts)
 
@@ -115,9 +115,9 @@ def resolved(decoder: Decoder) -> Decoder:
 
 
 def key_columns(decoder: Decoder) -> tuple[str, ...]:
-    """The name of the column for the key, if there is one.
+    """Return the name of the column for the key, if there is one.
 
-    A decoder of the key makes one column. If it decodes one value, that is its column, called ``key`` unless it has a
+    A decoder of the key returns one column. If it decodes one value, this is the column, called ``key`` unless it has a
     name. Otherwise the column is a STRUCT called ``key``.
 
     Example:
@@ -131,23 +131,23 @@ def key_columns(decoder: Decoder) -> tuple[str, ...]:
 
 
 def header_columns(decoder: Decoder) -> tuple[str, ...]:
-    """The names of the columns for headers."""
+    """Return the names of the columns for headers."""
     if isinstance(decoder.headers, Mapping):
         return tuple(decoder.headers)
     return (decoder.headers,) if decoder.headers else ()
 
 
 def is_one_column(decoder: Decoder) -> bool:
-    """Whether a decoder makes one column for the whole value, instead of one for each field."""
+    """Return whether a decoder has one column for the whole value, instead of one for each field."""
     return bool(getattr(decoder, "is_one_column", False))
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Payloads are UTF-8 text, as one STRING column; a tombstone is null.
+    """Decodes payloads of UTF-8 text into one STRING column; a tombstone is null.
 
     Args:
-        column: its name.
+        column: the name of the column.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
@@ -172,7 +172,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Messages stay as they are: key, payload and headers; nothing is ever malformed.
+    """Keeps the bytes of key, payload and headers; no message is ever malformed.
 
     Args:
         column: the name of the payload's column, BINARY; null for a tombstone.
@@ -221,7 +221,7 @@ def decode_rows(reader: RowReader, payloads: Column) -> tuple[list[Column], Colu
         The columns, and for each row the reason why it could not be decoded (null if it could).
 
     Raises:
-        MemoryError: all rows together take too much memory. No row is to blame, and fewer have to be decoded at once.
+        MemoryError: all rows together need too much memory, so that fewer rows have to be decoded at once.
     """
     read = reader.read
     values: list[Any] = []
@@ -231,7 +231,7 @@ def decode_rows(reader: RowReader, payloads: Column) -> tuple[list[Column], Colu
             values.append(None if payload is None else read(payload))
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - damaged bytes make a library raise whatever comes
+        except Exception as error:  # noqa: BLE001 - for damaged bytes a library may raise anything
             values.append(None)
             errors[row] = reason(error)
     columns = _built(reader.columns, values, errors, start=0)
@@ -241,7 +241,7 @@ def decode_rows(reader: RowReader, payloads: Column) -> tuple[list[Column], Colu
 def _built(
     build: Callable[[Sequence[Any]], list[Column]], values: list[Any], errors: list[str | None], start: int
 ) -> list[Column]:
-    """The columns of these values, without the values that fail on their own."""
+    """Build the columns of these values, with null and an error for each value that fails on its own."""
     try:
         return build(values)
     except MemoryError:
@@ -282,7 +282,7 @@ def decode_texts(payloads: Column) -> tuple[list[Column], Column]:
 
 
 def columns_of(built: Column, *, is_one: bool) -> list[Column]:
-    """The column of whole values itself, or the columns of its fields, which are null where the value is."""
+    """Return the column of whole values itself, or the columns of its fields, which are null where the value is."""
     if is_one:
         return [built]
     assert isinstance(built, pa.StructArray)
@@ -295,11 +295,11 @@ def joined(parts: Sequence[Sequence[Column]]) -> list[Column]:
 
 
 def reason(error: Exception) -> str:
-    """The text of an error in one line of bounded length, with the values in it quoted, which Arrow does not do well.
+    """Return the text of an error in one line of bounded length, with values quoted that Arrow does not quote reliably.
 
     Example:
-        >>> reason(EOFError()), reason(ValueError("field 'id' is no number"))
-        ('EOFError', "field 'id' is no number")
+        >>> reason(EOFError()), reason(ValueError("field 'id' is not a number"))
+        ('EOFError', "field 'id' is not a number")
         >>> print(reason(pa.ArrowInvalid("Failed to parse string: 'it's 7' as a scalar of type date")))
         Failed to parse string: "'it's 7' as a scalar of type date"
     """
@@ -310,7 +310,7 @@ def reason(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    r"""The first line of a text, of bounded length; half a surrogate pair is escaped, since no column takes it.
+    r"""Return the first line of a text, of bounded length, with half a surrogate pair escaped, which no column accepts.
 
     Example:
         >>> shortened("no such file\nTraceback")

@@ -1,8 +1,8 @@
 """The process in which :mod:`spark_jobs.decoding.isolation` decodes, its protocol, and its memory limit.
 
-The process does the imports and forks a child, which decodes; if the child crashes, it forks another one. On its
-standard input come requests, the pickled decoder and then blocks as Arrow streams; each gets one reply on its standard
-output.
+The process imports modules and forks a child, which decodes; if the child crashes, it forks another one. It reads
+requests from its standard input, the pickled decoder and then blocks as Arrow streams, and writes one reply to each on
+its standard output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow as pa
 _IMPORTED_EARLY = ("spark_jobs.reading.blocks", "spark_jobs.decoding.json_decoder")
 _HEADER = struct.Struct("<cQ")
 OUT_OF_MEMORY = 117
-"""The exit code of a process that needed more memory for a block than it may take."""
+"""The exit code of a process that needed more memory for a block than its limit."""
 BASE_MEMORY = 2 << 30
 """Memory for decoding a block of any size, in bytes; at most a quarter of the machine's memory."""
 MEMORY_PER_BYTE = 32
@@ -97,7 +97,7 @@ def serve() -> None:
     # A signal to all processes of a service must not look like a crash. The process ends with its parent anyway.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # What a decoder prints must not be taken for a reply.
+    # Output that a decoder prints must not be read as a reply.
     requests, replies = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     # Payloads must not be in core files; and if memory is short, the kernel should kill this process first.
@@ -111,7 +111,7 @@ def serve() -> None:
         while process := os.fork():
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             if not is_busy[0]:
-                # Its input has ended; or it died while it wrote a reply, and the parent must not wait for the rest.
+                # The input has ended; or the child died while it wrote a reply, and nobody must wait for the rest.
                 os._exit(0)
             is_busy[0] = False
             _end_with_parent(False)
@@ -164,13 +164,13 @@ def _pickled(error: Exception) -> bytes:
 
 
 def allowance(size: int) -> int:
-    """Memory that decoding a block of this size may take, both in bytes."""
+    """Return the memory that decoding a block of this size may use, both in bytes."""
     return min(BASE_MEMORY, machine_bytes() // 4) + MEMORY_PER_BYTE * size
 
 
 @cache
 def machine_bytes() -> int:
-    """The memory of the machine, or of the container if it has less, in bytes."""
+    """Return the memory of the machine, or of the container if it has less, in bytes."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in _CGROUP_LIMITS:
         # Only one of the two files exists, and the one of version 2 may contain "max".
@@ -184,9 +184,9 @@ _free_at_start: list[int] = []
 
 
 def is_memory_short() -> bool:
-    """Whether more than a quarter of the memory that was free on entry to :func:`limited_memory` is used.
+    """Return whether more than a quarter of the memory that was free on entry to :func:`limited_memory` is used.
 
-    A library that fails without a reason may have failed for want of memory.
+    A library that fails without a reason may have run out of memory.
     """
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     return bool(_free_at_start) and _free_bytes(limit) < 0.75 * _free_at_start[-1]

@@ -41,9 +41,9 @@ MAX_CRASHES = 20
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Decodes a block of messages; picklable."""
 Refuse: TypeAlias = Callable[[pa.RecordBatch, str], pa.RecordBatch]
-"""Makes the row of a message that cannot be decoded, from the message and the reason."""
+"""Returns the row of a message that cannot be decoded, from the message and the reason."""
 Failure: TypeAlias = str
-"""Why a block could not be decoded as a whole. It holds no text of an error, which may hold payloads."""
+"""The reason why a block could not be decoded as a whole. It omits the texts of errors, which may hold payloads."""
 _log = logging.getLogger(__name__)
 _idle: list[_Process] = []
 
@@ -61,7 +61,7 @@ class _CrashError(Exception):
         self.code = code
 
     def failure(self, block: pa.RecordBatch) -> str:
-        """What happened when the block was decoded."""
+        """Return the reason why the block was not decoded."""
         return (
             f"needed more than {allowance(block.nbytes)} bytes of memory" if self.code == OUT_OF_MEMORY else str(self)
         )
@@ -79,7 +79,7 @@ class _Process:
         self._decode = b""
 
     def is_alive(self) -> bool:
-        """Whether it can be given a block."""
+        """Return whether the process can decode a block."""
         return self._process.poll() is None
 
     def run(self, decode: bytes, block: pa.RecordBatch) -> pa.RecordBatch | Exception:
@@ -99,7 +99,7 @@ class _Process:
             except _CrashError as error:
                 raise DecoderCrashedError(
                     f"loading the decoder into a process of its own {error}",
-                    remedy="What the process wrote to the standard error says why. Nothing was written.",
+                    remedy="Look for the reason in the standard error of the process. Nothing was written.",
                 ) from error
             if reply is Reply.RAISED:
                 raise _raised(content)
@@ -122,7 +122,7 @@ class _Process:
         return Reply(kind), answer
 
     def end(self) -> None:
-        """Kill it, and wait for it."""
+        """Kill the process, and wait for its end."""
         if self.is_alive():
             # It leads a process group, which includes the child that decodes.
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Re
     Args:
         blocks: blocks of messages.
         decode: decodes a block.
-        refuse: makes the row of a message that on its own crashes the process or makes ``decode`` raise an error.
+        refuse: returns the row of a message that on its own crashes the process or makes ``decode`` raise an error.
 
     Raises:
         DecoderCrashedError: there are more than :data:`MAX_CRASHES` such messages, or the decoder cannot be loaded.
@@ -179,7 +179,7 @@ def _decode_in_halves(
                 yield found
                 continue
             if part.num_rows > 1:
-                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found)
+                _log.warning("decoding %d messages %s; trying halves of them", part.num_rows, found)
                 half = part.num_rows // 2
                 parts += [part.slice(half), part.slice(0, half)]
                 continue
@@ -187,7 +187,7 @@ def _decode_in_halves(
             if refused > MAX_CRASHES or not part.num_rows:
                 raise DecoderCrashedError(
                     f"the decoder fails for more than {MAX_CRASHES} messages of a batch: it {found}",
-                    remedy="Correct the decoder; or take fewer messages a batch (max_records). Nothing was written.",
+                    remedy="Correct the decoder; or read fewer messages per batch (max_records). Nothing was written.",
                 )
             yield refuse(part, f"decoding this message {found}")
 

@@ -30,14 +30,14 @@ _UNDECLARED = "it has fields that are not declared"
 Path: TypeAlias = "tuple[str, ...]"
 """The names of a field and of all fields around it, outermost first."""
 IN_ARRAY, IN_MAP = "[]", "{}"
-"""How a path names an item of an array, and a value of a map."""
-# Deeper levels could not be parsed again.
+"""The names of an item of an array and of a value of a map in a path."""
+# Values on deeper levels could not be parsed again.
 _MAX_LEVELS = 100
 _scan = scanner(parse_constant=Constant)
 
 
 class JsonMode(str, enum.Enum):
-    """Which values of JSON a column accepts.
+    """The values of JSON that a column accepts.
 
     ``lenient`` also accepts some values that are written differently from the type; ``strict`` does not.
 
@@ -54,15 +54,15 @@ class JsonMode(str, enum.Enum):
 class Json:
     """Decodes JSON objects into the columns of a DDL schema.
 
-    Fields that the schema does not name are ignored; missing fields and ``null`` become null. A value that does not fit
-    its column, a missing ``NOT NULL`` field, or a payload that is not an object makes a dead letter. Times without a
-    zone are read as UTC; dates and times are of the years 1 to 9999. A tombstone (a message without a payload) becomes
-    a row of nulls.
+    Fields that the schema does not name are ignored; missing fields and ``null`` become null. A message becomes a dead
+    letter if a value does not fit its column, a ``NOT NULL`` field is missing, or the payload is not an object. Times
+    without a zone are read as UTC; dates and times are of the years 1 to 9999. A tombstone (a message without a
+    payload) becomes a row of nulls.
 
     A column gets exactly the value of the message in each ``mode``: nothing is rounded or cut to fit, except that
-    DOUBLE and FLOAT get the number nearest to one with a point or an exponent. The table is in docs/decode-messages.md.
-    ``lenient``, the default, accepts any value for a STRING, with numbers as they are written, and for a TIMESTAMP also
-    names of zones and whole numbers of seconds. ``strict`` accepts only values that are written as the type is.
+    DOUBLE and FLOAT get the number nearest to one with a point or an exponent. See the table in
+    docs/decode-messages.md. ``lenient``, the default, accepts any value for a STRING, with numbers as written, and for
+    a TIMESTAMP also names of zones and whole numbers of seconds. ``strict`` accepts only values written as the type.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY (of base64),
@@ -70,14 +70,14 @@ class Json:
             VARIANT of the whole payload, which then may be any JSON.
         mode: a :class:`JsonMode`, or its name.
         column: the name of the VARIANT if there is no schema.
-        rescue: put the fields that the schema does not name into a column ``_rescued``, as a JSON object, as
-            ``schema_changes="rescue"`` of an asset does; they are ignored by default.
+        rescue: whether to put fields that the schema does not name into a column ``_rescued``, as a JSON object, like
+            ``schema_changes="rescue"`` of an asset; they are ignored by default.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
 
     Raises:
-        SchemaMismatchError: the schema is not DDL; the error names what is wrong, and where.
+        SchemaMismatchError: the schema is not DDL; the error names the first wrong token and its position.
         InvalidOptionError: the schema has no columns, or has an INTERVAL.
 
     Example:
@@ -103,12 +103,12 @@ class Json:
             raise InvalidOptionError(
                 f"schema={self.schema!r} has no columns, so that no part of a message would be kept",
                 remedy="Write it like 'id BIGINT, user STRING'; leave it out for one VARIANT of the whole payload; or "
-                "take Raw() or Text() for payloads as they are.",
+                "use Raw() or Text() for undecoded payloads.",
             )
         if "interval" in declared_types(self.schema):
             raise InvalidOptionError(
                 f"the schema {self.schema!r} has the type INTERVAL, but Delta tables have no intervals",
-                remedy="Make it STRING, and compute with CAST(… AS INTERVAL …) in the transform.",
+                remedy="Declare it as STRING, and use CAST(… AS INTERVAL …) in the transform.",
             )
 
     def ddl(self) -> str:
@@ -136,12 +136,12 @@ class Json:
         return DecodedColumns([*columns, found.fields], pc.coalesce(errors, found.errors))
 
     def declared(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of ``schema`` that the DDL names."""
+        """Return the columns of ``schema`` that the DDL names."""
         return schema.remove(schema.get_field_index(RESCUED)) if self.rescue else schema
 
 
 def with_rescue(decoder: Decoder) -> Decoder:
-    """Return the decoder with ``rescue``, if it is one that ignores fields."""
+    """Return the decoder with ``rescue``, if it ignores fields."""
     return replace(decoder, rescue=True) if isinstance(decoder, Json) and decoder.schema is not None else decoder
 
 
@@ -149,11 +149,11 @@ def with_rescue(decoder: Decoder) -> Decoder:
 class FieldFinder:
     """Decodes JSON, and marks documents with fields that the schema does not name as undeclared and as errors.
 
-    Fields without content (null, empty objects and arrays) are ignored, because their type is not known yet.
+    Fields without content (null, empty objects and arrays) are ignored, because their type is still unknown.
 
     Args:
         decoder: a decoder with a schema.
-        known: paths of more fields to ignore, with everything in them.
+        known: paths of further fields to ignore, with everything in them.
 
     Example:
         >>> finder = FieldFinder(Json("id BIGINT"))
@@ -203,7 +203,7 @@ class RescuedFields(NamedTuple):
 
     Args:
         fields: for each document a JSON object; null if every part has a column.
-        errors: for each document why these parts cannot be kept as they are written; null if they can.
+        errors: for each document the reason why these parts cannot be kept unchanged; null if they can.
     """
 
     fields: Column
@@ -220,15 +220,14 @@ class _DuplicateFieldError(Exception):
 def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None = None) -> RescuedFields:
     """Find the fields of each document that the schema does not name, at any depth, and keep them in their places.
 
-    Numbers stay as they are written. Fields that are null are left out. A payload that is not a JSON object has no
-    fields.
+    The text of numbers is kept. Fields that are null are omitted. A payload that is not a JSON object has no fields.
 
     Args:
         payloads: the documents; null is a tombstone.
         schema: the declared columns.
-        known: also leave out these fields with everything in them, fields whose names are too long for a column, and
-            fields without content (null, empty objects and arrays). NaN and infinity then stay as they are written,
-            which is not JSON; by default they become text.
+        known: also omit these fields with everything in them, fields whose names are too long for a column, and fields
+            without content (null, empty objects and arrays). NaN and infinity are then kept unchanged, which is not
+            JSON; by default they become text.
 
     Example:
         >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
@@ -252,7 +251,7 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
             except _DuplicateFieldError as twice:
                 error = str(twice)
             except (ValueError, StopIteration):
-                # The decoder gives the reason, if it does not take the document either.
+                # If the decoder cannot read the document either, it returns the reason.
                 error = "its fields without a column cannot be read"
             except RecursionError:
                 error = "nested too deep"
@@ -262,7 +261,7 @@ def rescued(payloads: Column, schema: pa.Schema, known: Collection[Path] | None 
 
 
 def merge_objects(first: str | None, second: str | None) -> str | None:
-    """Merge two JSON objects, and recursively their objects of the same name; numbers stay as they are written.
+    """Merge two JSON objects, and recursively their objects of the same name; keep the text of numbers.
 
     Example:
         >>> merge_objects('{"shop": {"zip": 1.10}}', '{"shop":{"city":"b"},"user":"ada"}')
@@ -289,7 +288,7 @@ def _rescued(document: bytes | None, kind: pa.DataType, known: Collection[Path] 
 
 
 def _left(value: Any, kind: pa.DataType, path: Path, known: Collection[Path] | None) -> Any:
-    """The part of a value that has no place in a type; ``None`` if there is none."""
+    """Return the part of a value that has no place in a type; ``None`` if everything has one."""
     found: dict[str, Any] = {}
     if is_variant(kind):
         return None
@@ -319,7 +318,7 @@ def _is_within(path: Path, known: Collection[Path]) -> bool:
 
 
 def has_content(value: Any) -> bool:
-    """Whether a parsed value has anything but null, empty objects and empty arrays; levels below 100 are ignored.
+    """Return whether a parsed value has anything but null, empty objects and arrays; levels below 100 are ignored.
 
     Example:
         >>> has_content({"a": [None, {}]}), has_content({"a": [0]})

@@ -1,9 +1,9 @@
 """Decodes JSON documents into typed Arrow columns: blocks by Arrow's parser, otherwise each document by Python.
 
-Arrow parses a block of documents at once. If it refuses one of them, or must not see one, Python decodes each document
-of the block, with the same values, so that a result never depends on the other documents of its block. Python also
-decodes what Arrow cannot: MAP and VARIANT, numbers that Arrow must not read, and what only lenient mode takes, such as
-a number in a STRING column. Its reasons name the field.
+Arrow parses a block of documents at once. If it rejects one of them, or must not parse one, Python decodes each
+document to the same values, so that a result never depends on other documents of its block. Python also decodes
+values that Arrow cannot: MAP and VARIANT, numbers that Arrow must not read, and values that only lenient mode accepts,
+such as a number in a STRING column. Its reasons name the field.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BLOCK_BYTES = 64 << 20
 _PARSED_DECIMAL = pa.decimal256(38, 38)
 _TOMBSTONE = b"{}"
 _WHITE_SPACE = " \t\n\r\x0b\x0c"
-# Where Arrow reads a value. It reads none after a quotation mark, a letter or a digit, so that "Info" does not match.
+# Constants where Arrow reads a value, which is never after a quotation mark, a letter or a digit, as in "Info".
 _CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
 # Numbers that Arrow must not read for a DECIMAL. It does not check the exponent: 1e-9999999 is a segmentation fault,
 # and with more than 114 digits after the point it reads beyond its table. It accepts text that is not a number of JSON,
@@ -69,7 +69,8 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
     Args:
         payloads: the documents; null is a tombstone.
         schema: the columns; a VARIANT becomes its JSON text.
-        is_lenient: also accept some values that are written differently from the type, see docs/decode-messages.md.
+        is_lenient: whether to accept some values that are written differently from the type, see
+            docs/decode-messages.md.
 
     Returns:
         The columns, and for each row the reason why it could not be decoded (null if it could).
@@ -87,7 +88,7 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
 
 
 def _decode_block(block: Column, schema: pa.Schema, *, is_lenient: bool) -> tuple[list[Column], Column]:
-    """Decode a block as a whole, or document by document if Arrow refuses any of it."""
+    """Decode a block as a whole, or document by document if Arrow rejects a document."""
     if len(block) and is_parsed_by_arrow(schema):
         with suppress(*FAILURES):
             return parse_block(block, schema), pa.nulls(len(block), pa.string())
@@ -120,7 +121,7 @@ class _ValueReader(TextReader):
 
 
 def object_text(document: bytes) -> str:
-    """The text of a document that looks like an object, without white space around it.
+    """Return the text of a document that looks like an object, without white space around it.
 
     Raises:
         ValueError: it does not look like an object, or is not UTF-8.
@@ -132,7 +133,7 @@ def object_text(document: bytes) -> str:
 
 
 def read_object(text: str, scan: Scan = _scan) -> dict[str, Any]:
-    """Parse an object, with numbers as they are written.
+    """Parse an object, and keep the text of numbers.
 
     Args:
         text: the text from :func:`object_text`.
@@ -148,7 +149,7 @@ def read_object(text: str, scan: Scan = _scan) -> dict[str, Any]:
 
 
 def why(error: Exception) -> str:
-    """Why :func:`read_object` refuses a document, from the error that it raises."""
+    """Return the reason for an error of :func:`read_object`."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, UnicodeDecodeError):
@@ -175,7 +176,7 @@ class _DocumentReader:
         self._scan = _scan if is_lenient else _scan_strictly
         self._is_lenient = is_lenient
         self._kind = decoded_type(pa.struct(list(schema)))
-        # decode_json checks NOT NULL columns, also for tombstones and for what Arrow parses.
+        # decode_json checks NOT NULL columns, also for tombstones and for blocks that Arrow parses.
         nullable = pa.struct([field.with_nullable(True) for field in schema])
         self._convert = self._struct(nullable, "")
 
@@ -226,7 +227,7 @@ class _DocumentReader:
         def convert(value: Any) -> dict[str, Any]:
             members = _members(value, path)
             if isinstance(members, RepeatingObject) and (twice := sorted(members.repeated & names)):
-                raise UnfitError(f"field {prefix + twice[0]!r} is there twice")
+                raise UnfitError(f"field {prefix + twice[0]!r} occurs twice")
             found = {}
             for name, conversion, null, is_nullable in fields:
                 one = members.get(name)
@@ -247,7 +248,7 @@ class _DocumentReader:
         def convert(value: Any) -> list[tuple[str, Any]]:
             members = _members(value, path)
             if isinstance(members, RepeatingObject):
-                raise UnfitError(f"field {path!r}: the key {min(members.repeated)!r} is there twice")
+                raise UnfitError(f"field {path!r}: the key {min(members.repeated)!r} occurs twice")
             for name in members:
                 if not is_encodable(name):
                     raise UnfitError(f"a key of field {path!r} is not text without half of a surrogate pair")
@@ -273,7 +274,7 @@ def _members(value: Any, path: str) -> dict[str, Any]:
 
 
 def _null(kind: pa.DataType) -> str | None:
-    """The value for ``null``; a VARIANT has its own null."""
+    """Return the value for ``null``; a VARIANT has its own null."""
     return "null" if is_variant(kind) else None
 
 
@@ -322,7 +323,7 @@ def parse_block(payloads: Column, schema: pa.Schema) -> list[Column]:
 
 
 def has_only(payloads: Column, schema: pa.Schema) -> bool:
-    """Whether Arrow finds only fields of ``schema`` in these documents, and may see all of them."""
+    """Return whether Arrow may parse all of these documents, and finds only fields of ``schema``."""
     try:
         _parsed(payloads, schema, "error")
     except FAILURES:
@@ -333,8 +334,8 @@ def has_only(payloads: Column, schema: pa.Schema) -> bool:
 def _parsed(payloads: Column, schema: pa.Schema, unexpected: Literal["ignore", "error"]) -> pa.Table:
     """Parse documents, joined by line ends, with Arrow.
 
-    If there are as many rows as documents, each document is one row. Arrow refuses a line end in a string, so no line
-    end between documents is inside a string. Before it is a ``}`` and after it a ``{``, with which no object can
+    If there are as many rows as documents, each document is one row. Arrow rejects a line end in a string, so no line
+    end between documents is inside a string. It follows a ``}`` and precedes a ``{``, with which no object can
     continue. So each document consists of whole objects.
     """
     lines = _lines(payloads, schema)
@@ -378,7 +379,7 @@ def _check_decimals(documents: Column, schema: pa.Schema) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _odd_decimals(schema: pa.Schema) -> str | None:
-    """A pattern of documents with an odd number in a DECIMAL field; ``None`` if there are no such fields."""
+    """Return a pattern for documents with an odd number in a DECIMAL field; ``None`` without such fields."""
     single, listed = _decimal_fields(pa.struct(list(schema)))
     # Within an array the number may be anywhere after the name.
     places = [(single, ""), (listed, r"(?s:.*[\[,\s])?")]
@@ -391,7 +392,7 @@ def _odd_decimals(schema: pa.Schema) -> str | None:
 
 
 def _decimal_fields(kind: pa.DataType) -> tuple[set[str], set[str]]:
-    """The names of the DECIMAL fields, and of the fields that are arrays of DECIMAL."""
+    """Return the names of the DECIMAL fields, and of the fields that are arrays of DECIMAL."""
     single: set[str] = set()
     listed: set[str] = set()
     for field in kind if isinstance(kind, pa.StructType) else ():
@@ -412,15 +413,15 @@ def _are_objects(documents: Column) -> bool:
 
 
 def _may_hold_constants(text: bytes) -> bool:
-    """Whether Arrow could read a NaN or an Inf in ``text`` as a number, which it does not do within a string."""
+    """Return whether Arrow could read a NaN or an Inf in ``text`` as a number, which it does not do in a string."""
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
 
 def _check_syntax(text: str) -> None:
-    """Refuse text that is not JSON.
+    """Check that a text is JSON.
 
     Raises:
-        ValueError: it is not JSON, or is nested too deep to find out.
+        ValueError: it is not JSON, or is nested too deep to be parsed.
     """
     try:
         json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse_constant)
@@ -430,12 +431,12 @@ def _check_syntax(text: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _parsed_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema that Arrow parses before the columns are converted to this one."""
+    """Return the schema that Arrow parses before the columns are converted to this one."""
     return pa.schema([pa.field(field.name, _parsed_type(field.type)) for field in schema])
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """The type that Arrow parses for a column of type ``kind``: a wider DECIMAL, or text."""
+    """Return the type that Arrow parses for a column of type ``kind``: a wider DECIMAL, text, or the same type."""
     if isinstance(kind, pa.StructType):
         return pa.struct([pa.field(field.name, _parsed_type(field.type)) for field in kind])
     if isinstance(kind, pa.ListType):
@@ -452,7 +453,7 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
     """Convert a column from the parsed type to ``kind``.
 
     Raises:
-        ValueError: names the field.
+        ValueError: a value does not fit; it names the field.
     """
     if isinstance(column, pa.StructArray) and isinstance(kind, pa.StructType):
         children = [_convert(column.field(i), f.type, f"{name}.{f.name}") for i, f in enumerate(kind)]

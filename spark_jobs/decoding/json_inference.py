@@ -25,7 +25,7 @@ _NO_TYPES: Mapping[str, pa.DataType] = {}
 
 
 def is_name(name: str) -> bool:
-    r"""Whether a column may have this name, which must be printable, not too long, and accepted by Arrow.
+    r"""Return whether a column may have this name, which must be printable, not too long, and accepted by Arrow.
 
     Example:
         >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name("\ud800")
@@ -38,7 +38,7 @@ class FieldStats:
     """The kinds of values that a field had, and recursively those of its parts.
 
     Attributes:
-        kinds: how often it had a value of each kind.
+        kinds: the number of values of each kind.
         fields: the fields of its objects by name.
         values: the values of all fields together, instead of ``fields``, if its objects are maps or have more than
             :data:`MAX_FIELD_NAMES` names.
@@ -63,7 +63,7 @@ class FieldStats:
         return self.kinds.total() - self.kinds["null"]
 
     def has_content(self) -> bool:
-        """Whether any value was more than null, an empty object or an empty array."""
+        """Return whether any value was more than null, an empty object or an empty array."""
         left = [self]
         while left:
             seen = left.pop()
@@ -73,7 +73,7 @@ class FieldStats:
         return False
 
     def size(self) -> int:
-        """The number of fields at all levels."""
+        """Return the number of fields at all levels."""
         left, count = [self], 0
         while left:
             parts = left.pop()._parts()
@@ -85,7 +85,7 @@ class FieldStats:
         return [*self.fields.values(), *(part for part in (self.values, self.items) if part is not None)]
 
     def only(self, name: str) -> FieldStats:
-        """A copy with only one of its fields."""
+        """Return a copy with only one of its fields."""
         seen = FieldStats()
         seen.fields = {name: self.fields[name]}
         return seen
@@ -136,7 +136,7 @@ class FieldStats:
         return len(self.fields) + len(value) > MAX_FIELD_NAMES and len({*self.fields, *value}) > MAX_FIELD_NAMES
 
     def merge_fields(self) -> None:
-        """Unite the values of all fields."""
+        """Merge the values of all fields into ``values``."""
         self.values = merge([*self.fields.values(), *([self.values] if self.values is not None else [])])
         self.fields = {}
 
@@ -158,7 +158,7 @@ def _kind_of(value: Any) -> str:
 
 
 def merge(parts: Iterable[FieldStats]) -> FieldStats:
-    """Unite the values of several fields; the parts must not be used afterwards."""
+    """Merge the values of several fields; the parts must not be used afterwards."""
     whole = FieldStats()
     for part in parts:
         whole.kinds += part.kinds

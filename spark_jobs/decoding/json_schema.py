@@ -22,7 +22,7 @@ from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import check_switch
 
-# Values whose schema has no column type are kept as they are written.
+# The type for values whose schema has no column type, which keep their JSON text.
 TEXT = "STRING"
 _PLAIN = {"boolean": "BOOLEAN", "integer": "BIGINT", "number": "DOUBLE", "string": TEXT}
 # The types of Kafka Connect's converter, and below the formats of OpenAPI.
@@ -47,24 +47,24 @@ _SEVERAL = ("anyOf", "oneOf")
 
 @cached_by_size(len)
 def json_schema_ddl(stored: StoredSchema) -> str:
-    """The columns of a schema, as Spark DDL.
+    """Return the columns of a schema, as Spark DDL.
 
     Raises:
-        SchemaMismatchError: it cannot be used, contains itself, or is not of objects with properties.
+        SchemaMismatchError: the schema cannot be used, contains itself, or does not describe an object with properties.
     """
     documents = _documents(stored)
     with schema_use("JSON"):
         fields = _TypeBuilder(documents).fields(documents[""])
     if not fields:
         raise SchemaMismatchError(
-            "the JSON Schema is not of an object with properties, so that it has no columns",
-            remedy="Take Json(schema) or Text().",
+            "the JSON Schema does not describe an object with properties, so that it has no columns",
+            remedy="Use Json(schema) or Text().",
         )
     return ", ".join(column_ddl(name, kind) for name, kind in fields)
 
 
 def _documents(stored: StoredSchema) -> Mapping[str, Any]:
-    """The document of a schema, by the name ``""``, and those of the schemas that it refers to, by their names.
+    """Return the document of a schema, by the name ``""``, and those of the schemas that it refers to, by their names.
 
     Raises:
         SchemaMismatchError: one of them is not a JSON Schema.
@@ -79,12 +79,12 @@ def _documents(stored: StoredSchema) -> Mapping[str, Any]:
 
 @cached_by_size(lambda made: 0)
 def _check_documents(stored: StoredSchema) -> None:
-    """Refuse what is not a JSON Schema, without caching its documents, which take 30 times as much as its text."""
+    """Check that this is a JSON Schema, but do not cache its documents, which need 30 times the memory of its text."""
     _documents(stored)
 
 
 class _TypeBuilder:
-    """Makes column types of schemas."""
+    """Converts schemas to column types."""
 
     def __init__(self, documents: Mapping[str, Any]) -> None:
         by_id = {str(document.get("$id")): document for document in documents.values() if isinstance(document, dict)}
@@ -92,7 +92,7 @@ class _TypeBuilder:
         self._budget = WeightBudget("JSON")
 
     def fields(self, root: Any) -> list[tuple[str, str]]:
-        """The properties of an object with their types; empty for anything else."""
+        """Return the properties of an object with their types; an empty list for other schemas."""
         schema, document, above = self._followed(root, root, ())
         return self._members(schema, document, above, "the JSON Schema") if self._kinds(schema) == ["object"] else []
 
@@ -124,7 +124,7 @@ class _TypeBuilder:
         return f"MAP<STRING, {self._kind(more, document, above, f'{path}{{}}')}>" if isinstance(more, dict) else TEXT
 
     def _of_several(self, schemas: Sequence[Any], document: Any, above: tuple[str, ...], path: str) -> str:
-        """The type that all schemas but null have in common, otherwise text."""
+        """Return the type that all schemas but null have in common, otherwise text."""
         self._budget.spend(len(schemas))
         others = [one for one in schemas if self._kinds(self._followed(one, document, above)[0]) != ["null"]]
         found = {self._kind(one, document, above, path) for one in others}
@@ -157,15 +157,15 @@ class _TypeBuilder:
                 )
             if place in above:
                 raise SchemaMismatchError(
-                    f"the JSON Schema contains itself: {schema['$ref']}, and columns cannot",
-                    remedy="Give a schema of your own without that field; framed=True, if payloads have schema ids.",
+                    f"the JSON Schema contains itself: {schema['$ref']}, but columns cannot",
+                    remedy="Use your own schema without that field, with framed=True if payloads have schema ids.",
                 )
             schema, above = _pointed(document, pointer, schema["$ref"]), (*above, place)
         return schema if isinstance(schema, dict) else {}, document, above
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema names or shows, without null; ``["null"]`` if there is no other."""
+    """Return the types that a schema names or that its keywords imply, without null; ``["null"]`` if that is all."""
     named = schema.get("type")
     if named is None:
         examples = schema.get("enum", [schema["const"]] if "const" in schema else [])
@@ -178,7 +178,7 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _kind_of(value: Any) -> str:
-    """The JSON type of a value.
+    """Return the JSON type of a value.
 
     Example:
         >>> [_kind_of(value) for value in (None, True, 1, 1.5, "x", [], {})]
@@ -201,7 +201,7 @@ def _pointed(document: Any, pointer: str, reference: object) -> Any:
     """Follow a JSON pointer.
 
     Raises:
-        SchemaMismatchError: it points at nothing.
+        SchemaMismatchError: the document has no such place.
     """
     found = document
     try:
@@ -212,7 +212,7 @@ def _pointed(document: Any, pointer: str, reference: object) -> Any:
         found = None
     if found is None or (pointer and not pointer.startswith("/")):
         raise SchemaMismatchError(
-            f"the JSON Schema refers to {reference}, which is not there",
+            f"the JSON Schema refers to {reference}, which does not exist",
             remedy="Correct it; in a registry, add the schema to its references.",
         )
     return found
@@ -225,23 +225,24 @@ VALIDATION_SECONDS_PER_BYTE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema(SchemaDecoder):
-    """Decodes JSON objects as :class:`Json` does, into the columns of a JSON Schema.
+    """Decodes JSON objects like :class:`Json`, into the columns of a JSON Schema.
 
-    With a registry each payload begins with the id of its schema. A payload with an unknown id is a dead letter. Values
-    without a column type, for instance of several types, become text as they are written. Other rules of the schema are
+    With a registry each payload begins with the id of its schema. A payload with an unknown id becomes a dead letter.
+    Values without a column type, such as values of several types, become their JSON text. Other rules of the schema are
     checked only with ``validate``. A tombstone becomes a row of nulls.
 
     The types of the columns are in docs/decode-messages.md.
 
     Args:
         schema: the schema, as JSON text or as Python values.
-        schema_file: the path of a file with it, which is read at once.
+        schema_file: the path of a file with the schema, which is read immediately.
         registry: the registry with the schemas.
-        subject: the subject whose schema is used instead, as it is when a batch is read, like ``orders-value``.
-        version: of the subject; the newest by default.
+        subject: the subject whose schema is used, looked up for each batch, like ``orders-value``.
+        version: the version of the subject; the newest by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
-        validate: make dead letters of payloads that do not conform to their schema: with a subject the schema of their
-            id, which must be registered under the subject, otherwise the given one. It takes several times as long.
+        validate: whether payloads that do not conform to their schema become dead letters. With a subject this is the
+            schema of their id, which must be registered under the subject; otherwise the given one. Decoding then takes
+            several times as long.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
@@ -249,7 +250,7 @@ class JsonSchema(SchemaDecoder):
     Raises:
         InvalidOptionError: the arguments contradict each other.
         SchemaMismatchError: the schema cannot be used, or has no columns.
-        MissingDependencyError: ``validate``, and jsonschema is not installed.
+        MissingDependencyError: ``validate`` is set, but jsonschema is not installed.
 
     Example:
         >>> JsonSchema({"type": "object", "properties": {"id": {"type": "integer"}, "at": {"type": "string", \
@@ -277,7 +278,7 @@ class JsonSchema(SchemaDecoder):
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         own, registry, documents = self._known(), self.registry, Json(self.ddl())
-        # A pattern can take for ever, so only schemas of the own subject are tried.
+        # A pattern may never finish, so only schemas of the own subject are used.
         subject = own.subject if self.validate else ""
 
         def decoder_of_schema(stored: StoredSchema) -> BodyDecoder:
@@ -304,13 +305,13 @@ class JsonSchema(SchemaDecoder):
 
 @cached_by_size(lambda validator: 0)
 def _validator(stored: StoredSchema) -> Any:
-    """Make the validator of a schema."""
+    """Create the validator of a schema."""
     jsonschema = import_library("jsonschema", extra="json-schema")
     referencing = import_library("referencing", extra="json-schema")
     jsonschema_dialect = import_library("referencing.jsonschema", extra="json-schema")
     documents = _documents(stored)
     with schema_use("JSON"):
-        # It cannot retrieve other schemas: a reference to a URL or a file leads nowhere.
+        # It cannot retrieve other schemas, so that a reference to a URL or a file fails.
         known = referencing.Registry().with_resources(
             (name, referencing.Resource.from_contents(one, default_specification=jsonschema_dialect.DRAFT7))
             for name, one in documents.items()
@@ -322,7 +323,7 @@ def _validator(stored: StoredSchema) -> Any:
 
 
 def _violations(validator: Any, texts: Column) -> Column:
-    """For each payload the reason why it does not conform; null if it does, and for tombstones."""
+    """Return for each payload the reason why it does not conform; null if it does, and for tombstones."""
     return pa.array([None if text is None else _violation(validator, text) for text in texts.to_pylist()], pa.string())
 
 
@@ -332,7 +333,7 @@ def _violation(validator: Any, text: bytes) -> str | None:
             found = next(validator.iter_errors(json.loads(text)), None)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, for one
+    except Exception as error:  # noqa: BLE001 - such as a reference that fails
         return f"it cannot be validated: {reason(error)}"
     return None if found is None else shortened(f"{found.json_path!r}: {found.message}")
 

@@ -1,7 +1,7 @@
-"""Which column types JSON is decoded into, and what a value of JSON becomes in each: its exact value, or a refusal.
+"""Converts values of JSON to the column types that JSON can be decoded into, exactly or not at all.
 
-Numbers stay text until the wanted type is known, so that nothing is rounded twice and a STRING column gets a number as
-it was written.
+Numbers stay text until the wanted type is known, so that nothing is rounded twice and a STRING column gets the text of
+a number.
 
 Dates and times are text of the form ``yyyy-[m]m-[d]d[( |T)[h]h[:[m]m[:[s]s[.fraction]]][ ][zone]]``. In the fraction
 only zeros may follow the sixth digit, because times have microseconds. A zone is an offset, ``UTC``, ``GMT`` or ``UT``
@@ -45,9 +45,9 @@ _TYPES = (
 Scan: TypeAlias = Callable[[str, int], tuple[Any, int]]
 FLOATS = {32: "FLOAT", 64: "DOUBLE"}
 WIDE_DECIMAL = pa.decimal256(76, 38)
-"""Has room for any number of 38 digits, wherever its point is. Arrow does not check for overflow when it scales."""
+"""A type for any number of 38 digits with any scale. Arrow does not check for overflow when it scales."""
 MAX_VARIANT_LEVELS = 500
-"""How many levels a VARIANT may have. Python parses at most a thousand, including those of its callers."""
+"""The most levels of a VARIANT. Python parses at most a thousand, including those of its callers."""
 MAX_VARIANT_BYTES = 4 << 20
 """The longest JSON text of a VARIANT. Spark 4.0 has room for 16 MiB, and some values take three times their text."""
 _YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, so read milliseconds as BIGINT"
@@ -62,10 +62,10 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WHOLE_BITS = {32: 24, 64: 53}
 # From half a step above the largest FLOAT on, the nearest FLOAT is infinity.
 _NO_FLOAT = 2**128 - 2**103
-# It matches only at the start of a number, or the time would grow with the square of the length of the number.
+# It matches only at the start of a number, so that the time does not grow with the square of the length.
 _LONG_NUMBER = re.compile(rf"(?<![-+0-9.eE])[-+0-9.eE]{{{_MAX_DIGITS + 1}}}")
 _TOO_LONG = f"longer than the {MAX_VARIANT_BYTES >> 20} MiB of a VARIANT"
-# Days and times as Arrow reads them.
+# The forms of days and times that Arrow reads.
 _ISO_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _ISO_LOCAL_MOMENT = re.compile(
     rf"{_ISO_DAY.pattern}(?:[ T][0-9]{{2}}(?::[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?)?"
@@ -86,16 +86,16 @@ _MOMENT = re.compile(
 _DAY = re.compile(r"([0-9]{4,7})-([0-9]{1,2})-([0-9]{1,2})")
 _OFFSET = re.compile(r"([+-])(?:([0-9]{1,2})(?::([0-9]{1,2})|:([0-9]{2}):([0-9]{2}))?|([0-9]{2})([0-9]{2})([0-9]{2})?)")
 _PREFIXED = re.compile(r"(?:UTC|GMT|UT)(?=[+-]|\Z)")
-# Names in the database of zones that Java does not have.
+# Names in the database of zones that Java lacks.
 _NO_REGIONS = re.compile(r"posix/|right/|(?:localtime|posixrules|Factory)\Z")
 _MAX_OFFSET = timedelta(hours=24)
 
 
 def check_json_type(name: str, kind: pa.DataType) -> None:
-    """Refuse types into which JSON is not decoded.
+    """Check that JSON can be decoded into a type.
 
     Raises:
-        SchemaMismatchError: names the column, its type, and the types that can be used.
+        SchemaMismatchError: it cannot; the error names the column, its type, and the types that can be used.
     """
     if is_variant(kind):
         return
@@ -129,7 +129,7 @@ def check_json_type(name: str, kind: pa.DataType) -> None:
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Whether a type is PySpark's type of a VARIANT.
+    """Return whether a type is PySpark's type of a VARIANT.
 
     Example:
         >>> is_variant(VARIANT), is_variant(pa.struct([("value", pa.binary()), ("metadata", pa.binary())]))
@@ -139,7 +139,7 @@ def is_variant(kind: pa.DataType) -> bool:
 
 
 def needs_python(kind: pa.DataType) -> bool:
-    """Whether a type has a part that Arrow cannot parse, a VARIANT or a MAP."""
+    """Return whether a type has a part that Arrow cannot parse, a VARIANT or a MAP."""
     if is_variant(kind) or isinstance(kind, pa.MapType):
         return True
     if isinstance(kind, pa.StructType):
@@ -148,12 +148,12 @@ def needs_python(kind: pa.DataType) -> bool:
 
 
 def is_parsed_by_arrow(schema: pa.Schema) -> bool:
-    """Whether Arrow can parse all of these columns."""
+    """Return whether Arrow can parse all of these columns."""
     return not any(needs_python(field.type) for field in schema)
 
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a decoded column, with text instead of each VARIANT."""
+    """Return the type of a decoded column, with text instead of each VARIANT."""
     if not needs_python(kind):
         return kind
     if is_variant(kind):
@@ -193,7 +193,7 @@ class Constant(Number):
 
 
 class UnfitError(ValueError):
-    """A value does not fit its column; the text says what would fit."""
+    """A value does not fit its column; the text names the values that fit."""
 
 
 class RepeatingObject(dict[str, Any]):
@@ -205,7 +205,7 @@ class RepeatingObject(dict[str, Any]):
 
 
 def read_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its pairs; a :class:`RepeatingObject` if a key occurs more than once."""
+    """Create an object from its pairs; a :class:`RepeatingObject` if a key occurs more than once."""
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
@@ -213,7 +213,7 @@ def read_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(pairs: Sequence[tuple[str, Any]]) -> frozenset[str]:
-    """The keys that occur more than once."""
+    """Return the keys that occur more than once."""
     counts = Counter(name for name, _ in pairs)
     return frozenset(name for name, count in counts.items() if count > 1)
 
@@ -235,11 +235,11 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def leaf_conversion(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
-    """Make the function that converts a parsed value to a type without parts, or raises :class:`UnfitError`.
+    """Return the function that converts a parsed value to a type without parts, or raises :class:`UnfitError`.
 
     Args:
         kind: a type that :func:`check_json_type` accepts.
-        is_lenient: accept any value for a STRING, and times in more forms than ISO 8601.
+        is_lenient: whether to accept any value for a STRING, and times in more forms than ISO 8601.
     """
     convert: Callable[[Any], Any] = _text if is_lenient else _only_text
     if pa.types.is_integer(kind):
@@ -280,14 +280,14 @@ def _float(bits: int) -> Callable[[Any], Any]:
             raise UnfitError(f"a number that {FLOATS[bits]} can hold")
         if type(value) is Integer and size >= 1 << _WHOLE_BITS[bits] and not _is_whole_float(value, bits):
             raise UnfitError(f"a whole number that {FLOATS[bits]} can hold exactly")
-        # Arrow goes from text to FLOAT directly, and so rounds once.
+        # Arrow converts text to FLOAT directly, and so rounds once.
         return number if bits == 64 else float(pa.scalar(str(value)).cast(pa.float32()).as_py())
 
     return convert
 
 
 def _is_whole_float(digits: str, bits: int) -> bool:
-    """Whether a whole number other than 0 is a floating point number, or the shortest text of one."""
+    """Return whether a whole number other than 0 is a floating point number, or the shortest text of one."""
     whole = abs(int(digits))
     if (whole // (whole & -whole)).bit_length() <= _WHOLE_BITS[bits]:
         return True
@@ -296,7 +296,7 @@ def _is_whole_float(digits: str, bits: int) -> bool:
 
 
 def are_surely_exact(column: Column) -> bool:
-    """Whether floating point numbers are so small that each whole number among them is exact; true for other types."""
+    """Return whether floating point numbers are so small that whole ones are exact; true for other types."""
     if not pa.types.is_floating(column.type):
         return True
     limit = pa.scalar(float(1 << _WHOLE_BITS[column.type.bit_width]), column.type)
@@ -334,7 +334,7 @@ def _text(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else json_text(value)
     except ValueError:
-        raise UnfitError("text: a key is there twice") from None
+        raise UnfitError("text: a key occurs twice") from None
     if not is_encodable(text):
         raise UnfitError("text without half of a surrogate pair")
     return text
@@ -347,7 +347,7 @@ def _only_text(value: Any) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether text can be encoded, which half of a surrogate pair cannot."""
+    """Return whether text can be encoded, which half of a surrogate pair cannot."""
     if text.isascii():
         return True
     try:
@@ -381,7 +381,7 @@ def _binary(value: Any) -> bytes:
 
 
 def _time(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
-    """Make the conversion from text to a date, a time, or a time without a zone."""
+    """Return the conversion from text to a date, a time, or a time without a zone."""
     read: Callable[[str], Any]
     if pa.types.is_date32(kind):
         read, wanted, form = read_day, "a date", _ISO_DAY
@@ -406,7 +406,7 @@ def _time(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
 
 
 def are_in_range(column: Column) -> bool:
-    """Whether dates and times are of the years 1 to 9999, which Spark has; true for other types."""
+    """Return whether dates and times are of the years 1 to 9999, which Spark supports; true for other types."""
     kind = column.type
     if not pa.types.is_timestamp(kind) and not pa.types.is_date32(kind):
         return True
@@ -416,14 +416,14 @@ def are_in_range(column: Column) -> bool:
 
 
 def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of pairs with distinct keys.
+    """Create an object from pairs with distinct keys.
 
     Raises:
-        ValueError: names a repeated key.
+        ValueError: a key is repeated; it names it.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"the key {min(_repeated(pairs))!r} is there twice")
+        raise ValueError(f"the key {min(_repeated(pairs))!r} occurs twice")
     return found
 
 
@@ -437,12 +437,12 @@ def refuse_constant(constant: str) -> None:
 
 
 def scanner(**hooks: Any) -> Scan:
-    """Make a function that parses the value at a place of a text and returns it and the place after it.
+    """Return a function that parses the value at a place of a text and returns it and the place after it.
 
-    Numbers stay as they are written. Objects in which a key occurs twice are :class:`RepeatingObject`.
+    The function keeps the text of numbers. Objects in which a key occurs twice are :class:`RepeatingObject`.
 
     Args:
-        **hooks: more arguments of ``json.JSONDecoder``.
+        **hooks: further arguments of ``json.JSONDecoder``.
 
     Example:
         >>> scanner()('[1.10]', 0)
@@ -458,7 +458,7 @@ _scan_variant = scanner(parse_constant=refuse_constant, object_pairs_hook=object
 
 
 def variant_problem(text: str) -> str | None:
-    """Why Spark's ``parse_json`` would refuse a text and so fail the run; ``None`` if it accepts it.
+    """Return why Spark's ``parse_json`` would reject a text and so fail the run; ``None`` if it accepts it.
 
     Args:
         text: a text without white space around it.
@@ -467,7 +467,7 @@ def variant_problem(text: str) -> str | None:
         >>> variant_problem('[1, {"a": null}]') is None
         True
         >>> variant_problem('{"a": 1, "a": 2}')
-        "the key 'a' is there twice"
+        "the key 'a' occurs twice"
     """
     try:
         if len(text) > MAX_VARIANT_BYTES:
@@ -475,7 +475,7 @@ def variant_problem(text: str) -> str | None:
         value, end = _scan_variant(text, 0)
         if end != len(text):
             raise ValueError("more than one JSON value")
-        # To check each part of the value takes longer than to parse it, so only suspicious text is checked.
+        # Checking each part of the value takes longer than parsing it, so only suspicious text is checked.
         is_long = len(text) > _MAX_NAME_LENGTH or (len(text) > _MAX_DIGITS and _LONG_NUMBER.search(text))
         if is_long or "\\u" in text or text.count("[") + text.count("{") > MAX_VARIANT_LEVELS:
             variant_text(value)
@@ -489,7 +489,7 @@ def variant_problem(text: str) -> str | None:
 
 
 def variant_text(value: Any) -> str:
-    """The JSON text of a parsed value for Spark's ``parse_json``.
+    """Return the JSON text of a parsed value for Spark's ``parse_json``.
 
     Raises:
         ValueError: a VARIANT cannot hold this value.
@@ -503,11 +503,11 @@ def variant_text(value: Any) -> str:
 
 
 def json_text(value: Any, levels: int | None = None) -> str:
-    """The JSON text of a parsed value, with numbers as they are written.
+    """Return the JSON text of a parsed value, with the text of numbers unchanged.
 
     Args:
         value: the value from a :func:`scanner`.
-        levels: how many levels of a VARIANT are left; NaN and names and numbers that are too long are refused then.
+        levels: how many levels of a VARIANT are left; NaN, and names and numbers that are too long, are then rejected.
 
     Raises:
         ValueError: an object has a key twice, or a VARIANT cannot hold the value.
@@ -525,11 +525,11 @@ def json_text(value: Any, levels: int | None = None) -> str:
     if not isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, RepeatingObject):
-        raise ValueError(f"the key {min(value.repeated)!r} is there twice")
+        raise ValueError(f"the key {min(value.repeated)!r} occurs twice")
     if levels == 0:
         raise ValueError(_TOO_DEEP)
     within = None if levels is None else levels - 1
-    # A comprehension would take twice as many of the levels that Python allows.
+    # A comprehension would use twice as many of the stack levels that Python allows.
     parts: list[str] = []
     if isinstance(value, list):
         for item in value:
@@ -559,7 +559,7 @@ def read_moment(text: str) -> datetime:
     found, zone = _moment(text)
     offset = zone.utcoffset(found) if zone is not None else None
     if zone is not None and zone.utcoffset(found.replace(fold=1)) != offset:
-        raise ValueError("a clock of this zone shows it twice, or never")
+        raise ValueError("clocks of this zone show this time twice or never")
     return (found - offset if offset else found).replace(tzinfo=timezone.utc)
 
 
@@ -655,9 +655,9 @@ def _zone(name: str) -> tzinfo:
 
 @functools.cache
 def _regions() -> frozenset[str]:
-    """The names of zones. No other name, which a message may contain, is looked up as a file or a module."""
+    """Return the names of zones. No other name, which a message may contain, is looked up as a file or a module."""
     return frozenset(name for name in available_timezones() if not _NO_REGIONS.match(name))
 
 
-# Where the groups of _OFFSET have hours, minutes and seconds.
+# The groups of _OFFSET that may have the hours, the minutes and the seconds.
 _PLACES = ((0, 4), (1, 2, 5), (3, 6))

@@ -1,8 +1,8 @@
 """``Protobuf``: decodes Protobuf messages, with a schema registry or a given schema.
 
-Protobuf reads a field by its number, whatever its type was when it was written: it drops the upper bits of a number,
-all but the last value of a list, and a value that another type encodes differently. So messages of another schema are
-also read with their own, and the values compared (:func:`message_check`).
+Protobuf reads a field by its number, even if it was written with another type: it drops the upper bits of a number, all
+but the last value of a list, and a value that another type encodes differently. So messages of another schema are also
+read with that schema, and the values are compared (:func:`message_check`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from stream_consumers.options import check_name
 
 Convert: TypeAlias = Callable[[Any], Any]
 MAX_MESSAGE_DEPTH = 100
-"""How deep a message may be nested in those of its schema."""
+"""The deepest nesting of a message in other messages of its schema."""
 MAX_NUMBER_BITS = 35
-"""The longest number in the place of a message, in bits."""
+"""The longest number in the indexes of a message, in bits."""
 _NANOSECONDS = 1_000_000_000
 _FIRST_SECOND, _LAST_SECOND = MIN_TIMESTAMP_MS // 1000, MAX_TIMESTAMP_MS // 1000
 _SCALARS = {
@@ -74,7 +74,7 @@ _NUMBERS = {
     FieldDescriptor.TYPE_UINT64: (0, (1 << 64) - 1),
 }
 _TYPES = FieldDescriptorProto.DESCRIPTOR.enum_types_by_name["Type"]
-# Bytes that are not UTF-8 are refused as values of a text.
+# Types that are read as the same value; Protobuf rejects bytes that are not UTF-8 as text.
 _ALIKE = {
     (FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SINT64),
     (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES),
@@ -83,7 +83,7 @@ _ALIKE = {
 
 
 def columns_ddl(message: Descriptor, column: str | None) -> str:
-    """The columns of a message, as Spark DDL.
+    """Return the columns of a message, as Spark DDL.
 
     Args:
         message: the descriptor of the message.
@@ -99,17 +99,17 @@ def columns_ddl(message: Descriptor, column: str | None) -> str:
 
 
 def is_one_value(message: Descriptor) -> bool:
-    """Whether a message stands for a single value, like a Timestamp."""
+    """Return whether a message represents a single value, like a Timestamp."""
     return is_builtin_message({_TIMESTAMP, *_WRAPPERS, *DOCUMENTS}, message)
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """How a value is converted to a value of a column.
+    """The type of a column and the conversion of its values.
 
     Args:
         ddl: the type of the column.
-        convert: converts the value to one that Arrow accepts; ``None`` if Arrow accepts the value as it is.
+        convert: converts the value to one that Arrow accepts; ``None`` if Arrow accepts the unchanged value.
     """
 
     ddl: str
@@ -117,17 +117,17 @@ class _Value:
 
 
 class _TypeBuilder:
-    """Makes columns of message types."""
+    """Converts message types to columns."""
 
     def __init__(self) -> None:
         self._budget = WeightBudget("Protobuf")
         self._symbols: dict[str, dict[int, str]] = {}
 
     def members(self, message: Descriptor, above: tuple[str, ...]) -> list[tuple[str, str, Convert]]:
-        """The fields of a message, each with its type and the function that gets its value from the message."""
+        """Return the fields of a message, each with its type and the function that gets its value from the message."""
         if message.full_name in above:
             raise SchemaMismatchError(
-                f"the message {message.full_name} contains itself, and columns cannot",
+                f"the message {message.full_name} contains itself, but columns cannot",
                 remedy="Read with a schema without that field; or keep the bytes with Raw().",
             )
         # A message without fields has no value to keep.
@@ -141,7 +141,7 @@ class _TypeBuilder:
         return [(field.name, value.ddl, _of_message(field, value.convert)) for field, value in found]
 
     def message(self, message: Descriptor, above: tuple[str, ...] = ()) -> _Value:
-        """A message as one value."""
+        """Return the column for a message as one value."""
         if is_builtin_message({_TIMESTAMP}, message):
             return _Value("TIMESTAMP", _moment)
         if is_builtin_message(DOCUMENTS, message):
@@ -175,12 +175,12 @@ class _TypeBuilder:
         if enum.full_name not in self._symbols:
             self._symbols[enum.full_name] = {number: one.name for number, one in enum.values_by_number.items()}
         names = self._symbols[enum.full_name]
-        # A number that the schema does not know yet must not make a dead letter.
+        # An enum number without a name in the schema must not make the message a dead letter.
         return _Value("STRING", lambda value: names.get(value) or str(value))
 
 
 def _of_message(field: FieldDescriptor, convert: Convert | None) -> Convert:
-    """Make the function that gets a field of a message as a value that Arrow accepts."""
+    """Return the function that gets a field of a message as a value that Arrow accepts."""
     name, get = field.name, attrgetter(field.name)
     if convert is None:
         return (lambda message: get(message) if message.HasField(name) else None) if field.has_presence else get
@@ -215,20 +215,20 @@ SERIALIZED = "serialized"
 class Protobuf(SchemaDecoder):
     """Decodes Protobuf messages of one type into columns for its fields.
 
-    Fields are identified by their numbers: fields that the schema does not have are left out, and fields that were not
-    written are null, or the default if Protobuf does not record the difference. With a registry each payload begins
-    with the id of a schema and the place of the message in it. A payload that is damaged, of another message type, or
-    with an unknown id is a dead letter. A tombstone becomes a row of nulls.
+    Fields are identified by their numbers: fields that the schema lacks are ignored, and fields that were not written
+    are null, or the default if Protobuf does not record the difference. With a registry each payload begins with the id
+    of a schema and the indexes of the message in it. A payload that is damaged, of another message type, or with an
+    unknown id becomes a dead letter. A tombstone becomes a row of nulls.
 
     The types of the columns are in docs/decode-messages.md.
 
     Args:
-        schema: a generated class, or the text of a ``.proto`` file, which is compiled at once.
+        schema: a generated class, or the text of a ``.proto`` file, which is compiled immediately.
         schema_file: the path of a ``.proto`` file, or of a descriptor set (``protoc --include_imports
-            --descriptor_set_out``), which is read at once.
+            --descriptor_set_out``), which is read immediately.
         registry: the registry with the schemas.
-        subject: the subject whose schema is used instead, as it is when a batch is read, like ``orders-value``.
-        version: of the subject; the newest by default.
+        subject: the subject whose schema is used, looked up for each batch, like ``orders-value``.
+        version: the version of the subject; the newest by default.
         message: the full name of the message, like ``shop.Order``; the first one of the schema by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
         column: one STRUCT for the whole message; by default there is a column for each field.
@@ -239,7 +239,7 @@ class Protobuf(SchemaDecoder):
     Raises:
         InvalidOptionError: the arguments contradict each other.
         SchemaMismatchError: the schema cannot be used, or has no columns in Spark.
-        MissingDependencyError: a ``.proto`` file is given, and the compiler is not installed.
+        MissingDependencyError: a ``.proto`` file is given, but the compiler is not installed.
 
     Example:
         >>> from google.protobuf.duration_pb2 import Duration
@@ -271,7 +271,7 @@ class Protobuf(SchemaDecoder):
             return schema_of_class(self.schema)
         raise InvalidOptionError(
             f"schema={self.schema!r} is not a Protobuf schema",
-            remedy="Give a generated class, or the text of a .proto file.",
+            remedy="Use a generated class, or the text of a .proto file.",
         )
 
     def _of_subject(self, registry: SchemaRegistry, subject: str) -> MessageSchema:
@@ -343,11 +343,11 @@ class MessageReader:
 
 
 class IndexedMessageReader:
-    """Reads messages that follow their place in a schema.
+    """Reads payloads that begin with the indexes of the message in a schema.
 
     Args:
         reader: reads the messages.
-        names: the full names of the messages of the schema by their places; ``None`` if they are not known.
+        names: the full names of the messages of the schema by their indexes; ``None`` if they are unknown.
         name: the full name of the messages to read.
         check: checks each message, if the reader's schema may read other values than were written.
     """
@@ -369,19 +369,19 @@ class IndexedMessageReader:
         """See :meth:`spark_jobs.decoding.decoders.RowReader.read`."""
         place, start = message_indexes(payload)
         if self._names is not None and (found := self._names.get(place)) != self._name:
-            what = f"message {found}" if found else f"place {list(place)} of no message"
-            raise ValueError(f"the payload is of the {what}, and not of {self._name}")
+            what = f"the message {found}" if found else f"an unknown message at {list(place)}"
+            raise ValueError(f"the payload is of {what}, not of {self._name}")
         return self._reader.read(payload[start:], self._check)
 
 
 def message_indexes(payload: bytes) -> tuple[tuple[int, ...], int]:
-    r"""Read the place of a message in its schema, and return it and where the message begins.
+    r"""Read the indexes of a message in its schema; return them and the start of the message.
 
-    A place is the indexes of the message and those around it, outermost first. It is written as their count and the
+    They are the indexes of the message and those around it, outermost first. They are written as their count and the
     indexes; a single 0 is the first message.
 
     Raises:
-        ValueError: the payload does not begin with a place.
+        ValueError: the payload does not begin with indexes.
 
     Example:
         >>> message_indexes(b"\0rest"), message_indexes(b"\4\2\0rest")
@@ -391,7 +391,7 @@ def message_indexes(payload: bytes) -> tuple[tuple[int, ...], int]:
     if count == 0:
         return (0,), place
     if not 0 < count <= MAX_MESSAGE_DEPTH:
-        raise ValueError(f"{count} is not a depth of a message")
+        raise ValueError(f"the number of message indexes is {count}, not from 0 to {MAX_MESSAGE_DEPTH}")
     numbers = []
     for _ in range(count):
         number, place = _number(payload, place)
@@ -408,16 +408,16 @@ def _number(payload: bytes, place: int) -> tuple[int, int]:
         place, shift = place + 1, shift + 7
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), place
-    raise ValueError("the payload has no place of a message after its schema id")
+    raise ValueError("the payload has no message indexes after its schema id")
 
 
 def is_builtin_message(names: Set[str], message: Descriptor) -> bool:
-    """Whether a message is one of Protobuf's own, and not of the same name in another file."""
+    """Return whether a message is one of Protobuf's own, and not of the same name in another file."""
     return message.full_name in names and message.file.name.startswith(PROTOBUF_FOLDER)
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Whether a field is a list, or a map."""
+    """Return whether a field is a list, or a map."""
     is_many = getattr(field, "is_repeated", None)
     # The attribute is new in Protobuf 6, where the label is deprecated.
     return bool(is_many) if is_many is not None else _label(field) == FieldDescriptor.LABEL_REPEATED
@@ -428,7 +428,7 @@ def _label(field: Any) -> Any:
 
 
 def is_map(field: FieldDescriptor) -> bool:
-    """Whether a field is a map."""
+    """Return whether a field is a map."""
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
@@ -441,12 +441,12 @@ def parsed(parse: Callable[[bytes], Message], payload: bytes) -> Message:
 
     Raises:
         DecodeError: the payload is damaged.
-        MemoryError: parsing needs more memory than the process may take now.
+        MemoryError: parsing needs more memory than the process may use.
     """
     try:
         return parse(payload)
     except DecodeError:
-        # Protobuf raises the same error for damaged bytes and for want of memory.
+        # Protobuf raises the same error for damaged bytes and for a lack of memory.
         if is_memory_short():
             raise MemoryError from None
         raise
@@ -454,7 +454,7 @@ def parsed(parse: Callable[[bytes], Message], payload: bytes) -> Message:
 
 @cached_by_size(lambda check: 0)
 def message_check(writer: MessageSchema, reader: MessageSchema) -> Check | None:
-    """Make the check for messages of one schema that are read with another one.
+    """Return the check for messages of one schema that are read with another one.
 
     Returns:
         ``None`` if the reader's schema reads every value that the writer's schema allows as the same value.
@@ -499,7 +499,7 @@ class _Comparison:
             above: the path of the message, followed by a point.
 
         Raises:
-            ValueError: names the field if its values differ.
+            ValueError: the values differ; it names the field.
         """
         path = f"{above}{self.read.name}"
         keys, values = _content(self.written, written)
@@ -513,19 +513,19 @@ class _Comparison:
                     one.check(*pair, f"{path}.")
         elif not is_same or list(map(_plain, values)) != list(map(_plain, values_read)):
             raise ValueError(
-                f"field {path!r} was written as {_shown(self.written)}, and is another value as {_shown(self.read)}"
+                f"field {path!r} was written as {_shown(self.written)}, but has another value as {_shown(self.read)}"
             )
 
 
 def _comparisons(writer: Descriptor, reader: Descriptor) -> tuple[_Comparison, ...]:
-    """The fields of a message that have to be compared."""
+    """Return the fields of a message that have to be compared."""
     pairs = [(writer.fields_by_number.get(field.number), field) for field in reader.fields]
     found = [_comparison(written, read) for written, read in pairs if written is not None]
     return tuple(one for one in found if one is not None)
 
 
 def _comparison(written: FieldDescriptor, read: FieldDescriptor) -> _Comparison | None:
-    """How to compare a field; ``None`` if each written value is read as the same value."""
+    """Return the comparison of a field; ``None`` if each written value is read as the same value."""
     is_exact = not _are_apart(written, read) and (is_repeated(read) or not is_repeated(written))
     if is_map(written) or is_map(read):
         is_exact = is_map(written) and is_map(read) and _is_exact(*(_part(field, "key") for field in (written, read)))
@@ -537,13 +537,13 @@ def _comparison(written: FieldDescriptor, read: FieldDescriptor) -> _Comparison 
 
 
 def _part(field: FieldDescriptor, name: str) -> FieldDescriptor:
-    """The key or the value of a map."""
+    """Return the key or the value of a map."""
     assert field.message_type is not None
     return field.message_type.fields_by_name[name]
 
 
 def _is_exact(written: FieldDescriptor, read: FieldDescriptor) -> bool:
-    """Whether each value of one type is read as the same value of another. Of messages only documents can be."""
+    """Return whether each value of one type is read as the same value of another; for messages only documents."""
     if written.message_type is not None and read.message_type is not None:
         return is_builtin_message({read.message_type.full_name}, written.message_type)
     if written.type in _NUMBERS and read.type in _NUMBERS:
@@ -553,7 +553,7 @@ def _is_exact(written: FieldDescriptor, read: FieldDescriptor) -> bool:
 
 
 def _are_apart(written: FieldDescriptor, read: FieldDescriptor) -> bool:
-    """Whether the writer may set several fields that are one oneof for the reader, which keeps only the last."""
+    """Return whether the writer may set several fields of one oneof of the reader, which keeps only the last."""
     if read.containing_oneof is None:
         return False
     assert written.containing_type is not None
@@ -564,7 +564,7 @@ def _are_apart(written: FieldDescriptor, read: FieldDescriptor) -> bool:
 
 
 def _content(field: FieldDescriptor, message: Any) -> tuple[list[Any], list[Any]]:
-    """The sorted keys of a map, and the values of a field that is set."""
+    """Return the sorted keys of a map, and the values of a field that is set."""
     value = getattr(message, field.name)
     if is_map(field):
         keys = sorted(value)

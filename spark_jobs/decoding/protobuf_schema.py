@@ -1,4 +1,4 @@
-"""The schema of a Protobuf message, from text, a descriptor set, a generated class or a registry."""
+"""Reads the schema of a Protobuf message from text, a descriptor set, a generated class or a registry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _KNOWN = {
 }
 _KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/((?:[a-z0-9_]+/)*[a-z0-9_]+)\.proto")
 # Schemas are hostile input for the compiler. It imports nothing from other folders, and ends before it exhausts the
-# memory or the disk of the machine. Not every system has every limit.
+# memory or the disk of the machine. Some systems lack some of these limits.
 _COMPILER = """
 import resource, sys
 seconds = int(sys.argv.pop(1))
@@ -73,11 +73,11 @@ class MessageSchema:
         return len(self.files)
 
     def message_class(self) -> type[Message]:
-        """Make a class for the message."""
+        """Create a class for the message."""
         return _message_class(self)
 
     def reading_class(self) -> type[Message]:
-        """Make a class to read it with. Its fields of closed enums are INT32, which keeps numbers without a name."""
+        """Create a class to read the message with, in which closed enums are INT32, to keep numbers without a name."""
         return _reading_class(self)
 
     @property
@@ -122,10 +122,10 @@ def _reading_class(schema: MessageSchema) -> type[Message]:
 
 
 def _closed_fields(message: Any, descriptor: Descriptor) -> Iterator[Any]:
-    """The fields of closed enums in a message and in the messages nested in it.
+    """Yield the fields of closed enums in a message and in the messages nested in it.
 
     Args:
-        message: the ``DescriptorProto`` of the message, whose fields are returned.
+        message: the ``DescriptorProto`` of the message, whose fields are yielded.
         descriptor: the descriptor of the message.
     """
     for own in message.field:
@@ -137,7 +137,7 @@ def _closed_fields(message: Any, descriptor: Descriptor) -> Iterator[Any]:
 
 
 def schema_of_class(message: type[Message]) -> MessageSchema:
-    """The schema of a generated class."""
+    """Return the schema of a generated class."""
     files: dict[str, Any] = {}
 
     def add(file: FileDescriptor) -> None:
@@ -159,7 +159,7 @@ def schema_of_text(text: str, message: str | None) -> MessageSchema:
         message: the full name of the message; the first message by default.
 
     Raises:
-        SchemaMismatchError: it cannot be compiled, or has no such message.
+        SchemaMismatchError: the text cannot be compiled, or has no such message.
         MissingDependencyError: the compiler is not installed.
     """
     files = compiled({OWN_FILE: text}, OWN_FILE).file
@@ -184,7 +184,7 @@ def schema_of_set(content: bytes, message: str | None) -> MessageSchema:
             "the descriptor set cannot be read", remedy="Write it with: protoc --include_imports --descriptor_set_out."
         ) from error
     if not files:
-        raise SchemaMismatchError("the descriptor set has no files", remedy="Give one with a message.")
+        raise SchemaMismatchError("the descriptor set has no files", remedy="Use one with a message.")
     names = [name for file in (files[-1], *files[:-1]) for name in message_names(file).values()]
     return MessageSchema(_chosen(message, names), _serialized(ordered))
 
@@ -213,7 +213,7 @@ def files_of_stored(stored: StoredSchema) -> StoredFiles:
 
     Raises:
         SchemaMismatchError: it is not a Protobuf schema, cannot be compiled, or is too large.
-        MissingDependencyError: the registry gives only text, and the compiler is not installed.
+        MissingDependencyError: the registry returns only text, but the compiler is not installed.
     """
     stored.check_kind("PROTOBUF")
     files: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def files_of_stored(stored: StoredSchema) -> StoredFiles:
     with schema_use("Protobuf"):
         for name, reference in stored.references:
             check_file_name(name)
-            # Protobuf's own files are not taken from the registry: some of their messages are read as values.
+            # The registry must not replace Protobuf's own files, because some of their messages are read as values.
             if not name.startswith(PROTOBUF_FOLDER):
                 _add_stored(name, reference.text, files, texts)
         _add_stored(OWN_FILE, stored.text, files, texts)
@@ -235,7 +235,7 @@ def files_of_stored(stored: StoredSchema) -> StoredFiles:
 
 
 def schema_of_stored(stored: StoredSchema, message: str | None) -> MessageSchema:
-    """The schema of a message from a registry.
+    """Return the schema of a message from a registry.
 
     Args:
         stored: the schema.
@@ -249,10 +249,10 @@ def schema_of_stored(stored: StoredSchema, message: str | None) -> MessageSchema
 
 
 def message_names(file: Any) -> dict[tuple[int, ...], str]:
-    """The full names of the messages of a file, by their places in the wire format.
+    """Return the full names of the messages of a file, by their indexes in the wire format.
 
     Raises:
-        SchemaMismatchError: there are too many, or one is too long. A name is a part of the names of nested messages.
+        SchemaMismatchError: there are too many names, or one is too long. Nested messages repeat the outer names.
     """
     found: dict[tuple[int, ...], str] = {}
     budget = WeightBudget("Protobuf")
@@ -277,7 +277,7 @@ def _check_length(name: str) -> None:
     if len(name) > MAX_COLUMN_NAME_LENGTH:
         raise SchemaMismatchError(
             f"the Protobuf schema has a name of {len(name)} characters",
-            remedy=f"Names of up to {MAX_COLUMN_NAME_LENGTH} are read.",
+            remedy=f"Use names of at most {MAX_COLUMN_NAME_LENGTH}.",
         )
 
 
@@ -287,10 +287,10 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
     Args:
         texts: the texts of files, by the names by which they are imported.
         name: the name of the file to compile.
-        known: descriptors of more files that may be imported.
+        known: descriptors of further files that may be imported.
 
     Raises:
-        SchemaMismatchError: the compiler refuses the file; gives the reason.
+        SchemaMismatchError: the compiler rejects the file; the error has its reason.
         MissingDependencyError: the compiler is not installed.
     """
     package = import_library("grpc_tools", extra="protobuf")
@@ -331,7 +331,7 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
         except subprocess.TimeoutExpired as error:
             raise SchemaMismatchError(
                 "the Protobuf schema cannot be compiled in time",
-                remedy="Shorten it, or give a descriptor set.",
+                remedy="Shorten it, or use a descriptor set.",
                 seconds=_COMPILE_SECONDS,
             ) from error
         if made.returncode:
@@ -339,17 +339,17 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
             said = said.removeprefix(f"{root}/source/")
             raise SchemaMismatchError(
                 f"the Protobuf schema cannot be compiled: {shortened(said) or 'it takes too long'}",
-                remedy="Correct it; protoc says the same.",
+                remedy="Correct it; protoc reports the same error.",
                 exit_code=made.returncode,
             )
         return descriptor_pb2.FileDescriptorSet.FromString((root / "set").read_bytes())
 
 
 def check_file_name(name: str) -> None:
-    """Refuse the name of a file unless it is a plain relative path.
+    """Check that the name of a file is a plain relative path.
 
     Raises:
-        SchemaMismatchError: says what such a name must be.
+        SchemaMismatchError: it is not.
 
     Example:
         >>> check_file_name("shop/order.proto")
@@ -367,7 +367,7 @@ it by a relative path that ends in .proto, of letters, digits and _ . + -, of at
 
 
 def _known_imports(texts: Iterable[str]) -> list[Any]:
-    """The descriptors of files that these texts name and that every schema may import."""
+    """Return the descriptors of files that these texts name and that every schema may import."""
     words = {word for text in texts for word in text.replace("'", '"').split('"')}
     found: dict[str, Any] = {}
     for word in words:
@@ -420,7 +420,7 @@ def _ordered(files: Mapping[str, Any], last: str | None = None) -> list[Any]:
         if name not in given or name in above:
             raise SchemaMismatchError(
                 f"the Protobuf schema lacks the file {name}",
-                remedy="Give a descriptor set with all imports (protoc --include_imports); in a registry, a reference.",
+                remedy="Use a descriptor set with all imports (protoc --include_imports); in a registry, a reference.",
             )
         for needed in given[name].dependency:
             add(needed, (*above, name))
@@ -447,5 +447,5 @@ def _chosen(message: str | None, names: Iterable[str]) -> str:
         return known[0]
     if message not in known:
         what = f"has no message {message!r}, but {', '.join(known)}" if known else "has no messages"
-        raise SchemaMismatchError(f"the Protobuf schema {what}", remedy="Give the full name of one of them.")
+        raise SchemaMismatchError(f"the Protobuf schema {what}", remedy="Use the full name of a message.")
     return message

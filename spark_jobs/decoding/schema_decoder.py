@@ -38,7 +38,7 @@ def read_file(path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise InvalidOptionError(
-            f"the schema file {path} cannot be read: {error.strerror}", remedy="Check the path, and its rights."
+            f"the schema file {path} cannot be read: {error.strerror}", remedy="Check the path and its permissions."
         ) from error
 
 
@@ -51,7 +51,7 @@ def read_text(path: str | Path) -> str:
     try:
         return read_file(path).decode()
     except UnicodeDecodeError as error:
-        raise InvalidOptionError(f"the schema file {path} is not UTF-8", remedy="Give one in UTF-8.") from error
+        raise InvalidOptionError(f"the schema file {path} is not UTF-8", remedy="Convert it to UTF-8.") from error
 
 
 Own = TypeVar("Own", bound="SchemaDecoder")
@@ -89,31 +89,31 @@ class SchemaDecoder:
                 self.ddl()
 
     def _check_sources(self) -> None:
-        """Refuse arguments that name no schema or several, and a subject or version without what it belongs to."""
+        """Check that the arguments name exactly one schema, a registry for a subject, and a subject for a version."""
         sources = {"schema": self.schema, "schema_file": self.schema_file, "subject": self.subject}
         given = [name for name, value in sources.items() if value is not None]
         if len(given) != 1:
             what = f"{' and '.join(given)} are given" if given else "no schema is given"
-            raise InvalidOptionError(what, remedy=f"Give one of: {', '.join(sources)}.")
+            raise InvalidOptionError(what, remedy=f"Set one of: {', '.join(sources)}.")
         if self.registry is not None and not isinstance(self.registry, SchemaRegistry):
             raise InvalidOptionError(
                 f"registry must be a SchemaRegistry, got a {type(self.registry).__name__}",
-                remedy="Give SchemaRegistry('https://registry:8081').",
+                remedy="Use SchemaRegistry('https://registry:8081').",
             )
         if self.subject is not None:
             check_name("subject", self.subject)
             if self.registry is None:
                 raise InvalidOptionError(
-                    f"subject={self.subject!r} needs a registry", remedy="Give registry=SchemaRegistry(url), too."
+                    f"subject={self.subject!r} needs a registry", remedy="Set registry=SchemaRegistry(url), too."
                 )
         if self.version is not None:
             check_count("version", self.version)
             if self.subject is None:
-                raise InvalidOptionError(f"version={self.version} needs a subject", remedy="Give subject=, too.")
+                raise InvalidOptionError(f"version={self.version} needs a subject", remedy="Set subject=, too.")
 
     @property
     def is_resolved(self) -> bool:
-        """Whether its columns are known without the registry, so that executors can use it as it is."""
+        """Whether its columns are known without the registry, so that executors can use it unchanged."""
         return self.subject is None and (self.registry is None or self.registry.is_resolved)
 
     @property
@@ -122,11 +122,11 @@ class SchemaDecoder:
         return self.registry is not None if self.framed is None else self.framed
 
     def resolved(self: Own) -> Own:
-        """Return the decoder with the schema that its subject has now.
+        """Return the decoder with the current schema of its subject.
 
         Raises:
             SchemaRegistryError: the registry does not answer for now.
-            SchemaNotFoundError, AccessDeniedError, InvalidOptionError: it has no such schema, or gives us none.
+            SchemaNotFoundError, AccessDeniedError, InvalidOptionError: it has no such schema, or does not return it.
             SchemaMismatchError: the schema has another format, or no columns in Spark.
             MissingDependencyError: the text of the schema has to be compiled, and the compiler is not installed.
         """
@@ -143,7 +143,7 @@ class SchemaDecoder:
         raise NotImplementedError
 
     def _given(self) -> Any:
-        """The given schema: JSON text, or the same as Python values, or a file with it."""
+        """Return the given schema, which is JSON text, Python values, or a file."""
         given = self.schema if self.schema_file is None else read_text(self.schema_file)
         if isinstance(given, StoredSchema):
             return given
@@ -154,7 +154,7 @@ class SchemaDecoder:
         return registry.subject(subject, self.version)
 
     def _known(self) -> Any:
-        """The schema; the registry is asked for it unless it is known."""
+        """Return the schema, from the registry unless it is known."""
         return self.schema if self.subject is None else self.resolved().schema
 
 
@@ -195,11 +195,11 @@ def decode_frames(
 
 
 def _decode(framed: Column, schema: pa.Schema, header: bytes, decoder_of: Callable[[int], BodyDecoder]) -> list[Column]:
-    """The columns and the errors of payloads with one header."""
+    """Return the columns and the errors of payloads with one header."""
     if len(header) < HEADER_BYTES:
         return _nulls(schema, len(framed), f"{len(header)} bytes are too short for a schema id")
     if header[0] != MAGIC:
-        return _nulls(schema, len(framed), f"the first byte is {header[0]}, and not the 0 before a schema id")
+        return _nulls(schema, len(framed), f"the first byte is {header[0]}, not the 0 before a schema id")
     try:
         columns, errors = decoder_of(int.from_bytes(header[1:], "big"))(_without_headers(framed))
     except (SchemaNotFoundError, SchemaMismatchError) as error:

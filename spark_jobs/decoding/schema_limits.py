@@ -1,7 +1,7 @@
 """Limits for schemas, which are hostile input: a message chooses its schema by an id.
 
-A schema may weigh only so much, with each type as often as it is referred to. What was made of a schema, or that it was
-refused, is cached up to a size. Whatever a library raises for a schema becomes a :class:`SchemaMismatchError`, and so a
+The weight of a schema is limited, with each type as often as it is referred to. The result of parsing a schema, or its
+rejection, is cached up to a size. Any error of a library for a schema becomes a :class:`SchemaMismatchError`, and so a
 dead letter instead of a failed run.
 """
 
@@ -23,11 +23,11 @@ MAX_WEIGHT = 1 << 20
 TYPE_WEIGHT = 100
 """The weight of each type besides its text, in characters."""
 MAX_TYPE_DEPTH = 100
-"""How many types of a schema may be nested."""
+"""The most nested types of a schema."""
 MAX_JSON_DEPTH = 256
-"""How many levels the JSON of a schema may have."""
+"""The most levels of the JSON of a schema."""
 MAX_CACHED_CHARACTERS = 8 << 20
-"""The size of each cache in characters of schemas, each of which takes up to 30 bytes of memory."""
+"""The size of each cache in characters of schemas, each of which needs up to 30 bytes of memory."""
 ENTRY_CHARACTERS = 1000
 """The weight of each cache entry besides the text of its schemas, in characters."""
 
@@ -36,10 +36,10 @@ Error = TypeVar("Error", bound=StreamAssetsError)
 
 
 def cached_by_size(weigh: Callable[[Any], int]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Cache what a function makes of schemas, or that it refuses one, up to :data:`MAX_CACHED_CHARACTERS` characters.
+    """Cache the results of a function of schemas, or its rejections, up to :data:`MAX_CACHED_CHARACTERS` characters.
 
-    A cache of a fixed number of entries would not do: messages may name any number of schemas, and one can be thousands
-    of times as large as another. The least recently used entry is dropped first.
+    The cache limits size, not entries, because messages may name any number of schemas, and one can be thousands of
+    times as large as another. The least recently used entry is dropped first.
 
     Args:
         weigh: the weight of a result besides the ``characters`` of the arguments, in characters of a schema.
@@ -92,7 +92,7 @@ def copied(error: Error) -> Error:
 
 
 def check_weight(form: str, weight: int, depth: int) -> None:
-    """Refuse a schema that is too large when all its references are followed, however short its text is.
+    """Check that a schema is not too large when all its references are followed, even if its text is short.
 
     Args:
         form: the format of the schema, for errors.
@@ -106,7 +106,7 @@ def check_weight(form: str, weight: int, depth: int) -> None:
         raise SchemaMismatchError(
             f"the {form} schema has more than {MAX_WEIGHT // TYPE_WEIGHT} types, more than {MAX_WEIGHT} characters "
             f"with each type as often as it is referred to, or more than {MAX_TYPE_DEPTH} types within each other",
-            remedy="Give a smaller one: the schema that payloads are read with need not have all fields.",
+            remedy="Use a smaller one: the schema that payloads are read with does not need all fields.",
         )
 
 
@@ -144,7 +144,7 @@ class WeightBudget:
 
 @contextmanager
 def schema_use(form: str) -> Iterator[None]:
-    """Turn whatever our code or a library raises for a schema into a :class:`SchemaMismatchError`.
+    """Convert any error of our code or a library for a schema to a :class:`SchemaMismatchError`.
 
     A message chooses its schema by an id, so that any other error would fail the run on each retry.
 
@@ -152,7 +152,7 @@ def schema_use(form: str) -> Iterator[None]:
         form: the format of the schema, for the error.
 
     Raises:
-        SchemaMismatchError: gives the reason.
+        SchemaMismatchError: the schema cannot be used; it has the reason.
         MemoryError: unchanged, because it depends on the rest of the block.
 
     Example:
@@ -160,7 +160,7 @@ def schema_use(form: str) -> Iterator[None]:
         ...     {}["name"]
         Traceback (most recent call last):
         stream_consumers.errors.SchemaMismatchError: the Avro schema cannot be used: KeyError: 'name'. Correct it, or \
-read with another one.
+read with another schema.
     """
     try:
         yield
@@ -169,7 +169,7 @@ read with another one.
     except Exception as error:
         why = f"{type(error).__name__}: {reason(error)}"
         raise SchemaMismatchError(
-            f"the {form} schema cannot be used: {why}", remedy="Correct it, or read with another one."
+            f"the {form} schema cannot be used: {why}", remedy="Correct it, or read with another schema."
         ) from error
 
 
@@ -193,7 +193,7 @@ def schema_document(text: str) -> Any:
 
 
 def parts_of_document(level: list[Any]) -> list[Any]:
-    """Everything directly within some parts of a document."""
+    """Return everything directly within some parts of a document."""
     found: list[Any] = []
     for one in level:
         found += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()

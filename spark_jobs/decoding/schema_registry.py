@@ -25,7 +25,7 @@ from stream_consumers.errors import (
 from stream_consumers.options import check_name
 from stream_consumers.urls import check_address
 
-# By default the client waits for an answer and caches the newest version of a subject for ever.
+# Without these, the client waits for an answer and caches the newest version of a subject forever.
 DEFAULTS: dict[str, Scalar] = {
     "timeout": 10,
     "max.retries": 2,
@@ -42,7 +42,7 @@ MAX_ID = (1 << 31) - 1
 FREE_UNKNOWN_IDS = 100
 """The number of unknown ids up to which any id is requested; see :meth:`Lookups.schema`."""
 MAX_NEW_ID_DISTANCE = 10_000
-"""How far above twice the greatest known id an id may be and still be requested."""
+"""The most by which a requested id may exceed twice the greatest known id."""
 MAX_CACHED_CHARACTERS = 16 << 20
 """The cache size of a process for each registry, in characters, because messages can name any number of schemas."""
 MAX_REFERENCES = 200
@@ -51,9 +51,9 @@ MAX_SCHEMA_CHARACTERS = 1 << 20
 MAX_ANSWER_BYTES = 8 * MAX_SCHEMA_CHARACTERS
 """The longest answer in bytes. JSON may write a character as six bytes."""
 MAX_ANSWER_SECONDS = 60.0
-"""How long an answer may take to arrive, in seconds, however regularly its parts arrive."""
+"""The longest time for an answer to arrive completely, in seconds."""
 MAX_WAIT_SECONDS = 10
-"""How long a look-up itself waits for a registry that limits requests, in seconds; for longer the run retries."""
+"""The longest wait of a look-up for a registry that limits requests, in seconds; beyond that the run retries."""
 _NUMBERS = (
     "timeout",
     "cache.capacity",
@@ -70,12 +70,12 @@ _TRANSIENT = (408, 425, 429)
 # The codes for subject, version and schema; a plain 404 comes from a server that is not a registry.
 _MISSING = (40401, 40402, 40403)
 _SERVER_ERRORS = 500
-_RETRY_REMEDY = "Check that it runs, and the address; nothing was lost, run again."
+_RETRY_REMEDY = "Check that it runs, and its address; no message was lost, run again."
 _ADDRESS = (
-    "Write it like https://registry:8081, and give a user, a password or a key in options, like "
-    "{'basic.auth.user.info': …}, best as an EnvVar."
+    "Write it like https://registry:8081, and put a user, a password or a key into options, like "
+    "{'basic.auth.user.info': …}, preferably as an EnvVar."
 )
-_ACCESS_REMEDY = "Check the credentials in the options, such as basic.auth.user.info, and the rights of the user."
+_ACCESS_REMEDY = "Check the credentials in the options, such as basic.auth.user.info, and the permissions of the user."
 # The process is in the key, because a forked process must not share the connections of a client.
 _lookups: dict[tuple[object, ...], Lookups] = {}
 _making = threading.Lock()
@@ -83,11 +83,11 @@ _making = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class StoredSchema:
-    """A schema as it is registered.
+    """A schema in a registry.
 
     Args:
         kind: ``AVRO``, ``PROTOBUF`` or ``JSON``.
-        text: the text of the schema; for Protobuf the file descriptor in base64 if the registry gives it.
+        text: the text of the schema; for Protobuf the file descriptor in base64 if the registry returns it.
         references: the schemas that it needs, directly or through others, by the names that refer to them. Each name
             occurs once, after those that it needs itself. These schemas have no references of their own.
         subject: the subject under which it was looked up; empty if it was looked up by its id.
@@ -100,14 +100,14 @@ class StoredSchema:
 
     @property
     def characters(self) -> int:
-        """The length of its text and of all that it refers to."""
+        """The length of its text and of all schemas that it refers to."""
         return len(self.text) + sum(len(name) + one.characters for name, one in self.references)
 
     def check_kind(self, kind: str) -> None:
-        """Refuse a schema of another format.
+        """Check that the schema has this format.
 
         Raises:
-            SchemaMismatchError: it is not of this kind.
+            SchemaMismatchError: it has another format.
         """
         if self.kind != kind:
             raise SchemaMismatchError(
@@ -117,7 +117,7 @@ class StoredSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRegistry:
-    """A schema registry of Confluent, or one that speaks its protocol, as Karapace, Apicurio and Redpanda do.
+    """A schema registry of Confluent, or one with its protocol, such as Karapace, Apicurio and Redpanda.
 
     The client of ``confluent-kafka`` looks up each schema id once in each process. If the registry does not answer, the
     batch fails, and the run retries it for its ``retry_seconds``.
@@ -129,7 +129,7 @@ class SchemaRegistry:
             ``timeout`` (seconds, 10 by default). An ``EnvVar`` is looked up on the driver. Options are never shown.
 
     Raises:
-        InvalidOptionError: the URL is not a URL, or has a password in it.
+        InvalidOptionError: the URL is not a URL, or contains a password.
         MissingDependencyError: the libraries of the client are not installed.
 
     Example:
@@ -147,17 +147,17 @@ class SchemaRegistry:
         if not isinstance(self.options, Mapping):
             raise InvalidOptionError(
                 f"options must be a mapping, got a {type(self.options).__name__}",
-                remedy="Give {'basic.auth.user.info': …}, and the like.",
+                remedy="Write it like {'basic.auth.user.info': …}.",
             )
         _client_module()
 
     @property
     def is_resolved(self) -> bool:
-        """Whether no part of it has to be looked up in the environment."""
+        """Whether no value has to be looked up in the environment."""
         return not any(isinstance(value, Deferred) for value in (self.url, *self.options.values()))
 
     def resolved(self) -> SchemaRegistry:
-        """Look up what is in the environment, which executors do not share.
+        """Look up the values in the environment, which executors do not share.
 
         Raises:
             InvalidOptionError: a variable is not set.
@@ -171,7 +171,7 @@ class SchemaRegistry:
 
         Args:
             number: the id.
-            form: the format to ask for, ``serialized`` for Protobuf.
+            form: the requested format, ``serialized`` for Protobuf.
             subject: the subject under which the schema must be registered; any by default.
 
         Raises:
@@ -184,7 +184,7 @@ class SchemaRegistry:
         return self._lookups().schema(number, form, subject)
 
     def subject(self, name: str, version: int | None = None, *, form: str | None = None) -> StoredSchema:
-        """Look up the schema that a subject has now.
+        """Look up the current schema of a subject.
 
         Args:
             name: the name of the subject, like ``orders-value``.
@@ -197,7 +197,7 @@ class SchemaRegistry:
         return self._lookups().subject(name, version, form)
 
     def with_known_id(self) -> SchemaRegistry:
-        """Add an id whose schema the registry gave, by which another process recognizes the registry."""
+        """Add an id whose schema the registry has returned, by which another process recognizes the registry."""
         known = replace(self)
         object.__setattr__(known, "known_id", self._lookups().known_id)
         return known
@@ -220,11 +220,11 @@ class SchemaRegistry:
 
 @dataclass(frozen=True, slots=True)
 class _Unknown:
-    """An id for which the registry gave no usable schema.
+    """An id for which the registry returned no usable schema.
 
     Args:
-        asked: when it was asked for last, by the monotonic clock.
-        doublings: how often the time until it is asked for again was doubled.
+        asked: the time of the last request, by the monotonic clock.
+        doublings: how often the time until the next request was doubled.
         error: the error of the look-up.
     """
 
@@ -237,9 +237,9 @@ class Lookups:
     """The client of one process for a registry, with a cache of the schemas that it found and did not find.
 
     Args:
-        registry: the registry, with nothing left to look up in the environment.
+        registry: the registry, with values of the environment resolved.
 
-    The attribute ``known_id`` is the id of a schema that the registry gave, or 0.
+    The attribute ``known_id`` is the id of a schema that the registry has returned, or 0.
     """
 
     def __init__(self, registry: SchemaRegistry) -> None:
@@ -256,7 +256,7 @@ class Lookups:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Keep the client that is made within the block until the last such block ends."""
+        """Keep the client that is created within the block until the last such block ends."""
         with self._lock:
             self._users += 1
         try:
@@ -270,7 +270,7 @@ class Lookups:
 
     def _connected(self) -> Any:
         with self._lock:
-            # To make a client takes 30 ms, and a block of messages with known schemas needs none.
+            # Creating a client takes 30 ms, and a block of messages with known schemas needs none.
             self._client = self._client or self._made()
             return self._client
 
@@ -285,12 +285,12 @@ class Lookups:
             return client
         except (ValueError, TypeError, OSError) as error:
             raise InvalidOptionError(
-                f"the client of the schema registry {self._url} refuses its options: {self._said(error)}",
+                f"the client of the schema registry {self._url} rejects its options: {self._said(error)}",
                 remedy="See the options of SchemaRegistryClient in confluent-kafka.",
             ) from None
 
     def _said(self, error: Exception) -> str:
-        """The text of an error of the client without the values of its options, which the error itself may contain."""
+        """Return the text of an error of the client without the values of its options, which it may contain."""
         text = str(getattr(error, "error_message", error))
         return shortened(redact_options(text, self._options)) or type(error).__name__
 
@@ -308,7 +308,7 @@ class Lookups:
         if number > MAX_ID or (is_far and len(self._unknown) >= FREE_UNKNOWN_IDS):
             raise SchemaNotFoundError(
                 f"schema id {number} is far above those of the schema registry {self._url}",
-                remedy="It is damaged, or of another registry.",
+                remedy="The message is damaged, or its schema is in another registry.",
             )
         before = self._unknown.get(key)
         if before is not None and time.monotonic() < before.asked + UNKNOWN_SECONDS * 2**before.doublings:
@@ -328,7 +328,7 @@ class Lookups:
         return stored
 
     def learn(self, number: int) -> None:
-        """Note the id of a schema that the registry gave to this or another process; 0 is none."""
+        """Record the id of a schema that the registry has returned to this or another process; 0 for no id."""
         self.known_id, self._greatest = number or self.known_id, max(number, self._greatest)
 
     def _asked_schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
@@ -338,8 +338,7 @@ class Lookups:
             found = self._ask(f"schema id {number}", lambda client: client.get_schema(number, fmt=form))
             return self._stored(found, form)
         except AccessDeniedError as error:
-            # A message may name a schema to which we have no access. But if we have no access at all, the run must
-            # fail.
+            # A message may name a schema to which we have no access, but without any access the run must fail.
             if error.facts["status"] == _FORBIDDEN and self._is_registry():
                 raise SchemaMismatchError(error.what, remedy=error.remedy, **error.facts) from error
             raise
@@ -353,14 +352,14 @@ class Lookups:
         self._kept += length
 
     def _check_registered(self, number: int, subject: str) -> None:
-        """Refuse the id of a schema that was never registered under a subject."""
+        """Check that the schema of an id was ever registered under a subject."""
         subjects = self._answer(
             f"schema id {number}", lambda client: list(client.get_subjects_by_schema_id(number, subject, deleted=True))
         )
         if subject not in subjects:
             raise SchemaNotFoundError(
                 f"schema id {number} is not registered under subject {subject!r}",
-                remedy="Register it there, if its messages are to be read.",
+                remedy="Register it there if its messages should be read.",
             )
 
     def subject(self, name: str, version: int | None, form: str | None) -> StoredSchema:
@@ -386,7 +385,7 @@ class Lookups:
         """Look up all schemas that a schema needs.
 
         Raises:
-            SchemaMismatchError: they are too many, or too large together.
+            SchemaMismatchError: there are too many schemas, or they are too large together.
         """
         found: dict[str, StoredSchema] = {}
         seen: set[str] = set()
@@ -398,7 +397,7 @@ class Lookups:
             if len(seen) > MAX_REFERENCES or length > MAX_SCHEMA_CHARACTERS:
                 raise SchemaMismatchError(
                     "a schema of the registry has too many references, or is too long with them",
-                    remedy=f"At most {MAX_REFERENCES} references and {MAX_SCHEMA_CHARACTERS} characters are read.",
+                    remedy=f"Use at most {MAX_REFERENCES} references and {MAX_SCHEMA_CHARACTERS} characters.",
                     references=len(seen),
                     characters=length,
                 )
@@ -423,7 +422,7 @@ class Lookups:
         return found
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> Any:
-        """Ask for a schema, and check the form of the answer."""
+        """Request a schema, and check the form of the answer."""
 
         def checked(client: Any) -> Any:
             found = ask(client)
@@ -435,7 +434,7 @@ class Lookups:
                 # The client puts the version into the path of a request without a check.
                 if not (isinstance(one.name, str) and isinstance(one.subject, str) and isinstance(one.version, int)):
                     raise SchemaMismatchError(
-                        f"{what} has a reference without a name, a subject and a number as its version",
+                        f"{what} has a reference without a name, a subject and a numeric version",
                         remedy="Correct it in the registry.",
                     )
             return found
@@ -467,18 +466,18 @@ class Lookups:
         except Exception as error:  # noqa: BLE001 - its HTTP client and its parser may raise anything
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise InvalidOptionError(
-                    f"{where} shows a certificate that is not trusted: {self._said(error)}",
-                    remedy="Give the certificate of its authority as ssl.ca.location in the options.",
+                    f"the certificate of {where} is not trusted: {self._said(error)}",
+                    remedy="Set ssl.ca.location in the options to the certificate of its authority.",
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError, RecursionError)):
                 raise InvalidOptionError(
-                    f"{where} answered {what} with something that is not a schema",
-                    remedy="Check the address: is it that of a schema registry?",
+                    f"the answer of {where} for {what} is not a schema",
+                    remedy="Check that the address is that of a schema registry.",
                 ) from None
             raise SchemaRegistryError(f"{where} does not answer: {self._said(error)}", remedy=_RETRY_REMEDY) from None
 
     def _is_registry(self) -> bool:
-        """Whether the server returns a schema that it gave before or, if there is none, lists its subjects."""
+        """Return whether the server returns a schema that it returned before or, without one, lists its subjects."""
 
         def is_given(client: Any) -> bool:
             if self.known_id:
@@ -515,7 +514,7 @@ def _limit_answers(session: Any) -> None:
                     )
                 if time.monotonic() > end:
                     raise SchemaRegistryError(
-                        f"the schema registry took more than {MAX_ANSWER_SECONDS:.0f} s for an answer of which "
+                        f"an answer of the schema registry took more than {MAX_ANSWER_SECONDS:.0f} s; "
                         f"{size} bytes have arrived",
                         remedy=_RETRY_REMEDY,
                     )
@@ -525,7 +524,7 @@ def _limit_answers(session: Any) -> None:
             self._stream.close()
 
     def limit(response: Any) -> None:
-        # The client ignores this header. A short wait is here, and for a longer one the run retries.
+        # The client ignores this header. Wait here for a short time; for a longer one the run retries.
         seconds = response.headers.get("retry-after", "")
         if response.status_code == _TOO_MANY and seconds.isdecimal() and len(seconds) < 10:
             if int(seconds) > MAX_WAIT_SECONDS:
@@ -538,7 +537,8 @@ def _limit_answers(session: Any) -> None:
             time.sleep(int(seconds))
         if response.headers.get("content-encoding", "identity") != "identity":
             raise SchemaMismatchError(
-                "the schema registry compresses its answer although it was asked not to: its size cannot be limited",
+                "the schema registry compresses its answer despite Accept-Encoding: identity, so that its size cannot "
+                "be limited",
                 remedy="Switch compression off in the registry, or in the proxy in front of it.",
             )
         response.stream = LimitedStream(response.stream)
@@ -553,11 +553,11 @@ def _explained(error: Any, said: str, *, what: str, where: str) -> StreamAssetsE
     if error.error_code in _MISSING:
         return SchemaNotFoundError(f"{where} has no {what}", remedy="Check the name, or the producer.")
     if status in _DENIED:
-        return AccessDeniedError(f"{where} does not let us read {what}: {said}", remedy=_ACCESS_REMEDY, status=status)
+        return AccessDeniedError(f"{where} denies access to {what}: {said}", remedy=_ACCESS_REMEDY, status=status)
     if status in _TRANSIENT or status >= _SERVER_ERRORS:
         return SchemaRegistryError(f"{where} cannot answer for {what}: {said}", remedy=_RETRY_REMEDY, status=status)
     return InvalidOptionError(
-        f"{where} refuses {what}: {said}", remedy="Check the name and the version.", status=status
+        f"{where} rejects {what}: {said}", remedy="Check the name and the version.", status=status
     )
 
 

@@ -121,8 +121,8 @@ def test_values_keys_and_headers(registry: Registry, writer: Writer, driver_reco
     assert third["key"] == 2
     letters = pipe.spark.read.format("delta").load(f"{pipe.table}_dead_letters").orderBy("_sequence")
     assert [letter["error"] for letter in letters.collect()] == [
-        "the payload goes on 1 bytes behind the end of the value",
-        "the key: the first byte is 112, and not the 0 before a schema id",
+        "the payload has 1 bytes after the end of the value",
+        "the key: the first byte is 112, not the 0 before a schema id",
         "the header 'of' is not UTF-8: invalid start byte at byte 0",
         f"the schema registry {registry.url} has no schema id 999",
     ]

@@ -173,7 +173,7 @@ def test_damaged_bytes_never_hurt_their_neighbours(data):
     ("kind", "payload", "reason"),
     [
         ("string", b"\x08abc", "ends too early"),
-        ("string", b"\x06abcd", "goes on 1 bytes behind the end"),
+        ("string", b"\x06abcd", "has 1 bytes after the end"),
         ("string", b"\x02\xff", "can't decode byte 0xff"),
         ("string", b"\x01a", "ends too early"),
         ("boolean", b"\x02", "truth value is 2"),
@@ -185,8 +185,8 @@ def test_damaged_bytes_never_hurt_their_neighbours(data):
         (["null", "string"], b"\x04\x02a", "no such branch"),
         (["null", "int", "string"], b"\x01\x02a", "no such branch"),
         (["null", "int", "string"], b"\xff\xff\x01", "no such branch"),
-        (logical("bytes", "decimal", precision=2, scale=0), b"\x02\x64", "no number of 2 digits"),
-        (logical("bytes", "decimal", precision=2, scale=0), b"\x00", "no number of 2 digits"),
+        (logical("bytes", "decimal", precision=2, scale=0), b"\x02\x64", "not a number of at most 2 digits"),
+        (logical("bytes", "decimal", precision=2, scale=0), b"\x00", "not a number of at most 2 digits"),
         (logical("int", "date"), b"\xff\xff\xff\xff\x0f", "not in the years 1 to 9999"),
         (
             logical("long", "timestamp-millis"),
@@ -249,10 +249,10 @@ RECURSIVE = {"type": "record", "name": "Node", "fields": [{"name": "next", "type
         (RECURSIVE, "Node contains itself"),
         (record({"type": "array", "items": RECURSIVE}), "Node contains itself"),
         (record(logical("bytes", "decimal", precision=39, scale=0)), "decimal of 39 digits"),
-        (record({"type": "array", "items": "null"}), r"f0\[\] is nothing but null"),
+        (record({"type": "array", "items": "null"}), r"f0\[\] is always null"),
         (record("null"), "no columns"),
         ("null", "no columns"),
-        (record(["null", ["int", "string"]]), "a union of the Avro schema is in another one"),
+        (record(["null", ["int", "string"]]), "the Avro schema has a union in a union"),
         ("{", "cannot be used"),
         ('{"type": "record"}', "cannot be used"),
         ('{"type": "unheard"}', "cannot be used"),
@@ -311,7 +311,7 @@ def test_framed_payloads_without_a_registry():
             None,
             None,
             "1 bytes are too short for a schema id",
-            "the first byte is 1, and not the 0 before a schema id",
+            "the first byte is 1, not the 0 before a schema id",
         ],
     )
 

@@ -200,7 +200,7 @@ def test_what_is_promoted(writer, reader, value, expected):
         ({"type": "array", "items": "string"}, {"type": "array", "items": "int"}, ["x"], r"f\[\]: string was written"),
         ({"type": "map", "values": "string"}, {"type": "map", "values": "int"}, {}, r"f{}: string was written"),
         ({"type": "array", "items": "int"}, {"type": "map", "values": "int"}, [], "array was written"),
-        ({"type": "array", "items": "null"}, "int", [], "an array of items without bytes"),
+        ({"type": "array", "items": "null"}, "int", [], "the items of an array have no bytes"),
     ],
 )
 def test_what_cannot_be_read_is_said(writer, reader, value, why):
@@ -215,7 +215,7 @@ def test_what_cannot_be_read_is_said(writer, reader, value, why):
         (["int", "string"], "long", ("string", "x"), "f: string was written, and cannot be read as long"),
         ({"type": "array", "items": ["null", "int"]}, {"type": "array", "items": "int"}, [None], r"f[] is null"),
         (enum("A", "C"), enum("A", "B"), "C", "the reader's enum E has no 'C', and no default"),
-        (decimal(5, 1), decimal(5, 3), Decimal("999.9"), "f is no number of 5 digits"),
+        (decimal(5, 1), decimal(5, 3), Decimal("999.9"), "f is not a number of at most 5 digits"),
         ("bytes", "string", b"\xff", "can't decode byte"),
     ],
 )
@@ -277,7 +277,7 @@ def test_what_the_reader_leaves_out_is_still_read_to_its_end():
     payload = encoded(writer, {"f": 7, "g": {"a": None, "b": "x"}})
     assert read(writer, field("int"), payload, payload + b"\0", payload[:-1]) == (
         [{"f": 7}, {"f": None}, {"f": None}],
-        [None, "the payload goes on 1 bytes behind the end of the value", "the payload ends too early"],
+        [None, "the payload has 1 bytes after the end of the value", "the payload ends too early"],
     )
 
 

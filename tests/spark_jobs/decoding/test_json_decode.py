@@ -193,7 +193,7 @@ def test_errors_say_what_is_wrong():
         b'{"id":"x"}': "field 'id' is not a whole number of 64 bits; found text",
         b'{"text":"\xff"}': "not UTF-8: invalid start byte at byte 9",
         b'{"id":NaN}': "NaN is not JSON",
-        b'{"id":7,"id":8}': "field 'id' is there twice",
+        b'{"id":7,"id":8}': "field 'id' occurs twice",
         b'{"price":1234567890.1}': "field 'price' is not a number with at most 8 digits before the point and 2 after "
         "it; found a number with a point or an exponent",
     }

@@ -93,11 +93,11 @@ NODE = of({"$ref": "#"})
             ),
             "itself",
         ),
-        ({"type": "string"}, "not of an object with properties"),
-        ({"type": "object"}, "not of an object with properties"),
+        ({"type": "string"}, "does not describe an object with properties"),
+        ({"type": "object"}, "does not describe an object with properties"),
         ("{", "cannot be used: JSONDecodeError"),
-        (of({"$ref": "#/definitions/Gone"}), "refers to #/definitions/Gone, which is not there"),
-        (of({"$ref": "other.json"}), r"refers to other\.json, which is not there"),
+        (of({"$ref": "#/definitions/Gone"}), "refers to #/definitions/Gone, which does not exist"),
+        (of({"$ref": "other.json"}), r"refers to other\.json, which does not exist"),
         ({"type": "object", "properties": {"a": {}, "A": {}}}, "field 'A' twice"),
     ],
 )
@@ -190,7 +190,7 @@ def test_what_the_serializer_of_the_registry_has_written(registry):
     assert rows[0]["lines"] == [{"count": 2}, {"count": None}]
     assert errors[0] is errors[1] is errors[2] is errors[7] is None
     assert errors[3:6] == [
-        "the first byte is 123, and not the 0 before a schema id",
+        "the first byte is 123, not the 0 before a schema id",
         "the schema is of format AVRO, not JSON",
         f"the schema registry {registry.url} has no schema id 99",
     ]

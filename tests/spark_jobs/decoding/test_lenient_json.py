@@ -203,8 +203,8 @@ NAME = "n" * 50_000
     ("text", "expected"),
     [
         ('{"a":1,"b":{"a":2}}', None),
-        ('{"a":1,"a":2}', "the key 'a' is there twice"),
-        ('[{"a":1,"b":3,"a":2}]', "the key 'a' is there twice"),
+        ('{"a":1,"a":2}', "the key 'a' occurs twice"),
+        ('[{"a":1,"b":3,"a":2}]', "the key 'a' occurs twice"),
         ('"\\ud83d\\ude00"', None),
         ('"\\\\ud800"', None),
         ('"\\ud800"', "surrogate"),
@@ -231,7 +231,7 @@ def test_a_variant_holds_what_spark_has_room_for(mode, text, expected):
 @pytest.mark.parametrize(
     ("text", "expected", "times"),
     [
-        ("{" + ",".join(f'"{number}":1' for number in range(20_000)) + ',"19999":1}', "'19999' is there twice", 1),
+        ("{" + ",".join(f'"{number}":1' for number in range(20_000)) + ',"19999":1}', "'19999' occurs twice", 1),
         ("[" + ",".join(["1" * 1000] * 49) + "]", "None", 200),
     ],
     ids=["keys", "digits"],

@@ -412,8 +412,8 @@ def test_framed_payloads_without_a_registry(order):
     )
     assert [row["id"] for row in rows] == [7, 7, None, None, None, None]
     assert errors[:2] == [None, None]
-    assert errors[2] == errors[3] == "the payload has no place of a message after its schema id"
-    assert "is not a depth of a message" in errors[4]
+    assert errors[2] == errors[3] == "the payload has no message indexes after its schema id"
+    assert "the number of message indexes is" in errors[4]
     assert "too short for a schema id" in errors[5]
 
 
@@ -466,9 +466,9 @@ def test_a_registry_that_knows_text(registry, serializes):
     assert rows[0] == {"id": 7, "total": {"cents": 3}, "at": None}
     assert errors == [
         None,
-        "the payload is of the message shop.Refund, and not of shop.Order",
-        "the payload is of the message shop.Order.Line, and not of shop.Order",
-        "the payload is of the place [-5] of no message, and not of shop.Order",
+        "the payload is of the message shop.Refund, not of shop.Order",
+        "the payload is of the message shop.Order.Line, not of shop.Order",
+        "the payload is of an unknown message at [-5], not of shop.Order",
     ]
     assert topic.decoder().resolved().ddl() == "`id` BIGINT"
 
