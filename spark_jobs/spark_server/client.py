@@ -1,4 +1,4 @@
-"""Sessions of a server that is found or started; a run releases its session when it ends."""
+"""Finds or starts a server, and creates a session of it; a run releases its session when it ends."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ class ServerRetryPolicy(DefaultPolicy):
         self._address = address
 
     def is_alive(self) -> bool:
-        """Whether the server is alive and has the same address."""
+        """Return whether the server is alive and has the same address."""
         return self._folder.address() == self._address and self._folder.is_alive()
 
     def can_retry(self, e: BaseException) -> bool:
-        """Whether to retry the call.
+        """Return whether to retry the call.
 
         Raises:
             SparkEndedError: the server has ended.
@@ -134,10 +134,10 @@ class ServerRetryPolicy(DefaultPolicy):
         raise self.ended() from e
 
     def ended(self) -> SparkEndedError:
-        """The error for a server that has ended."""
+        """Return the error for a server that has ended."""
         return SparkEndedError(
             f"the local Spark server of this run (process {self._address.pid}) has ended",
-            remedy=f"No message is lost. Run again, which starts another server; the reason is in {self._folder.log}.",
+            remedy=f"No message is lost. Run again, to start another server; the reason is in {self._folder.log}.",
         )
 
 
@@ -176,7 +176,7 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
 
 
 def end_server(folder: ServerFolder) -> bool:
-    """End a server even while runs use it; ``False`` if it is still alive afterwards."""
+    """End a server even while runs use it; return ``False`` if it is still alive afterwards."""
     folder.request_end()
     if _wait_for(lambda: not folder.is_alive(), END_SECONDS):
         return True
@@ -211,7 +211,7 @@ def end_idle_servers(folder: ServerFolder) -> None:
 
 
 def _running_address(folder: ServerFolder) -> Address | None:
-    """The address of the server if it is alive and answers, after its start if it is starting; ends any other."""
+    """Return the address of the server if it answers, after its start if it is starting; end it if it does not."""
     if not folder.is_alive():
         return None
     _wait_for(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
@@ -281,7 +281,7 @@ def _raise_start_error(folder: ServerFolder, since: int) -> NoReturn:
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for the condition; ``False`` if it is still false after ``seconds``."""
+    """Wait for the condition; return ``False`` if it is still false after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The digest that two runs must have in common to share a server: of Spark, Python and all that they read."""
+"""Computes the digest by which runs share a server: of Spark, Python, and everything that these read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str:
-    """A digest of a configuration; see :func:`spark_jobs.spark_server.folder.server_folder`.
+    """Return a digest of a configuration; see :func:`spark_jobs.spark_server.folder.server_folder`.
 
     Args:
         settings: the settings of Spark.
@@ -67,7 +67,7 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
 
 
 def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a server: all that Spark, or a user's function in a worker, may read."""
+    """Return the environment variables of a server: all that Spark, or a user's function in a worker, may read."""
     return {
         name: value
         for name, value in environment.items()
@@ -76,20 +76,20 @@ def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jars(settings: Mapping[str, str]) -> list[str]:
-    """The jars that are files of this machine."""
+    """Return the jars that are files of this machine."""
     named = settings.get("spark.jars", "").split(",") + settings.get("spark.driver.extraClassPath", "").split(":")
     named = [jar.removeprefix("file://") for jar in named]
     return [jar for jar in named if "://" not in jar]
 
 
 def _configuration_files(environment: Mapping[str, str]) -> list[str]:
-    """The configuration files that Spark reads."""
+    """Return the configuration files that Spark reads."""
     others = [Path(environment[name]) for name in HADOOP_FOLDERS if environment.get(name)]
     return sorted(str(file) for folder in (configuration_folder(environment), *others) for file in folder.glob("*"))
 
 
 def _file_states(files: Iterable[str], *, of_folder: bool = False) -> list[str]:
-    """Fingerprints that change when a file changes, or when a folder is created again at the same path."""
+    """Return fingerprints that change when a file changes, or when a folder is created again at the same path."""
     states = []
     for file in filter(None, files):
         try:

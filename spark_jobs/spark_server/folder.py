@@ -1,4 +1,4 @@
-"""The folder of a server: the locks that show which processes live, the server's address, and its clients."""
+"""The folder of a server, with locks that show which processes live, the server's address, and its clients."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ServerFolder:
         return _exclusive_lock(self.path / "starting", waits=waits)
 
     def last_used(self) -> float:
-        """The last time at which the folder was created or a client came or went, in seconds since 1970."""
+        """Return the last time at which the folder was created or a client came or went, in seconds since 1970."""
         return self.clients.stat().st_mtime
 
     @contextmanager
@@ -139,14 +139,14 @@ class ServerFolder:
             os.close(descriptor)
 
     def process(self) -> int | None:
-        """The id of the server's process, or of the last one, which leads a process group; ``None`` during a start."""
+        """Return the id of the server's process, or of the last one; ``None`` during a start. It leads its group."""
         try:
             return int((self.path / "alive").read_text())
         except (OSError, ValueError):
             return None
 
     def is_alive(self) -> bool:
-        """Whether a server lives or is starting, by its lock: a process id may be given to another process."""
+        """Return whether a server lives or is starting, by its lock, because its process id may be reused."""
         try:
             with (self.path / "alive").open("rb") as alive:
                 # The lock is shared, so that several processes can check at the same time.
@@ -158,7 +158,7 @@ class ServerFolder:
         return False
 
     def address(self) -> Address | None:
-        """Where the server listens; ``None`` if no server is ready."""
+        """Return the address of the server; ``None`` if no server is ready."""
         try:
             found = json.loads(self._address.read_bytes())
             return Address(**{name.name: found[name.name] for name in fields(Address)})
@@ -170,7 +170,7 @@ class ServerFolder:
         write_private(self._address, asdict(address))
 
     def request_end(self) -> None:
-        """Remove the address, which the server checks: it then ends."""
+        """Remove the address, so that the server, which checks it, ends."""
         self._address.unlink(missing_ok=True)
 
     def register_client(self, session: str) -> int:
@@ -193,7 +193,7 @@ class ServerFolder:
         os.close(client)
 
     def connected_sessions(self) -> list[str]:
-        """The sessions whose clients are alive."""
+        """Return the sessions whose clients are alive."""
         return [file.name for file in sorted(self.clients.iterdir()) if not _client_has_ended(file)]
 
     def remove_ended_clients(self) -> list[str]:
@@ -241,7 +241,7 @@ def _lock(descriptor: int, kind: int) -> None:
 
 
 def servers_folder() -> Path:
-    """The parent of all server folders: ``$STREAM_ASSETS_SPARK_SERVERS``, else one beside the jars (:func:`_host_key`).
+    """Return the parent of all server folders: ``$STREAM_ASSETS_SPARK_SERVERS``, else ``spark-servers`` in the cache.
 
     Raises:
         UnusableFolderError: the folder cannot be created, or another user could write to it.
@@ -257,7 +257,7 @@ def servers_folder() -> Path:
 
 
 def _host_key() -> str:
-    """A name for this user on this host or in this container, from the namespaces of files, ports and processes."""
+    """Return a name for this user on this host or in this container, from its file, network and process namespaces."""
     parts = [f"{os.getuid()}@{os.uname().nodename}"]
     for namespace in ("mnt", "net", "pid"):
         with suppress(OSError):
@@ -266,12 +266,12 @@ def _host_key() -> str:
 
 
 def server_folders() -> list[ServerFolder]:
-    """The folders of all servers of this user on this machine, alive or not."""
+    """Return the folders of all servers of this user on this machine, alive or not."""
     return [ServerFolder(path) for path in sorted(servers_folder().iterdir()) if path.is_dir()]
 
 
 def server_folder(key: str) -> ServerFolder:
-    """The folder of the server of a configuration; call this within :func:`folders_lock`.
+    """Return the folder of the server of a configuration; call this within :func:`folders_lock`.
 
     All users of the machine see the folder's name in the command line of the server, and the configuration holds
     secrets. So the name also depends on a salt that only this user can read: no other user can guess a secret and

@@ -1,4 +1,4 @@
-"""The port of a server, held so that no other process can listen on it.
+"""Holds the port of a server, so that no other process can listen on it.
 
 A client sends its token, its plans and its payloads to the process that listens on the port of its server. So the
 process of the server and each of its runs have a socket open that is bound to the port and does not share it. The
@@ -130,7 +130,7 @@ def hold_port(folder: ServerFolder, port: int) -> socket.socket:
 
 @contextmanager
 def _short_socket_path(path: Path) -> Iterator[str]:
-    """A path to the socket within the kernel's limit of 107 bytes, which the path of the folder may exceed."""
+    """Yield a path to the socket within the kernel's limit of 107 bytes, which the path of the folder may exceed."""
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{descriptor}/{path.name}"

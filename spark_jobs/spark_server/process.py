@@ -90,7 +90,7 @@ def main(words: list[str]) -> None:
 
 
 def idle_seconds(settings: Mapping[str, str]) -> float:
-    """How many seconds a server with these settings keeps running without a run.
+    """Return how long a server with these settings keeps running without a run, in seconds.
 
     Raises:
         InvalidOptionError: the setting is not a number of seconds.
@@ -132,11 +132,11 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
 
 
 def java_options(given: str, *, scratch: Path) -> str:
-    """The options of the server's JVM: ours and those that the user gives.
+    """Return the options of the server's JVM: ours and those of the user.
 
     Args:
         given: the options of the user.
-        scratch: the folder for temporary files, unless the user gives another one.
+        scratch: the folder for temporary files, unless the user sets another one.
 
     Example:
         >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m", scratch=Path("/tmp/own"))
@@ -189,7 +189,7 @@ def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_secon
 
 
 def _java_object(context: SparkContext, name: str) -> Any:
-    """The singleton of a Scala object."""
+    """Return the singleton of a Scala object."""
     return getattr(getattr(context._jvm, name), "MODULE$")
 
 

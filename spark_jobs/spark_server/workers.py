@@ -1,4 +1,4 @@
-"""The Python workers of a server's sessions: each session has its own, which end with the session.
+"""Starts and ends the Python workers of a server's sessions: each session has its own, which end with the session.
 
 Spark has a daemon per session that forks its workers, so that a run never sees modules that another run imported. But
 Spark starts the daemon in a folder of the session, and never ends it. So a server gives Spark a script as the
@@ -61,7 +61,7 @@ def end_workers(folder: Path, session: str) -> None:
 
 
 def _ended(folder: Path, session: str) -> Path:
-    """The file whose presence means that the session has ended."""
+    """Return the file whose presence means that the session has ended."""
     return folder / f"ended.{session}"
 
 
