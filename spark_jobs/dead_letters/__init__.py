@@ -1,1 +1,1 @@
-"""Dead letters: their Delta table, and how they are read. Jobs on them are in :mod:`spark_jobs.batches`."""
+"""Writes and reads the Delta table of dead letters. Jobs on dead letters are in :mod:`spark_jobs.batches`."""

@@ -131,7 +131,7 @@ class Span:
         return [*parts, *(f"NOT ({in_ranges({shard: Range(end, last)})})" for shard, end in sorted(self.stop.items()))]
 
     def filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows in the span of time; those without a time only if the span has no times."""
+        """Return the rows in the span of time, which includes rows without a time only if it has no bounds of time."""
         for bound, compare in ((self.start_ms, pc.greater_equal), (self.stop_ms, pc.less)):
             if bound is not None:
                 times = batch.column("_timestamp").cast(_TIME)
@@ -141,7 +141,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Selects dead letters; by default all that count and are not dismissed.
+    """Selects dead letters; by default those that count and are not dismissed.
 
     Args:
         streams: the keys of streams, which select all their epochs.
@@ -186,7 +186,7 @@ class DeadLetterFilter:
 
 
 COUNTING = DeadLetterFilter()
-"""Selects all that count and are not dismissed."""
+"""Selects all dead letters that count and are not dismissed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ class DeadLetterReader:
             max_bytes: the most bytes in memory; a single larger message is still read.
 
         Returns:
-            The messages in the order of their places; ``None`` if they are too large, so ask for fewer.
+            The messages in the order of their places; ``None`` if they are too large, so that fewer must be read.
         """
         found = self._read(places, max_bytes)
         return None if found is None else _messages(found)
@@ -409,7 +409,7 @@ def without_first(places: SequencesByShard, count: int) -> SequencesByShard:
 
 
 def _messages(table: pa.Table) -> pa.Table:
-    """Convert dead letters to the messages of the stream; those that were no whole message keep their error."""
+    """Convert dead letters to the messages of the stream; those that were not whole messages keep their error."""
     # Older releases did not write is_message. Then an offset marks a damaged part of a file.
     is_message = pc.coalesce(table.column("is_message"), pc.is_null(table.column("offset")))
     errors = pc.coalesce(table.column("error"), pa.scalar(_UNREAD))
@@ -446,10 +446,10 @@ class DeadLetterKind:
 
     Args:
         reason: the kind; see :func:`spark_jobs.dead_letters.reader.kind_of_reason`.
-        count: how many count.
-        replaced: how many more do not count, because their messages were redriven or replayed.
-        orphaned: how many more do not count, because their batch is not in the table.
-        dismissed: how many more were dismissed.
+        count: the number of dead letters that count.
+        replaced: the number of others that do not count, because their messages were redriven or replayed.
+        orphaned: the number of others that do not count, because their batch is not in the table.
+        dismissed: the number of others that were dismissed.
         first: the earliest time of a message; of one without a time, the time when the dead letter was recorded.
         last: the latest such time.
         shards: the shards of the messages, sorted.
@@ -465,13 +465,13 @@ class DeadLetterKind:
     last: datetime | None = None
     shards: Sequence[Shard] = ()
     example: DeadLetterExample | None = None
-    # The sort key of the example: those that count come first, then those with a sequence.
+    # The sort key of the example: dead letters that count come first, then those with a sequence.
     _at: tuple[bool, bool, Shard, int] | None = None
     _key: tuple[str, str] | None = None
 
     @property
     def total(self) -> int:
-        """How many there are, whether they count or not."""
+        """The number of all dead letters, whether they count or not."""
         return self.count + self.replaced + self.orphaned + self.dismissed
 
 

@@ -51,7 +51,7 @@ FORMATS = range(1, FORMAT + 1)
 # Commit metadata with these keys is ours; every format has them.
 _MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
-# These columns identify a dead letter without a sequence. In its dismissal, `dismisses` takes the place of `_batch`.
+# These columns identify a dead letter without a sequence. In its dismissal, `dismisses` replaces `_batch`.
 _UNPLACED_KEY = ("_batch", "_stream", "_shard", "error", "offset")
 _DISMISSAL_KEY = ("dismisses", *_UNPLACED_KEY[1:])
 UNPLACED = "_sequence IS NULL"
@@ -129,7 +129,7 @@ class CheckedDeadLetters:
     Args:
         version: in versions of the dead-letter table up to this one, every dead letter counts except ``uncounted``.
         uncounted: the dead letters that do not count.
-        replaces_considered: how many replaces of the main table are already reflected in ``uncounted``.
+        replaces_considered: the number of replaces of the main table that ``uncounted`` already reflects.
     """
 
     version: int
@@ -177,7 +177,7 @@ class DeadLetterTable:
             bid: the batch's id.
 
         Returns:
-            Whether the commit landed; if not, another run was faster, and the batch has to be dropped.
+            Whether the commit landed; if not, another run committed first, and the batch has to be dropped.
 
         Raises:
             WriteError: Spark failed, and the commit did not land.
@@ -268,12 +268,12 @@ class DeadLetterTable:
 
         Args:
             group: the consumer group.
-            left_out: those that do not count, see :meth:`not_counting`.
-            columns: all by default.
+            left_out: the dead letters that do not count, see :meth:`not_counting`.
+            columns: the columns to read; all by default.
             where: a SQL condition.
-            version: of the table, the newest by default.
-            is_open: leave out those that are dismissed.
-            has_corrected: include records of corrections.
+            version: the version of the table, the newest by default.
+            is_open: whether to omit dismissed dead letters.
+            has_corrected: whether to include records of corrections.
 
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
@@ -311,7 +311,7 @@ class DeadLetterTable:
 
         Args:
             ledger: the ledger of the main table.
-            version: of the dead-letter table, the newest by default.
+            version: the version of the dead-letter table, the newest by default.
         """
         ranges = self.uncounted(ledger)
         if self.log().snapshot() is None or "dismisses" not in column_names(self.log(), version=version):
@@ -351,9 +351,9 @@ class DeadLetterTable:
         return CheckedDeadLetters(min(in_flight.values(), default=snapshot.version + 1) - 1, left, considered)
 
     def _stale(self, ledger: Ledger, state: LedgerState, removed: Uncounted) -> Uncounted:
-        """Return what does not count because of commits that were cleaned from the log, so that it never will.
+        """Return dead letters that do not count because of commits that were cleaned from the log, so never will.
 
-        No RESTORE can go back to a cleaned version, and without a RESTORE in the log no readable commit was removed.
+        No RESTORE can restore a cleaned version, and without a RESTORE in the log no readable commit was removed.
         """
         unknown = state.uncounted.keys() - removed.keys()
         if not unknown or ledger.log.commit(0) is not None:
@@ -521,7 +521,7 @@ class Replacements:
 
 
 def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
-    """Return what surviving batches have replaced, and ``state.uncounted`` does not reflect yet."""
+    """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     newer: dict[str, int] = {}
     left = state.totals.replaced - state.replaces_considered
