@@ -249,13 +249,13 @@ class ClaimJob(BatchJob):
         self._origin = origin
         for shard, names in self._claims.names(empty=True).items():
             for name in names:
-                # Its number is taken and it has no entries, so that its status does not matter.
+                # Its number is used and it has no entries, so that its status does not matter.
                 if name.number <= self.ledger.last_number(name.member):
                     self._claims.remove_name(shard, name)
         return False
 
     def _find_abandoned(self) -> list[_Abandoned] | None:
-        """Step 2: find entries of others that may be taken over; ``None`` after a fence, as numbers have changed."""
+        """Step 2: find entries of others that may be taken over; ``None`` after a fence, which changes numbers."""
         holders = {shard: self._names_to_take_over(shard, names) for shard, names in self._claims.holders().items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
         if self._fence_open(parsed):

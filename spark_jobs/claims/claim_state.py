@@ -45,7 +45,7 @@ class ClaimStatuses:
     """Looks claims up in the ledger of their group.
 
     Args:
-        ledger: of the group.
+        ledger: the ledger of the group.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -76,8 +76,8 @@ class ClaimState:
     """The entries of a group that were delivered, are pending, or are lost.
 
     Args:
-        delivered: per shard, from where the group began to after the last delivered entry, without entries that are
-            recorded as skipped.
+        delivered: per shard, the range from the start of the group to after the last delivered entry, without entries
+            that are recorded as skipped.
         pending: the sequences in it that are pending and not in the table.
         lag: the number of entries that are unread or pending.
         lost: the range of entries that were removed before they were written, or were skipped, and are not recorded.
@@ -93,8 +93,8 @@ class SkippedEntries(NamedTuple):
     """Entries that were delivered to no member, because another client moved the group forwards.
 
     Args:
-        part: the range from the first one to the position of the group.
-        entries: how many of them the stream holds.
+        part: the range from the first skipped entry to the position of the group.
+        entries: the number of skipped entries that the stream holds.
     """
 
     part: Range

@@ -48,7 +48,7 @@ class OpenTelemetryRecorder:
 
 
 def _provide() -> None:
-    """Set up a provider that exports over OTLP, also when the process ends, unless the program has a provider."""
+    """Set up a provider that exports over OTLP, also at the end of the process, unless the program has a provider."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The metrics of a batch, and the recorders for them that the environment names."""
+"""Defines the metrics of a batch, and creates the recorders that the environment names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BatchNumbers:
     lag: Mapping[str, int]
 
     def counts(self) -> dict[str, int]:
-        """Return what this batch adds to each of :data:`COUNTERS`."""
+        """Return the amount that this batch adds to each of :data:`COUNTERS`."""
         return {"batches": 1, **{name: getattr(self, name) for name in COUNTERS if name != "batches"}}
 
 
