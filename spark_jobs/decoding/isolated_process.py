@@ -1,4 +1,4 @@
-"""The process in which :mod:`spark_jobs.decoding.isolation` decodes, its protocol, and its memory limit.
+"""The process in which :mod:`spark_jobs.decoding.isolation` decodes, its protocol, and its limits.
 
 The process imports modules and forks a child, which decodes; if the child crashes, it forks another one. It reads
 requests from its standard input, the pickled decoder and then blocks as Arrow streams, and writes one reply to each on
@@ -35,6 +35,12 @@ BASE_MEMORY = 2 << 30
 """Memory for decoding a block of any size, in bytes; at most a quarter of the machine's memory."""
 MEMORY_PER_BYTE = 32
 """Additional memory for each byte of the block, in bytes."""
+BASE_SECONDS = 30.0
+"""CPU time for decoding a block of any size, in seconds. Slow decoders of honest messages take a fraction of it."""
+SECONDS_PER_MESSAGE = 0.05
+"""Additional CPU time for each message of the block, in seconds."""
+SECONDS_PER_BYTE = 2e-5
+"""Additional CPU time for each byte of the block, in seconds."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -134,7 +140,7 @@ def _decode_blocks(requests: IO[bytes], replies: IO[bytes], is_busy: mmap.mmap) 
                 answer: tuple[Any, ...] = (Reply.READY.value,)
             else:
                 block = to_block(content)
-                with limited_memory(block.nbytes):
+                with limited_memory(block.nbytes), limited_time(block):
                     answer = (Reply.ROWS.value, to_bytes(decode(block)))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
@@ -220,3 +226,22 @@ def limited_memory(size: int) -> Iterator[None]:
     finally:
         _free_at_start.pop()
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def allowed_seconds(block: pa.RecordBatch) -> float:
+    """CPU time that decoding a block may take, in seconds."""
+    return BASE_SECONDS + SECONDS_PER_MESSAGE * block.num_rows + SECONDS_PER_BYTE * block.nbytes
+
+
+@contextmanager
+def limited_time(block: pa.RecordBatch) -> Iterator[None]:
+    """Let the kernel end this process by SIGPROF once decoding has used the CPU time that its block may take.
+
+    An exception would not do, because a library that never returns to Python cannot raise it. Time in which the process
+    waits, for instance for a schema registry, does not count.
+    """
+    signal.setitimer(signal.ITIMER_PROF, allowed_seconds(block))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

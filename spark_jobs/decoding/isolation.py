@@ -1,8 +1,8 @@
 """Decodes blocks so that no payload can stop a run.
 
-A block for which the decoder crashes or raises is halved down to single messages, which become dead letters. A separate
-process (:mod:`spark_jobs.decoding.isolated_process`) decodes, so that a crash does not end the process that reads or
-writes.
+A block for which the decoder crashes, raises, or takes too much memory or time is halved down to single messages, which
+become dead letters. A separate process (:mod:`spark_jobs.decoding.isolated_process`) decodes, so that a crash does not
+end the process that reads or writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from spark_jobs.decoding.isolated_process import (
     Reply,
     Request,
     allowance,
+    allowed_seconds,
     limited_memory,
+    limited_time,
     receive,
     send,
     to_block,
@@ -62,9 +64,11 @@ class _CrashError(Exception):
 
     def failure(self, block: pa.RecordBatch) -> str:
         """Return the reason why the block was not decoded."""
-        return (
-            f"needed more than {allowance(block.nbytes)} bytes of memory" if self.code == OUT_OF_MEMORY else str(self)
-        )
+        if self.code == OUT_OF_MEMORY:
+            return f"needed more than {allowance(block.nbytes)} bytes of memory"
+        if self.code == -signal.SIGPROF:
+            return f"needed more than {allowed_seconds(block):.0f} s of CPU time"
+        return str(self)
 
 
 class _Process:
@@ -158,7 +162,7 @@ def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Re
 
 
 def decode_here(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Refuse) -> Iterator[pa.RecordBatch]:
-    """Decode blocks in this process, a Python worker of Spark, which exits if decoding takes too much memory.
+    """Decode blocks in this process, a Python worker of Spark, which ends if that takes too much memory or time.
 
     Spark then fails the job, as after any crash, and the batch is read again with :func:`decode_isolated`, which has
     the same arguments and errors.
@@ -221,7 +225,7 @@ def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
 
 def _run_here(decode: Decode, part: pa.RecordBatch) -> pa.RecordBatch | Failure:
     try:
-        with limited_memory(part.nbytes):
+        with limited_memory(part.nbytes), limited_time(part):
             return decode(part)
     except MemoryError:
         os._exit(1)

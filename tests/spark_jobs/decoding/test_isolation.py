@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import resource
+import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -18,8 +21,9 @@ import pytest
 
 from spark_jobs.decoding import isolated_process, isolation
 from spark_jobs.decoding.decoders import TextReader, decode_rows
-from spark_jobs.decoding.isolation import decode_here, decode_isolated
+from spark_jobs.decoding.isolation import _CrashError, decode_here, decode_isolated
 from spark_jobs.decoding.protobuf import Protobuf
+from spark_jobs.decoding.protobuf_schema import schema_of_text
 from spark_jobs.decoding.schema_limits import schema_use
 from stream_consumers.errors import DecoderCrashedError, SchemaNotFoundError
 from tests.support.arrow_columns import arrow_columns
@@ -30,6 +34,7 @@ from tests.support.crashing_numbers import (
     SCHEMA,
     SEGFAULT,
     STOPPED,
+    Hurried,
     Unloadable,
     killing_once,
     negated,
@@ -113,6 +118,42 @@ def test_the_limit_counts_what_is_taken_within_it_and_is_gone_behind_it(monkeypa
     np.zeros(1 << 29, np.uint8)
 
 
+def colliding(count: int) -> bytes:
+    """A map whose keys all have one hash, so that Protobuf compares each with all others; 40,000 take seconds."""
+    keys = [struct.pack("<Q", (number << 32) | number) for number in range(1, count + 1)]
+    return b"".join(b"\x0a\x09\x09" + key for key in keys)
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Hurried:
+    return Hurried(schema_of_text('syntax = "proto3"; message Numbers { map<fixed64, bool> number = 1; }', None))
+
+
+# Protobuf holds the interpreter's lock, so that Python code could not interrupt it.
+COLLIDING = [pa.record_batch({"payload": pa.array([colliding(2), colliding(40_000)], pa.binary())})]
+
+
+def test_a_message_that_takes_too_long_is_refused(hurried: Hurried) -> None:
+    reasons: list[str] = []
+
+    def emptied(block: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+        reasons.append(reason)
+        return block.slice(1)
+
+    found = pa.Table.from_batches(decode_isolated(COLLIDING, hurried, emptied))
+    assert found.column("payload").to_pylist() == [colliding(2)]
+    assert reasons == [f"decoding this message {_CrashError(-signal.SIGPROF).failure(COLLIDING[0].slice(1))}"]
+    assert "SIGPROF" not in reasons[0]
+
+
+def test_a_worker_of_spark_that_takes_too_long_ends(hurried: Hurried) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as worker:
+        worker.communicate(pickle.dumps((COLLIDING, hurried)))
+    assert worker.returncode == -signal.SIGPROF
+
+
 class Hungry(TextReader):
     """Has no memory for one payload, or for many rows."""
 
@@ -171,6 +212,14 @@ def test_threads_decode_at_the_same_time() -> None:
     assert found == {number: [str(-number), str(-number), reason] for number in range(1, 4)}
 
 
+WORKER = """
+import pickle
+import sys
+from spark_jobs.decoding.isolation import decode_here
+
+blocks, decode = pickle.load(sys.stdin.buffer)
+list(decode_here(blocks, decode, None))
+"""
 DRIVER = """
 import os
 import re
