@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, cast
 
 import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
@@ -121,6 +121,7 @@ class RangeReader(ClosesOnExit):
 
     Raises (while iterating):
         DataLossError: messages of a range were deleted.
+        FormatError: a batch is damaged.
         StreamRemovedError: the topic was deleted.
         BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
     """
@@ -132,6 +133,8 @@ class RangeReader(ClosesOnExit):
         self.next: dict[Partition, int] = {
             (s.stream, s.id): ranges[s].start for s in ranges if (s.stream, s.id) in self._ends
         }
+        # The lowest valid offset of the next message of each partition, also after its planned end.
+        self._lowest = dict(self.next)
         # Messages after the planned end of a partition would only take memory.
         ahead = max(1, min(MAX_FETCHED_AHEAD, max(widths(ranges).values(), default=1)))
         self._consumer: Consumer = cluster.consumer(
@@ -160,13 +163,17 @@ class RangeReader(ClosesOnExit):
     def _take(self, found: list[KafkaMessage]) -> list[KafkaMessage]:
         """Return the messages that are in their ranges, and record the next offset of each partition."""
         if found and not any(map(KafkaMessage.error, found)):
-            # Offsets grow within a partition, so the last message of each is enough.
-            last: dict[Any, Any] = dict.fromkeys(self._ends, found[-1].offset())
-            if len(last) > 1:
+            places: Iterable[Any] = repeat(next(iter(self._ends)))
+            if len(self._ends) > 1:
                 places = zip(map(KafkaMessage.topic, found), map(KafkaMessage.partition, found))
-                last = dict(zip(places, map(KafkaMessage.offset, found)))
-            if all(place in self.next and offset < self._ends[place] - 1 for place, offset in last.items()):
-                self.next.update((place, offset + 1) for place, offset in last.items())
+            following = dict(self.next)
+            for place, offset in zip(places, map(cast("Any", KafkaMessage.offset), found)):
+                if place not in following or not following[place] <= offset < self._ends[place] - 1:
+                    break
+                following[place] = offset + 1
+            else:
+                self.next.update(following)
+                self._lowest.update(following)
                 return found
         return [message for message in found if self._advance(message)]
 
@@ -175,6 +182,8 @@ class RangeReader(ClosesOnExit):
         error = message.error()
         place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
         end = self._ends[place] if place in self.next else -1
+        if error is None:
+            self._check_growth(place, offset)
         if error is None and offset < end - 1:
             self.next[place] = offset + 1
             return True
@@ -199,6 +208,18 @@ class RangeReader(ClosesOnExit):
             self._consumer.incremental_unassign([TopicPartition(*place)])
         return error is None and offset < end
 
+    def _check_growth(self, place: Partition, offset: int) -> None:
+        """Refuse an invented offset, because it would end a range before its messages are read."""
+        lowest, is_invented = self._lowest[place], False
+        if place in self.next and offset >= self._ends[place]:
+            # The end that the broker returned with the message; it is negative if it is unknown.
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            is_invented = 0 <= end <= offset
+        if is_invented or offset < lowest:
+            reason = f"offset {offset} is {'after the end' if is_invented else 'smaller than the one before it'}"
+            raise self._cluster.damaged(f"{place[0]}/{place[1]}", lowest, reason, found=offset)
+        self._lowest[place] = offset + 1
+
     def _failed(self, error: KafkaError, message: KafkaMessage) -> Exception:
         place = f"{message.topic()}/{message.partition()} of {self._cluster.url}"
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -209,7 +230,7 @@ class RangeReader(ClosesOnExit):
             )
         if error.code() in _GONE:
             return StreamRemovedError(f"{place} no longer exists", remedy="The topic was deleted during the read.")
-        return self._cluster.explain(error, f"reading {place}")
+        return self._cluster.explain_read(message, error)
 
     def _places(self) -> Mapping[Shard, int]:
         return {Shard(*place): offset for place, offset in self.next.items()}
@@ -254,6 +275,7 @@ class FirstMessages(ClosesOnExit):
         """Return the first message of each shard at or after an offset; shards without such a message are left out.
 
         Raises:
+            FormatError: a batch is damaged.
             BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         found: dict[Shard, KafkaMessage] = {}
@@ -268,8 +290,7 @@ class FirstMessages(ClosesOnExit):
                 if error is None:
                     found[shard] = message
                 elif error.code() not in _NOTHING_THERE:
-                    reading = f"reading {shard} of {self._cluster.url}"
-                    raise self._cluster.explain(error, reading)
+                    raise self._cluster.explain_read(message, error)
                 waiting.remove(shard)
             if waiting and time.monotonic() > deadline:
                 raise BrokerUnavailableError(

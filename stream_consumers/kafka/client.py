@@ -35,10 +35,11 @@ RESERVED = {
     "enable.partition.eof": "the end of a partition ends a range, even if offsets are missing",
     "oauth_cb": f"a function does not reach executors; name it, like {TOKEN_PROVIDER}='module:function'",
 }
-FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error"}
+FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error", "check.crcs": True}
 _WHY_FIXED = {
     "enable.auto.commit": "it would commit messages that are not in the table yet",
     "auto.offset.reset": "it would silently skip or repeat messages; use start or reset",
+    "check.crcs": "without it, a damaged batch loses or changes messages without an error",
 }
 _CONSUMER_ONLY = {
     "auto.commit.interval.ms",
@@ -89,6 +90,8 @@ _PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.NOT_COORDINATOR,
 }
+# The answers to a fetch of a batch that the client cannot decode: another fetch returns the same bytes.
+_UNDECODABLE = {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 # The answers to a commit of a member that has lost its shards.
 _LOST = {
@@ -369,6 +372,11 @@ def explain(error: KafkaError, *, what: str, said: str, reason: str = "") -> Str
         remedy = "Stop the group's other members; the next run sets its positions."
         return GroupActiveError(said, remedy=remedy, code=error.name())
     return BrokerError(said, remedy="Nothing was lost; run again.", code=error.name())
+
+
+def is_undecodable(error: KafkaError) -> bool:
+    """Return whether the client cannot decode a batch that it fetched; only valid for the errors of a consumer."""
+    return error.code() in _UNDECODABLE
 
 
 def is_lost(error: KafkaError) -> bool:

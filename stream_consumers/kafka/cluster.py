@@ -22,6 +22,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import (
+    Message as KafkaMessage,
+)
+from confluent_kafka import (
     admin as kafka_admin,
 )
 from confluent_kafka.admin import AdminClient
@@ -33,6 +36,7 @@ from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
     BrokerUnavailableError,
+    FormatError,
     GroupActiveError,
     StreamAssetsError,
     StreamNotFoundError,
@@ -44,6 +48,7 @@ from stream_consumers.kafka.client import (
     explain,
     is_about_connection,
     is_lost,
+    is_undecodable,
     isolation,
     options_explained,
     producer_options,
@@ -442,6 +447,23 @@ class KafkaBrokers(ClosesOnExit):
     def explain(self, error: KafkaError, what: str) -> StreamAssetsError:
         """Map an error of a client; see :func:`stream_consumers.kafka.client.explain`."""
         return explain(error, what=what, said=self.said(error), reason=self.reason(error))
+
+    def explain_read(self, message: KafkaMessage, error: KafkaError) -> StreamAssetsError:
+        """Map the error of a message of a consumer."""
+        place = f"{message.topic()}/{message.partition()}"
+        if is_undecodable(error):
+            return self.damaged(place, message.offset() or 0, self.said(error), code=error.name())
+        return self.explain(error, f"reading {place} of {self.url}")
+
+    def damaged(self, place: str, offset: int, reason: str, **facts: object) -> FormatError:
+        """Return the error for a partition that has a batch that cannot be read; another attempt gets the same."""
+        return FormatError(
+            f"{place} of {self.url} has a damaged batch at offset {offset}: {reason}",
+            remedy="Nothing of it was read. Repair the disk of the broker or use another replica, then run again. Or "
+            f"give the messages of the batch up, with stream-assets rewind --to {place}=OFFSET and its next offset.",
+            offset=offset,
+            **facts,
+        )
 
     def said(self, error: KafkaError) -> str:
         """Return the text of an error, which may repeat a broker's text, without values of options."""

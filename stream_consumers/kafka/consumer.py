@@ -31,6 +31,7 @@ from stream_consumers.errors import (
     BrokerError,
     BrokerUnavailableError,
     DataLossError,
+    FormatError,
     GroupActiveError,
     InvalidOptionError,
     NotSubscribedError,
@@ -75,6 +76,7 @@ class KafkaConsumer(LockedConsumer):
             answer or refuses.
         StreamRemovedError: from :meth:`next`, within some seconds after a topic was deleted or recreated; then at each
             call until the consumer is moved.
+        FormatError: from :meth:`next`, a batch is damaged; then at each call. Create a new consumer to read elsewhere.
 
     Example::
 
@@ -115,6 +117,8 @@ class KafkaConsumer(LockedConsumer):
         # The ids of the topics when they were first read; a deleted topic is reported until the consumer is moved.
         self._topic_ids: dict[str, str] = {}
         self._removed: StreamRemovedError | None = None
+        # Raised at each call: after a damaged batch, the client may skip messages, or return bytes of it as messages.
+        self._damage: FormatError | None = None
         self._is_released = False
         self._known = self._all_shards()
         self._assigned: frozenset[Shard] = frozenset()
@@ -346,8 +350,9 @@ class KafkaConsumer(LockedConsumer):
 
     def _fetch(self, seconds: float) -> Message | DeadLetter | None:
         """Return the next message or dead letter to return; ``None`` if none arrived in time."""
-        if self._removed is not None:
-            raise self._removed
+        failure = self._damage or self._removed
+        if failure is not None:
+            raise failure
         self._check_topics(seconds)
         if self._without_start:
             self._begin(self._first(self._without_start))
@@ -363,7 +368,7 @@ class KafkaConsumer(LockedConsumer):
         """Convert a message of the client; ``None`` if it is skipped, or is an event."""
         shard, error = shard_of(found), found.error()
         if error is not None:
-            self._handle_error(error, shard, found.offset() or 0)
+            self._handle_error(error, shard, found)
             return None
         item = read_message(found)
         self._forget_ends(frozenset([shard]))
@@ -373,9 +378,9 @@ class KafkaConsumer(LockedConsumer):
             self._unreached.discard(shard)
         return item
 
-    def _handle_error(self, error: KafkaError, shard: Shard, offset: int) -> None:
+    def _handle_error(self, error: KafkaError, shard: Shard, found: KafkaMessage) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._reached[shard] = self._newly_reached[shard] = offset
+            self._reached[shard] = self._newly_reached[shard] = found.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._all_shards()
             raise DataLossError(
@@ -386,7 +391,10 @@ class KafkaConsumer(LockedConsumer):
                 end=self._cluster.ends([shard])[shard],
             )
         else:
-            raise self._cluster.explain(error, f"reading {shard} of {self._url}")
+            explained = self._cluster.explain_read(found, error)
+            if isinstance(explained, FormatError):
+                self._damage = explained
+            raise explained
 
     def _all_shards(self, seconds: float | None = None) -> frozenset[Shard]:
         """Return the shards of all topics, after a check that no topic was deleted or recreated."""

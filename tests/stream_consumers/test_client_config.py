@@ -39,6 +39,7 @@ def test_an_option_needs_a_name_and_a_value(text: str) -> None:
     ("name", "value"),
     [
         ("enable.auto.commit", "true"),
+        ("check.crcs", False),
         ("enable.auto.commit", True),
         ("auto.offset.reset", "earliest"),
         ("auto.offset.reset", EnvironmentVariable("RESET")),

@@ -1,0 +1,133 @@
+"""Stored batches that are damaged, on a real broker whose log a test changes in place."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from stream_consumers.batches import Range
+from stream_consumers.errors import FormatError
+from stream_consumers.kafka import client
+from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
+from stream_consumers.kafka.consumer import KafkaConsumer
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+from tests.support.kafka_broker import Listeners
+from tests.support.kafka_topics import Broker
+
+SECONDS = 20.0
+# A batch begins with its base offset and its length, and its records after 61 bytes.
+HEADER = struct.Struct(">qi")
+RECORDS = 61
+
+
+@pytest.fixture
+def broker(kafka_listeners: Listeners) -> Iterator[Broker]:
+    with Broker(kafka_listeners.plain) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """A topic with three batches of ten messages."""
+    topic = broker.create()
+    for first in (0, 10, 20):
+        producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 500})
+        for number in range(first, first + 10):
+            producer.produce(topic, b"number %d" % number)
+        assert producer.flush(SECONDS) == 0
+    return topic
+
+
+@pytest.fixture
+def log(topic: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (found,) = tmp_path_factory.getbasetemp().rglob(f"data/{topic}-0/*.log")
+    return found
+
+
+def flip(log: Path, place: Callable[[bytes], int], bit: int) -> None:
+    """Flip a bit in the second batch; ``place`` finds the byte in it."""
+    data = log.read_bytes()
+    starts = [0]
+    while starts[-1] < len(data):
+        starts.append(starts[-1] + HEADER.size + HEADER.unpack_from(data, starts[-1])[1])
+    _, start, end, _ = starts
+    at = start + place(data[start:end])
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([data[at] ^ bit]))
+
+
+def payload(batch: bytes) -> int:
+    return batch.index(b"number 13")
+
+
+def offset_delta(batch: bytes) -> int:
+    """The byte of the fourth record after its length, attributes and the delta of its time, all of one byte."""
+    return RECORDS + 3 * (1 + batch[RECORDS] // 2) + 3
+
+
+def base_offset(batch: bytes) -> int:
+    return 1
+
+
+def length_of_a_record(batch: bytes) -> int:
+    return RECORDS
+
+
+def read(broker: Broker, topic: str, start: int, end: int) -> Mapping[int, bytes]:
+    url = StreamUrl.parse(f"kafka://{broker.address}/{topic}")
+    split = KafkaSplit(url, {}, {Shard(topic): Range(start, end)}, SECONDS)
+    rows = [row for batch in split.read() for row in batch.to_pylist()]
+    return {row["sequence"]: row["payload"] for row in rows}
+
+
+@pytest.mark.parametrize("place", [payload, offset_delta, length_of_a_record, base_offset])
+def test_a_flipped_bit_in_a_stored_batch_stops_the_read(
+    broker: Broker, topic: str, log: Path, place: Callable[[bytes], int]
+) -> None:
+    flip(log, place, 0x40)
+    with pytest.raises(FormatError) as raised:
+        read(broker, topic, 0, 30)
+    assert raised.value.facts["offset"] == 10
+    assert sorted(read(broker, topic, 0, 10)) == list(range(10))
+    if place is not base_offset:
+        assert sorted(read(broker, topic, 20, 30)) == list(range(20, 30))
+
+
+@pytest.mark.parametrize(("bit", "found"), [(0x40, 45), (0x01, 6)], ids=["after the end", "smaller"])
+def test_offsets_grow_up_to_the_end(
+    broker: Broker, topic: str, log: Path, bit: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FIXED", {**client.FIXED, "check.crcs": False})
+    flip(log, offset_delta, bit)
+    with pytest.raises(FormatError) as raised:
+        read(broker, topic, 0, 30)
+    assert raised.value.facts == {"offset": 13, "found": found}
+
+
+def test_a_damaged_batch_stops_the_look_up_of_a_message(broker: Broker, topic: str, log: Path) -> None:
+    flip(log, payload, 0x04)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        source.extents()
+        with pytest.raises(FormatError):
+            source.last_messages({Shard(topic): Range(0, 15)})
+        assert source.last_messages({Shard(topic): Range(0, 30)})[Shard(topic)].sequence == 29
+
+
+def test_a_consumer_stops_at_a_damaged_batch(broker: Broker, topic: str, log: Path) -> None:
+    flip(log, payload, 0x04)
+    with KafkaConsumer(f"kafka://{broker.address}/{topic}", live=False) as consumer:
+        whole = [message for _ in range(10) if (message := consumer.next(SECONDS)) is not None]
+        assert [message.sequence for message in whole] == list(range(10))
+        for _ in range(5):
+            with pytest.raises(FormatError) as raised:
+                consumer.next(SECONDS)
+            assert raised.value.facts["offset"] == 10
+    with KafkaConsumer(f"kafka://{broker.address}/{topic}", live=False) as consumer:
+        consumer.rewind(20)
+        assert [message.sequence for message in consumer] == list(range(20, 30))
