@@ -56,6 +56,7 @@ from stream_consumers.kafka.client import (
     until_found,
     with_tokens,
 )
+from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -68,8 +69,12 @@ MIN_DOWN_SECONDS = 1.0
 # The client's type hints lack these names.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _RESOURCE: Any = vars(kafka_admin)["ConfigResource"]
-# By default the client pauses for a second after its queue was full; with this, it reads six times as fast.
-_CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
+_CONSUMER_DEFAULTS: Mapping[str, Scalar] = {
+    # By default the client pauses for a second after its queue was full; with this, it reads six times as fast.
+    "fetch.queue.backoff.ms": 10,
+    # The client decompresses a batch only up to this size, by default 100 MB.
+    "receive.message.max.bytes": 2 * MAX_PAYLOAD_BYTES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,9 +463,10 @@ class KafkaBrokers(ClosesOnExit):
     def damaged(self, place: str, offset: int, reason: str, **facts: object) -> FormatError:
         """Return the error for a partition that has a batch that cannot be read; another attempt gets the same."""
         return FormatError(
-            f"{place} of {self.url} has a damaged batch at offset {offset}: {reason}",
-            remedy="Nothing of it was read. Repair the disk of the broker or use another replica, then run again. Or "
-            f"give the messages of the batch up, with stream-assets rewind --to {place}=OFFSET and its next offset.",
+            f"{place} of {self.url} has a batch that cannot be read at offset {offset}: {reason}",
+            remedy="Nothing of it was read. Repair the disk of the broker or use another replica, then run again; if "
+            "only decompression fails, raise the client option receive.message.max.bytes. Or give up the messages of "
+            f"the batch: stream-assets rewind --to {place}=OFFSET, with the first offset after it.",
             offset=offset,
             **facts,
         )

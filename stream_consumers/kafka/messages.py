@@ -13,6 +13,8 @@ from confluent_kafka import Message as KafkaMessage
 from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, headers_array, message_checksum
 from stream_consumers.messages import DeadLetter, Message, Shard
 
+MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
+"""The longest payload; a message with a longer one, which only compression gets to a broker, is a dead letter."""
 _NOT_UTF8 = "a header's name is not UTF-8"
 # The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: a second call for the headers of
 # such a message would crash the process.
@@ -29,8 +31,13 @@ def shard_of(message: KafkaMessage) -> Shard:
 
 
 def read_message(found: KafkaMessage) -> Message | DeadLetter:
-    """Return the message, or a dead letter if its headers cannot be read (the client supports only names in UTF-8)."""
+    """Return the message, or a dead letter if it is too long or its headers cannot be read.
+
+    The client supports only names of headers in UTF-8.
+    """
     shard, offset, timestamp = shard_of(found), found.offset() or 0, found.timestamp()[1]
+    if len(found) > MAX_PAYLOAD_BYTES:
+        return DeadLetter(shard, offset, timestamp, b"", _too_long(found))
     try:
         return Message(shard, offset, timestamp, found.value(), found.key(), _pairs(_ask_headers(found)))
     except _UNREADABLE:
@@ -47,16 +54,23 @@ def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.
     """Convert messages of these shards to a record batch, reading only the fields that may differ between messages."""
     count = len(messages)
     streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
-    headers, errors = _headers_columns(messages)
+    headers, errors = _headers_column(messages)
+    payloads = list(map(KafkaMessage.value, messages))
+    if max(map(len, messages), default=0) > MAX_PAYLOAD_BYTES:
+        for place, message in enumerate(messages):
+            if len(message) > MAX_PAYLOAD_BYTES:
+                payloads[place], errors[place] = None, _too_long(message)
     columns: list[pa.Array[Any]] = [
         _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
         _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
         pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
         pa.array([moment for _, moment in map(KafkaMessage.timestamp, messages)], pa.int64()),
         pa.array(list(map(KafkaMessage.key, messages)), pa.binary()),
-        pa.array(list(map(KafkaMessage.value, messages)), pa.binary()),
+        pa.array(payloads, pa.binary()),
         headers,
-        errors,
+        pa.array([errors.get(place) for place in range(count)], pa.string())
+        if errors
+        else pa.nulls(count, pa.string()),
         pa.nulls(count, pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
@@ -79,23 +93,23 @@ def bytes_of(batch: pa.RecordBatch) -> int:
     return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
 
 
-def _headers_columns(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """Return the headers of messages as a column, and a column of the reasons why some cannot be read."""
+def _headers_column(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], dict[int, str]]:
+    """Return the headers of messages as a column, and the reasons why those of some messages cannot be read."""
     found: list[Any] = []
-    unreadable: list[int] = []
+    unreadable: dict[int, str] = {}
     # The headers of each message are read once, even after an error: the list keeps the results before it.
     asked = map(_ask_headers, messages)
     while len(found) < len(messages):
         try:
             found.extend(asked)
         except _UNREADABLE:
-            unreadable.append(len(found))
+            unreadable[len(found)] = _NOT_UTF8
             found.append(None)
-    errors = pa.nulls(len(messages), pa.string())
-    if unreadable:
-        places = set(unreadable)
-        errors = pa.array([_NOT_UTF8 if place in places else None for place in range(len(messages))], pa.string())
-    return headers_array([_pairs(headers) for headers in found] if any(found) else found), errors
+    return headers_array([_pairs(headers) for headers in found] if any(found) else found), unreadable
+
+
+def _too_long(message: KafkaMessage) -> str:
+    return f"its payload has {len(message):,} bytes, which is too long"
 
 
 def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:

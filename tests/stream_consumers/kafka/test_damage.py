@@ -11,10 +11,10 @@ from confluent_kafka import Producer
 
 from stream_consumers.batches import Range
 from stream_consumers.errors import FormatError
-from stream_consumers.kafka import client
+from stream_consumers.kafka import client, messages
 from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
 from stream_consumers.kafka.consumer import KafkaConsumer
-from stream_consumers.messages import Shard
+from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import Listeners
 from tests.support.kafka_topics import Broker
@@ -79,10 +79,11 @@ def length_of_a_record(batch: bytes) -> int:
     return RECORDS
 
 
-def read(broker: Broker, topic: str, start: int, end: int) -> Mapping[int, bytes]:
+def read(broker: Broker, topic: str, start: int, end: int) -> Mapping[int, bytes | None]:
     url = StreamUrl.parse(f"kafka://{broker.address}/{topic}")
     split = KafkaSplit(url, {}, {Shard(topic): Range(start, end)}, SECONDS)
     rows = [row for batch in split.read() for row in batch.to_pylist()]
+    assert all((row["payload"] is None) == (row["error"] is not None) for row in rows)
     return {row["sequence"]: row["payload"] for row in rows}
 
 
@@ -131,3 +132,38 @@ def test_a_consumer_stops_at_a_damaged_batch(broker: Broker, topic: str, log: Pa
     with KafkaConsumer(f"kafka://{broker.address}/{topic}", live=False) as consumer:
         consumer.rewind(20)
         assert [message.sequence for message in consumer] == list(range(20, 30))
+
+
+@pytest.fixture
+def zeros(broker: Broker) -> str:
+    """A topic with a message, another one whose 150 MiB of zeros are 5 kB in the log, and a third one."""
+    topic = broker.create()
+    settings = {"bootstrap.servers": broker.address, "compression.type": "zstd", "message.max.bytes": 10**9}
+    for payload in (b"before", bytes(150 << 20), b"after"):
+        producer = Producer(settings)
+        producer.produce(topic, payload)
+        assert producer.flush(SECONDS) == 0
+    return topic
+
+
+def test_a_long_message_that_was_compressed_is_read_and_a_too_long_one_is_a_dead_letter(
+    broker: Broker, zeros: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [len(payload or b"") for payload in read(broker, zeros, 0, 3).values()] == [6, 150 << 20, 5]
+    monkeypatch.setattr(messages, "MAX_PAYLOAD_BYTES", 100 << 20)
+    assert read(broker, zeros, 0, 3) == {0: b"before", 1: None, 2: b"after"}
+    refused = list[DeadLetter]()
+    url = f"kafka://{broker.address}/{zeros}"
+    with KafkaConsumer(url, live=False, on_dead_letter=refused.append) as consumer:
+        assert [message.payload for message in consumer] == [b"before", b"after"]
+    assert [(letter.sequence, letter.payload) for letter in refused] == [(1, b"")]
+
+
+def test_a_batch_that_the_client_does_not_decompress_stops_the_read(broker: Broker, zeros: str) -> None:
+    url = StreamUrl.parse(f"kafka://{broker.address}/{zeros}")
+    small = {"receive.message.max.bytes": 100_000_000}
+    with pytest.raises(FormatError) as raised:
+        list(KafkaSplit(url, small, {Shard(zeros): Range(0, 3)}, SECONDS).read())
+    assert raised.value.facts == {"offset": 1, "code": "_BAD_COMPRESSION"}
+    (batch,) = KafkaSplit(url, small, {Shard(zeros): Range(2, 3)}, SECONDS).read()
+    assert batch.column("payload").to_pylist() == [b"after"]
