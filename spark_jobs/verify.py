@@ -79,7 +79,8 @@ class ShardVerdict:
         skipped: messages that the group skipped because a user moved it forwards.
         missing: sequences with fewer rows than their batch wrote, or with neither a row nor a dead letter although they
             were not filtered. If only the number of rows or dead letters of a batch is known, the missing number.
-        duplicated: sequences with more rows than their batch wrote, or with both a row and a dead letter.
+        duplicated: sequences with more rows than their batch wrote, or with both a row and a dead letter; and dead
+            letters without a sequence of one offset of a file, except the first.
         unknown: sequences with rows or dead letters of messages that the stream does not have, from its first message
             and the group's origin on; and sequences with rows of messages that the transform dropped, even if such a
             row is there twice.
@@ -184,8 +185,10 @@ def verify(
     batches.count_rows(by_shard)
     batches.count_dead(by_shard, table)
     lags = lag(source, state, extents) if claims is None else claims.lag
-    for shard, count in table.unplaced_dead_letters().items():
-        by_shard.setdefault(shard, _ShardCounts()).counts["dead"] += count
+    for (shard, offset), count in table.unplaced_dead_letters().items():
+        counted = by_shard.setdefault(shard, _ShardCounts()).counts
+        counted["dead"] += count
+        counted["duplicated"] += count - 1 if offset is not None else 0
     for shard in lost:
         by_shard.setdefault(shard, _ShardCounts())
     return [
@@ -290,12 +293,16 @@ class _Table:
         yield from self.pieces(shard, Range(part.start, middle), most)
         yield from self.pieces(shard, Range(middle, part.end), most)
 
-    def unplaced_dead_letters(self) -> Counter[Shard]:
-        """Count the dead letters without a sequence: of a lost framing, or of a lost range."""
-        found: Counter[Shard] = Counter()
-        for batch in self._scan_dead_letters("_sequence IS NULL"):
-            for stream, number in batch.to_pandas()[["_stream", "_shard"]].itertuples(index=False):
-                found[Shard(str(stream), int(number))] += 1
+    def unplaced_dead_letters(self) -> Counter[tuple[Shard, int | None]]:
+        """Count the dead letters without a sequence, by their offset: of a lost framing, or (``None``) a lost range."""
+        found: Counter[tuple[Shard, int | None]] = Counter()
+        if self._version is None:
+            return found
+        known = column_names(self._dead_letter_log, version=self._version)
+        names = [name for name in ("_stream", "_shard", "offset") if name in known]
+        for batch in self._scan_dead_letters("_sequence IS NULL", names):
+            for row in batch.to_pylist():
+                found[Shard(row["_stream"], row["_shard"]), row.get("offset")] += 1
         return found
 
     def _scan_dead_letters(self, where: str, columns: Sequence[str] = ROW_PLACE) -> Iterator[pa.RecordBatch]:
@@ -419,17 +426,24 @@ class _Batches:
         if adds_to_claims and shard in self._claims and self._claims[shard].parts & parts:
             commits += [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
         if not (all(map(_has_transform, commits)) if commits else self._has_transform and not self._is_whole_log):
-            # Each message became one row, or is in no batch. Rows of trimmed messages are accepted as they are.
-            messages = np.union1d(found.messages, found.rows[found.rows < start])
-            return np.setdiff1d(messages, found.dead), "missing"
-        written = [written_sequences(self._log, each, {shard: hull}, names=self._names) for each in commits]
-        if commits and all(each is not None for each in written):
-            known = [within(each.get(shard, _NONE), parts) for each in written if each is not None]
-            return np.concatenate([_NONE, *known]), "filtered"
+            # Each message became one row, or is in no batch. Rows of trimmed messages that no file shows are accepted.
+            trimmed = parts & Intervals.of((MIN_SEQUENCE, start))
+            written = self._written(shard, trimmed, commits) if trimmed else None
+            known = [found.messages, found.rows[found.rows < start], _NONE if written is None else written]
+            return np.setdiff1d(np.concatenate(known), found.dead), "missing"
+        written = self._written(shard, parts, commits)
+        if commits and written is not None:
+            return written, "filtered"
         if len(commits) == 1 and commit and commit.output_rows is not None and self._whole[commit.version]:
             self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
             return found.rows, "filtered"
         return found.rows, "unexplained"
+
+    def _written(self, shard: Shard, parts: Intervals, commits: Sequence[Commit]) -> Sequences | None:
+        """Return the sequence of each row that these batches wrote in these parts; ``None`` if a file is gone."""
+        found = [written_sequences(self._log, each, {shard: parts.hull}, names=self._names) for each in commits]
+        known = [within(each.get(shard, _NONE), parts) for each in found if each is not None]
+        return np.concatenate([_NONE, *known]) if len(known) == len(found) else None
 
     def count_claimed(self, shard: Shard, commit: Commit | None, messages: Sequences, absent: Sequences) -> None:
         """Count the messages in ranges of claimed entries, and those of them that may be filtered."""

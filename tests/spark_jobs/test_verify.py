@@ -30,6 +30,7 @@ from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from stream_consumers.options import Limits
 from tests.support.command_line import run
 from tests.support.ingesting import drain, ingestion
+from tests.support.ss_files import cut_front
 from tests.support.streams import shard, write_stream
 
 MESSAGES = 30
@@ -118,7 +119,9 @@ class Lake:
     def verdict(self, **options: Any) -> ShardVerdict:
         return verdict(self.url, self.what, **options)
 
-    def letters(self, bid: str, *sequences: int | None, group: str = "lakehouse", moved_ms: int = 0) -> None:
+    def letters(
+        self, bid: str, *sequences: int | None, group: str = "lakehouse", moved_ms: int = 0, offset: int | None = None
+    ) -> None:
         """Dead letters of a batch, as a run would write them before its rows; ``moved_ms`` after their messages."""
         count = len(sequences)
         names = {"_stream": "orders", "_batch": bid, "_group": group}
@@ -126,6 +129,7 @@ class Lake:
         places = {
             "_shard": pa.array([0] * count, pa.int64()),
             "_sequence": pa.array(sequences, pa.int64()),
+            "offset": pa.array([offset] * count, pa.int64()),
             "_timestamp": pa.array([moment(sequence, moved_ms) for sequence in sequences], pa.timestamp("ms", "UTC")),
         }
         number = int(bid[1:])
@@ -294,6 +298,24 @@ def test_without_a_transform_each_message_is_one_row(folder: Path) -> None:
     assert found.examples == {"missing": [14], "duplicated": [15]}, "also if the batch itself was wrong"
 
 
+def test_a_row_of_a_trimmed_message_is_missing_as_long_as_its_file_shows_it(folder: Path) -> None:
+    lake = Lake.__new__(Lake)
+    lake.url, lake.what = write_stream(folder / "orders.ss", MESSAGES, shards=1), ingestion(folder / "t")
+    lake.path = lake.what.table
+    with open_batch_source(lake.url) as source:
+        lake.identities = source.identities()
+    lake.commit(1, [], kind="init", origin={shard(0): 1}, switch="resumable")
+    for number in range(3):
+        lake.batch(number, list(lake.within(number)), "")
+    cut_front(folder / "orders.ss", first=16)
+    found = lake.verdict()
+    assert (found.messages, found.rows, found.is_right) == (15, 30, True)
+    lake.delete("_sequence IN (5, 12, 20)")
+    assert lake.verdict().examples == {"missing": [5, 12, 20]}
+    lake.forget_files()
+    assert lake.verdict().examples == {"missing": [20]}, "no file shows the others"
+
+
 def test_rows_that_were_adopted_are_what_they_are_until_a_batch_writes_them(folder: Path) -> None:
     lake = Lake(folder)
     copy = Lake.__new__(Lake)
@@ -378,6 +400,13 @@ def test_dead_letters_that_are_gone_without_a_transform(folder: Path) -> None:
     lake.batch(3, list(range(33, 41)), "", messages=8, dead=2)
     found = lake.verdict()
     assert (found.examples, found.missing, found.missing_dead) == ({"missing": [31, 32]}, 2, {"b5": 2})
+
+
+def test_two_dead_letters_of_one_damaged_part_of_a_file(lake: Lake) -> None:
+    for offset in (640, 640, 900, None, None):
+        lake.letters("b2", None, offset=offset)
+    found = lake.verdict()
+    assert (found.dead, wrong(found)) == (5, (0, 1, 0))
 
 
 def test_dead_letters_in_a_range_that_was_replaced_do_not_count(damaged: Lake) -> None:
