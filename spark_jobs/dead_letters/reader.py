@@ -215,7 +215,7 @@ class DeadLetterSnapshot:
         if self.version < 0:
             return
         condition = " AND ".join(filter(None, (wanted.where(), where)))
-        key = (*STATUS_KEY, *(("error", "offset") if wanted.reason or self.left_out.dismissed else ()))
+        key = (*STATUS_KEY, *(("error", "offset") if wanted.reason or self.left_out.unplaced else ()))
         needed = [name for name in dict.fromkeys([*names, *key]) if name in self.columns]
         has_all = wanted.includes_uncounted
         for found in self.table.scan(

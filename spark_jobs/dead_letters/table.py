@@ -53,7 +53,6 @@ _MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
 # These columns identify a dead letter without a sequence. In its dismissal, `dismisses` replaces `_batch`.
 _UNPLACED_KEY = ("_batch", "_stream", "_shard", "error", "offset")
-_DISMISSAL_KEY = ("dismisses", *_UNPLACED_KEY[1:])
 UNPLACED = "_sequence IS NULL"
 """A SQL condition: the dead letters without a sequence."""
 DEAD_LETTER_SCHEMA: pa.Schema = pa.schema(
@@ -112,14 +111,15 @@ class NotCounting:
 
     Args:
         ranges: for each batch id, the ranges that do not count; empty for the whole batch.
-        dismissed: the keys of dead letters without a sequence that a dismissal replaces.
+        unplaced: the keys of dead letters without a sequence that a dismissal replaces, or a newer dead letter of the
+            same offset, because a replay or a rewind read the damage again.
     """
 
     ranges: Uncounted = field(default_factory=dict)
-    dismissed: frozenset[tuple[object, ...]] = frozenset()
+    unplaced: frozenset[tuple[object, ...]] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.ranges or self.dismissed)
+        return bool(self.ranges or self.unplaced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class DeadLetterTable:
         """
         if self.log().snapshot() is None:
             return
-        key = _UNPLACED_KEY if left_out.dismissed else ("_batch",)
+        key = _UNPLACED_KEY if left_out.unplaced else ("_batch",)
         needed = None if columns is None else list(dict.fromkeys([*columns, *ROW_PLACE, *key]))
         marks = {"dismissed_by": is_open, "corrected_by": not has_corrected}
         # A table that an older release created lacks these columns.
@@ -307,19 +307,20 @@ class DeadLetterTable:
         return _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
 
     def not_counting(self, ledger: Ledger, *, version: int | None = None) -> NotCounting:
-        """Return what :meth:`uncounted` does, and the dead letters without a sequence that a dismissal replaces.
+        """Return what :meth:`uncounted` does, and the dead letters without a sequence that others replace.
 
         Args:
             ledger: the ledger of the main table.
             version: the version of the dead-letter table, the newest by default.
         """
         ranges = self.uncounted(ledger)
-        if self.log().snapshot() is None or "dismisses" not in column_names(self.log(), version=version):
+        known = column_names(self.log(), version=version) if self.log().snapshot() is not None else ()
+        columns = [name for name in (*_UNPLACED_KEY, "_recorded_at", "dismisses") if name in known]
+        if not {*_UNPLACED_KEY, "_recorded_at"} <= set(columns):
             return NotCounting(ranges)
-        # Files without such rows are skipped by the statistics of _sequence; ``dismisses`` has none.
-        where = f"{UNPLACED} AND dismisses IS NOT NULL"
-        found = self.scan(ledger.group, NotCounting(ranges), _DISMISSAL_KEY, where=where, version=version)
-        return NotCounting(ranges, frozenset(key for part in found for key in _keys(part, _DISMISSAL_KEY)))
+        # Files without such rows are skipped by the statistics of _sequence.
+        found = self.scan(ledger.group, NotCounting(ranges), columns, where=UNPLACED, version=version)
+        return NotCounting(ranges, frozenset(_superseded(row for part in found for row in part.to_pylist())))
 
     def clean_up(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> CheckedDeadLetters:
         """Delete the dead letters that can never count, and return which of the others do not count.
@@ -558,8 +559,23 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def _keys(batch: pa.RecordBatch, names: Sequence[str]) -> list[tuple[object, ...]]:
-    return list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+def _superseded(rows: Iterable[Mapping[str, Any]]) -> set[tuple[object, ...]]:
+    """Return the keys of dead letters without a sequence that a dismissal or a newer one of their offset replaces.
+
+    Args:
+        rows: those that count otherwise.
+    """
+    ordered = sorted(rows, key=lambda row: (row["_recorded_at"], row["_batch"]))
+    keys = [tuple(row[name] for name in _UNPLACED_KEY) for row in ordered]
+    found = {(row["dismisses"], *key[1:]) for row, key in zip(ordered, keys) if row.get("dismisses")}
+    newest: dict[object, tuple[object, ...]] = {}
+    for row, key in zip(ordered, keys):
+        # A lost range has no offset.
+        if row["offset"] is not None and key not in found:
+            place = (row["_stream"], row["_shard"], row["offset"])
+            found |= {newest.get(place, key)} - {key}
+            newest[place] = key
+    return found
 
 
 def counts(batch: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
@@ -580,10 +596,11 @@ def counts(batch: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
         for (stream, number), own in shards[rows].groupby(shards[rows]).groups.items():
             parts = ranges.get(Shard(str(stream), int(number)), Intervals())
             counts[own] &= ~(is_within(sequences[own], parts) & is_placed[own])
-    if left_out.dismissed and not is_placed.all():
+    if left_out.unplaced and not is_placed.all():
         unplaced = np.flatnonzero(~is_placed)
-        keys = _keys(batch.take(unplaced), _UNPLACED_KEY)
-        counts[unplaced] &= np.array([key not in left_out.dismissed for key in keys], np.bool_)
+        own = batch.take(unplaced)
+        keys = zip(*(own.column(name).to_pylist() for name in _UNPLACED_KEY), strict=True)
+        counts[unplaced] &= np.array([key not in left_out.unplaced for key in keys], np.bool_)
     return pa.array(counts)
 
 

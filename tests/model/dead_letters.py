@@ -222,6 +222,73 @@ def counting(
     return search(Model(init, step, bad, done))
 
 
+def unplaced(
+    *, of_an_offset: str = "newest counting", reads: int = 3, dismissals: int = 2, restores: int = 2
+) -> Result:
+    """Which dead letters of one damaged part of a file count: they have an offset, but no sequence.
+
+    No range has them, so each replay or rewind writes another one. A dismissal copies the one that counts.
+
+    Args:
+        of_an_offset: which of them count: ``all`` that no dismissal replaces, the ``newest`` in the table, or the
+            ``newest counting`` one: the newest of those whose batch the main ledger has.
+        reads: how often the part is read.
+        dismissals: how many there may be.
+        restores: how many there may be, each to an earlier version of the main table.
+    """
+    # The main log: ('b', place of a dead letter) or ('R', version). The dead letters: the place of the one that each
+    # dismisses, None for one that was read. Written ahead: the place of a dead letter whose batch has not landed.
+    init = ((), (), None, reads, dismissals, restores)
+
+    def landed(log: State, version: int) -> list[int]:
+        """The dead letters whose batches a version has, the newest first."""
+        found = []
+        at = version - 1
+        while at >= 0:
+            if log[at][0] == "R":
+                at = log[at][1] - 1
+                continue
+            found.append(log[at][1])
+            at -= 1
+        return found
+
+    def counting(log: State, dead: State) -> list[int]:
+        held = landed(log, len(log))
+        replaced = {dead[at] for at in held}
+        if of_an_offset == "newest":
+            return [at for at in held if at == len(dead) - 1]
+        found = [at for at in held if at not in replaced]
+        return found if of_an_offset == "all" else found[:1]
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, dead, ahead, rd, ds, rs = st
+        if ahead is not None:
+            yield "the batch lands", ((*log, ("b", ahead)), dead, None, rd, ds, rs)
+            yield "!it crashes", (log, dead, None, rd, ds, rs)
+            return
+        if rd:
+            yield "the part is read", (log, (*dead, None), len(dead), rd - 1, ds, rs)
+        for at in counting(log, dead) if ds else ():
+            yield f"{at} is dismissed", (log, (*dead, at), len(dead), rd, ds - 1, rs)
+        for version in range(len(log)) if rs else ():
+            # A RESTORE to version v has what the first v entries have.
+            yield f"!RESTORE to {version}", ((*log, ("R", version)), dead, None, rd, ds, rs - 1)
+
+    def bad(st: State) -> str | None:
+        log, dead = st[:2]
+        held, count = landed(log, len(log)), counting(log, dead)
+        if len(count) != bool(held):
+            return f"the damage counts {len(count)} times"
+        if held and count != held[:1]:
+            return "the one that counts is not what was written last"
+        return None
+
+    def done(st: State) -> bool:
+        return st[2] is None
+
+    return search(Model(init, step, bad, done))
+
+
 VARIANTS = (
     quick("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False)),
     quick("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model),
@@ -246,4 +313,7 @@ VARIANTS = (
     quick("clean3", "entries say what does not, also late ones", "BAD", lambda: counting(trust_late=True)),
     quick("clean4", "entries say what does not", "PASS", lambda: counting(restores=1)),
     quick("clean5", "same, two RESTOREs and three messages", "PASS", lambda: counting(size=3)),
+    quick("offset1", "each dead letter of an offset counts", "BAD", lambda: unplaced(of_an_offset="all")),
+    quick("offset2", "the newest in the table counts", "BAD", lambda: unplaced(of_an_offset="newest")),
+    quick("offset3", "the newest of those whose batch is in the ledger counts", "PASS", unplaced),
 )

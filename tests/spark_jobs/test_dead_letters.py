@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from spark_jobs.dead_letters.reader import NO_REASON, OTHER_REASONS, DeadLetterF
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
+from stream_consumers.batches import Range
 from stream_consumers.errors import StreamNotFoundError
 from tests.support.letter_tables import CLICKS, NOON, ORDERS, SECOND, Tables
 from tests.support.python_programs import run_python
@@ -88,6 +90,33 @@ def test_those_that_do_not_count_are_told_apart_when_asked(tables: Tables) -> No
     told = dict(zip(places(everything), everything.column("status").to_pylist()))
     assert (told["orders/0=2"], told["clicks/0=6"], told["orders/0=40"]) == ("replaced", "orphaned", "counts")
     assert "status" not in letters.to_arrow().column_names
+
+
+def test_damage_of_a_file_that_was_read_again_counts_once(tmp_path: Path) -> None:
+    made = Tables(tmp_path)
+
+    def statuses() -> dict[tuple[str, int], str]:
+        found = made.letters().to_arrow(replace(EVERYTHING, streams=("orders",)), columns=["_batch", "offset"])
+        columns = (found.column(name).to_pylist() for name in ("_batch", "offset", "status"))
+        return {(batch, offset): status for batch, offset, status in zip(*columns, strict=True)}
+
+    damage = {"is_message": False, "reason": "unreadable from here on"}
+    made.add(ORDERS, None, offset=640, **damage)
+    made.add(ORDERS, None, offset=900, **damage)
+    made.add(ORDERS, None, offset=640, batch="b2", number=2, **damage)
+    made.add(CLICKS, None, offset=640, batch="b2", number=2, **damage)
+    assert statuses()["b1", 640] == "counts", "the second batch has not landed"
+    made.commit(2, "b2", {ORDERS: Range(0, 100)}, dead=2)
+    found = statuses()
+    assert found == {("b1", 640): "replaced", ("b1", 900): "counts", ("b2", 640): "counts"}
+    assert places(made.letters().to_arrow()) == ["clicks/0=None", "orders/0=None", "orders/0=None"]
+    made.add(ORDERS, None, offset=640, batch="b3", number=3, dismissed_by="ann", dismisses="b2", **damage)
+    made.commit(3, "b3", {}, dead=1)
+    assert statuses() | {("b2", 640): ""} == {**found, ("b2", 640): "", ("b3", 640): "dismissed"}
+    made.add(ORDERS, None, offset=640, batch="b4", number=4, **damage)
+    made.commit(4, "b4", {ORDERS: Range(0, 100)}, dead=1)
+    found = statuses()
+    assert (found["b3", 640], found["b4", 640]) == ("replaced", "counts")
 
 
 @pytest.mark.parametrize(

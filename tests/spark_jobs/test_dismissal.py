@@ -165,6 +165,11 @@ def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None
     lake.ingest()
     assert lake.open() == [4, 9, 22, None], "a RESTORE takes a dismissal back"
     assert lake.unplaced() == (1, 1, 1)
+    lake.dismiss()
+    lake.replay()
+    assert lake.unplaced() == (1, 1, 1), "a replay reads the damage again"
+    with open_batch_source(lake.url) as source:
+        assert verify(source, lake.what)[0].dead == 4
 
 
 @pytest.mark.slow

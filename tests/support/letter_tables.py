@@ -38,6 +38,8 @@ def write_letters(
     number: int = 1,
     metadata: Mapping[str, object] | None = None,
     dismissed_by: str | None = None,
+    dismisses: str | None = None,
+    offset: int | None = None,
 ) -> None:
     """Write dead letters of a batch with this number; the payload of each is its sequence, or what is given.
 
@@ -55,7 +57,7 @@ def write_letters(
         "payload": pa.array(payloads, pa.binary()),
         "headers": pa.array([[{"name": "trace", "value": b"\xff"}]] * count, HEADERS_TYPE),
         "error": pa.array([reason] * count, pa.string()),
-        "offset": pa.nulls(count, pa.int64()),
+        "offset": pa.array([offset] * count, pa.int64()),
         "is_message": pa.array([is_message] * count, pa.bool_()),
         "_batch": pa.array([batch] * count, pa.string()),
         "_group": pa.array([group] * count, pa.string()),
@@ -66,6 +68,7 @@ def write_letters(
     if dismissed_by is not None:
         rows["dismissed_by"] = pa.array([dismissed_by] * count, pa.string())
         rows["corrected_by"] = pa.nulls(count, pa.string())
+        rows["dismisses"] = pa.array([dismisses] * count, pa.string())
     commit = CommitProperties(custom_metadata={"userMetadata": json.dumps(told)})
     write_deltalake(table.path, pa.table(rows), mode="append", schema_mode="merge", commit_properties=commit)
 
