@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import InvalidUrlError
+from stream_consumers.errors import InvalidUrlError, UnsupportedError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -40,6 +40,8 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
 )
 """The schema that a split yields: one row per message. A dead letter has an ``error`` and may have no ``sequence``."""
 
+MAX_SHARDS = 100_000
+"""The most shards of a source, because the ledger keeps a position of each."""
 BATCH_ROWS = 8192
 BATCH_BYTES = 8 * 1024 * 1024
 
@@ -76,6 +78,20 @@ class Extent(NamedTuple):
     start: int
     end: int
     blocked: int = 0
+
+
+def check_shard_count(url: StreamUrl, count: int) -> None:
+    """Check that a source has few enough shards for the ledger.
+
+    Raises:
+        UnsupportedError: it has more than :data:`MAX_SHARDS`.
+    """
+    if count > MAX_SHARDS:
+        raise UnsupportedError(
+            f"{url} has more than {MAX_SHARDS:,} shards",
+            remedy="Write the messages into fewer shards; a shard is for messages that need an order among themselves.",
+            shards=count,
+        )
 
 
 def readable_gaps(gaps: Mapping[Shard, Range], extents: Mapping[Shard, Extent]) -> dict[Shard, Range]:

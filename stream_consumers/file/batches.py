@@ -20,6 +20,7 @@ from stream_consumers.batches import (
     MessageRow,
     Range,
     Resume,
+    check_shard_count,
     dead_letter_row,
     message_checksum,
     packed,
@@ -190,6 +191,7 @@ class FileBatchSource(BatchSource):
         self._tail, self.is_exact = None, True
         with self._scanner(first) as scanner:
             for segment in scan.segments(scanner.blocks(is_checked=False)):
+                check_shard_count(self.url, len(segment.end.positions))
                 self._segments.append(segment)
                 if time.monotonic() > deadline:
                     self.is_exact = False

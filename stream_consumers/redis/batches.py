@@ -25,6 +25,7 @@ from stream_consumers.batches import (
     PositionFacts,
     Range,
     Resume,
+    check_shard_count,
     dead_letter_row,
     fair_shares,
     hint_with_facts,
@@ -311,7 +312,9 @@ class RedisBatchSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
-        found = self.server.facts_of(self.server.shards())
+        shards = self.server.shards()
+        check_shard_count(self.url, len(shards))
+        found = self.server.facts_of(shards)
         self._facts = {shard: facts for shard, facts in found.items() if facts is not None}
         self._extents = {
             shard: Extent(facts.end if facts.first is None else facts.first, facts.end)

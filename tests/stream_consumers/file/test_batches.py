@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from stream_consumers import batches as stream_batches
 from stream_consumers.batches import BatchPlan, LastMessage, Range, Resume
-from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
+from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError, UnsupportedError
 from stream_consumers.file import batches as file_batches
 from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file import segments
@@ -551,3 +552,16 @@ def test_a_gap_in_the_sequences_of_a_file_is_no_loss(tmp_path: Path) -> None:
         with FileBatchSource(reader.url) as source:
             source.extents(resume=Resume(reader.positions, hint))
             assert source.lost({ORDERS: Range(reader.positions[ORDERS], 510)}) == {}
+
+
+def test_a_file_with_more_shards_than_the_ledger_can_keep_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(9, shards=[Shard("orders", number) for number in range(3)]))
+    monkeypatch.setattr(stream_batches, "MAX_SHARDS", 3)
+    with FileBatchSource(url_of(path)) as source:
+        assert len(source.extents()) == 3
+        monkeypatch.setattr(stream_batches, "MAX_SHARDS", 2)
+        with pytest.raises(UnsupportedError) as caught:
+            source.extents()
+    assert caught.value.facts["shards"] == 3
