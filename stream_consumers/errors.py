@@ -331,7 +331,7 @@ class MissingDependencyError(StreamAssetsError, Terminal):
 
 
 class SchemaRegistryError(StreamAssetsError, Transient):
-    """The schema registry does not answer, or reports that it is temporarily unavailable."""
+    """The schema registry does not answer for now, or this machine cannot read its schema for now."""
 
 
 class SchemaNotFoundError(StreamAssetsError, Terminal):

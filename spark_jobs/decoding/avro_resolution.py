@@ -53,6 +53,11 @@ _NO_BRANCH = {"type": "fixed", "name": "no_branch", "size": 1 << 62}
 _NO_BRANCHES = 64
 # A number of variable length has at most ten bytes, of which the tenth has one bit. The library drops further bits.
 _TOO_LONG = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
+# The numbers from -65 to -128, which the library takes for branches of a union of up to 64. The end of the smallest
+# number, which it takes for the length of an empty block, looks the same.
+_NEGATIVE = re.compile(b"[%s](?:\x01|\x81\x80*\x00)" % re.escape(bytes(range(0x81, 0x100, 2))))
+MAX_DEFAULT_LENGTH = 10_000
+"""The longest default of a field, in characters, with the defaults within it: each row can have it many times."""
 # The size of values of these types in bytes; values of other types begin with their size.
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 # The Python types of defaults in JSON.
@@ -83,7 +88,9 @@ class AvroReader:
     def __init__(self, writer: AvroType, reader: AvroType, schema: pa.Schema, *, is_one: bool) -> None:
         fastavro = import_library("fastavro", extra="avro")
         self._decode = fastavro.schemaless_reader
-        self._schema = fastavro.parse_schema(_LibrarySchema().schema(writer))
+        library = _LibrarySchema()
+        self._schema = fastavro.parse_schema(library.schema(writer))
+        self._has_wide_union = library.has_wide_union
         self._writer = writer
         self._convert = resolution(writer, reader, schema.field(0).name if is_one else "")
         self._kind = schema.field(0).type if is_one else pa.struct(list(schema))
@@ -102,8 +109,8 @@ class AvroReader:
         left = len(payload) - buffer.tell()
         if left:
             raise ValueError(f"the payload has {left} bytes after the end of the value")
-        # Text may look like a number that is too long, so the numbers are looked up.
-        if _TOO_LONG.search(payload):
+        # Text may look like such a number, so the numbers are looked up.
+        if self._has_wide_union or _TOO_LONG.search(payload) or _NEGATIVE.search(payload):
             _skip_value(self._writer, payload, 0)
         return self._convert(value)
 
@@ -121,7 +128,7 @@ def _skip_value(kind: AvroType, payload: bytes, place: int) -> int:
         place: where the value begins.
 
     Raises:
-        ValueError: one of its numbers has more than 64 bits.
+        ValueError: one of its numbers has more than 64 bits, or is no branch of a union or length of a block.
     """
     if kind.kind == "record":
         for field in kind.fields:
@@ -131,10 +138,15 @@ def _skip_value(kind: AvroType, payload: bytes, place: int) -> int:
         return place + _SIZES.get(kind.kind, kind.size)
     number, place = _number(payload, place)
     if kind.kind == "union":
+        if not 0 <= number < len(kind.parts):
+            raise ValueError("a union has no such branch")
         return _skip_value(kind.parts[number], payload, place)
     if kind.kind in ("string", "bytes"):
         return place + number
     while kind.kind in ("array", "map") and number:
+        # Each item has at least one byte.
+        if abs(number) > len(payload):
+            raise ValueError("a block has more items than the payload has bytes")
         if number < 0:
             # The size of the block in bytes follows.
             _, place = _number(payload, place)
@@ -165,6 +177,7 @@ class _LibrarySchema:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._has_no_branch = False
+        self.has_wide_union = False
 
     def schema(self, kind: AvroType) -> Any:
         if kind.kind == "union":
@@ -188,6 +201,7 @@ class _LibrarySchema:
 
     def _union(self, kind: AvroType) -> list[Any]:
         is_plain = len(kind.branches) < 2
+        self.has_wide_union |= len(kind.parts) > _NO_BRANCHES
         parts: list[Any] = [
             self.schema(part)
             if is_plain or part.kind == "null"
@@ -474,6 +488,10 @@ def default_of(field: AvroField, path: str) -> Any:
         raise SchemaMismatchError(f"{path} was not written, and has no default", remedy=_REMEDY)
     try:
         value = _default(field.type, json.loads(field.default), WeightBudget("Avro"))
+        if len(repr(value)) > MAX_DEFAULT_LENGTH:
+            raise SchemaMismatchError(
+                f"the default of {path} is longer than {MAX_DEFAULT_LENGTH}", remedy="Shorten it."
+            )
         return resolution(field.type, field.type, path)(value)
     except (ValueError, TypeError, KeyError) as error:
         raise SchemaMismatchError(f"{path}: its default {field.default} is not of its type", remedy=_REMEDY) from error

@@ -218,6 +218,8 @@ class _TypeBuilder:
             return AvroType(kind, name, fields=fields, aliases=aliases)
         if kind == "enum":
             symbols = tuple(schema["symbols"])
+            if max(map(len, (*symbols, schema.get("default") or "")), default=0) > MAX_COLUMN_NAME_LENGTH:
+                raise ValueError(f"a symbol is longer than {MAX_COLUMN_NAME_LENGTH} characters")
             return AvroType(kind, name, symbols=symbols, default=schema.get("default"), aliases=aliases)
         size = schema.get("size", 0) if kind == "fixed" else 0
         if not 0 <= size <= MAX_FIXED_BYTES:

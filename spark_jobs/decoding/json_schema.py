@@ -218,6 +218,8 @@ def _pointed(document: Any, pointer: str, reference: object) -> Any:
     return found
 
 
+SCHEMA_SECONDS = 10.0
+"""The CPU time for checking a schema, in seconds."""
 VALIDATION_SECONDS = 1.0
 """The CPU time for validating a payload, in seconds, besides that for its bytes."""
 VALIDATION_SECONDS_PER_BYTE = 1e-5
@@ -318,7 +320,9 @@ def _validator(stored: StoredSchema) -> Any:
             if name
         )
         kind = jsonschema.validators.validator_for(documents[""], default=jsonschema.Draft7Validator)
-        kind.check_schema(documents[""])
+        # It compiles the patterns, which takes longer than in proportion to their size.
+        with cpu_limit(SCHEMA_SECONDS):
+            kind.check_schema(documents[""])
         return kind(documents[""], registry=known)
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
 
@@ -26,6 +26,7 @@ from spark_jobs.decoding.isolated_process import is_memory_short
 from spark_jobs.decoding.protobuf_schema import (
     PROTOBUF_FOLDER,
     MessageSchema,
+    check_name_length,
     files_of_stored,
     schema_of_class,
     schema_of_set,
@@ -174,6 +175,8 @@ class _TypeBuilder:
         enum = field.enum_type
         if enum.full_name not in self._symbols:
             self._symbols[enum.full_name] = {number: one.name for number, one in enum.values_by_number.items()}
+            for name in self._symbols[enum.full_name].values():
+                check_name_length(name)
         names = self._symbols[enum.full_name]
         # An enum number without a name in the schema must not make the message a dead letter.
         return _Value("STRING", lambda value: names.get(value) or str(value))
@@ -520,13 +523,18 @@ class _Comparison:
 def _comparisons(writer: Descriptor, reader: Descriptor) -> tuple[_Comparison, ...]:
     """Return the fields of a message that have to be compared."""
     pairs = [(writer.fields_by_number.get(field.number), field) for field in reader.fields]
-    found = [_comparison(written, read) for written, read in pairs if written is not None]
+    apart = {one.name for one in reader.oneofs if _is_apart(writer, one)}
+    found = [
+        _comparison(written, read, is_apart=read.containing_oneof is not None and read.containing_oneof.name in apart)
+        for written, read in pairs
+        if written is not None
+    ]
     return tuple(one for one in found if one is not None)
 
 
-def _comparison(written: FieldDescriptor, read: FieldDescriptor) -> _Comparison | None:
+def _comparison(written: FieldDescriptor, read: FieldDescriptor, *, is_apart: bool) -> _Comparison | None:
     """Return the comparison of a field; ``None`` if each written value is read as the same value."""
-    is_exact = not _are_apart(written, read) and (is_repeated(read) or not is_repeated(written))
+    is_exact = not is_apart and (is_repeated(read) or not is_repeated(written))
     if is_map(written) or is_map(read):
         is_exact = is_map(written) and is_map(read) and _is_exact(*(_part(field, "key") for field in (written, read)))
     own, other = (_part(field, "value") if is_map(field) else field for field in (written, read))
@@ -552,13 +560,10 @@ def _is_exact(written: FieldDescriptor, read: FieldDescriptor) -> bool:
     return written.type == read.type or (written.type, read.type) in _ALIKE
 
 
-def _are_apart(written: FieldDescriptor, read: FieldDescriptor) -> bool:
+def _is_apart(writer: Descriptor, oneof: OneofDescriptor) -> bool:
     """Return whether the writer may set several fields of one oneof of the reader, which keeps only the last."""
-    if read.containing_oneof is None:
-        return False
-    assert written.containing_type is not None
-    fields = written.containing_type.fields_by_number
-    others = [fields[field.number] for field in read.containing_oneof.fields if field.number in fields]
+    fields = writer.fields_by_number
+    others = [fields[field.number] for field in oneof.fields if field.number in fields]
     choices = {field.containing_oneof.name if field.containing_oneof else "" for field in others}
     return len(others) > 1 and (len(choices) > 1 or "" in choices)
 

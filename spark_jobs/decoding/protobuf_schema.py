@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -257,12 +257,12 @@ def message_names(file: Any) -> dict[tuple[int, ...], str]:
     found: dict[tuple[int, ...], str] = {}
     budget = WeightBudget("Protobuf")
     for scope in (file.package, *(service.name for service in file.service)):
-        _check_length(scope)
+        check_name_length(scope)
 
     def add(messages: Iterable[Any], prefix: str, above: tuple[int, ...]) -> None:
         for place, message in enumerate(messages):
             name = f"{prefix}{message.name}"
-            _check_length(name)
+            check_name_length(name)
             budget.spend(TYPE_WEIGHT + len(name))
             if not message.options.map_entry:
                 place_of = (*above, place)
@@ -273,7 +273,12 @@ def message_names(file: Any) -> dict[tuple[int, ...], str]:
     return found
 
 
-def _check_length(name: str) -> None:
+def check_name_length(name: str) -> None:
+    """Refuse a long name, which each type in it or each value may repeat.
+
+    Raises:
+        SchemaMismatchError: it has more than :data:`MAX_COLUMN_NAME_LENGTH` characters.
+    """
     if len(name) > MAX_COLUMN_NAME_LENGTH:
         raise SchemaMismatchError(
             f"the Protobuf schema has a name of {len(name)} characters",
@@ -296,6 +301,10 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
     package = import_library("grpc_tools", extra="protobuf")
     for file in texts:
         check_file_name(file)
+        if any(str(folder) in texts for folder in PurePosixPath(file).parents):
+            raise SchemaMismatchError(
+                f"the Protobuf schema has the file {shortened(repr(file))} within another file", remedy="Rename it."
+            )
     with tempfile.TemporaryDirectory(prefix="stream-assets-proto-") as folder:
         root = Path(folder)
         for file, text in texts.items():

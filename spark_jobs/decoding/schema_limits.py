@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from spark_jobs.decoding.decoders import reason
-from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
+from stream_consumers.errors import SchemaMismatchError, SchemaRegistryError, StreamAssetsError
 
 MAX_WEIGHT = 1 << 20
 """The largest weight of a schema: its text in characters, with each type as often as it is referred to."""
@@ -153,6 +153,7 @@ def schema_use(form: str) -> Iterator[None]:
 
     Raises:
         SchemaMismatchError: the schema cannot be used; it has the reason.
+        SchemaRegistryError: the operating system refused a file or a process, and may not the next time.
         MemoryError: unchanged, because it depends on the rest of the block.
 
     Example:
@@ -167,6 +168,12 @@ read with another schema.
     except (StreamAssetsError, MemoryError):
         raise
     except Exception as error:
+        # A TimeoutError is that of a limit for the schema.
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            raise SchemaRegistryError(
+                f"this machine cannot read the {form} schema for now: {error.strerror}",
+                remedy="Check the free space of its disk and the limit of open files; nothing was lost, run again.",
+            ) from error
         why = f"{type(error).__name__}: {reason(error)}"
         raise SchemaMismatchError(
             f"the {form} schema cannot be used: {why}", remedy="Correct it, or read with another schema."

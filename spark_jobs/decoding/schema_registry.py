@@ -428,7 +428,7 @@ class Lookups:
             found = ask(client)
             if found.schema_str == "":
                 raise SchemaMismatchError(f"{what} is empty", remedy="Correct it in the registry.")
-            if not isinstance(found.schema_str, str):
+            if not isinstance(found.schema_str, str) or not isinstance(found.schema_type, str | None):
                 raise ValueError("an answer without a schema")
             for one in found.references or ():
                 # The client puts the version into the path of a request without a check.

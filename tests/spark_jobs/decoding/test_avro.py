@@ -338,3 +338,28 @@ def test_payloads_of_the_library_are_read_alike():
     buffer = io.BytesIO()
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(schema), {"f0": 1, "f1": "x"})
     assert decode(Avro(schema), [buffer.getvalue()])[0] == [{"f0": 1, "f1": {"int": None, "string": "x"}}]
+
+
+def number(value):
+    """A number as Avro writes it."""
+    return encoded("long", value)
+
+
+@pytest.mark.parametrize("more", [b"", b"\x80\0"], ids=["shortest", "padded"])
+@pytest.mark.parametrize("branches", [2, 64, 65, 200])
+def test_negative_branches_of_a_union_are_refused(branches, more):
+    kinds = [{"type": "fixed", "name": f"F{place}", "size": 1} for place in range(branches - 1)]
+    decoder = Avro(record(["null", *kinds]))
+    negative = [number(-place) for place in range(1, 600)]
+    # A padded number has the same value, and ends later.
+    padded = [bytes([*one[:-1], one[-1] | 0x80, *more[:-1], 0]) if more else one for one in negative]
+    errors = decode(decoder, [one + end for one in padded for end in (b"", b"x")])[1]
+    assert None not in errors
+    assert decode(decoder, [number(0), number(branches - 1) + b"x"])[1] == [None, None]
+
+
+def test_the_length_of_a_block_that_has_no_opposite_is_refused():
+    """It is the smallest number. The library takes it for the length of an empty block."""
+    decoder = Avro(record({"type": "array", "items": "string"}))
+    assert None not in decode(decoder, [number(-(2**63)) + number(1) + b"\0"])[1]
+    assert decode(decoder, [number(-1) + number(2) + number(1) + b"x\0"])[1] == [None]

@@ -1,5 +1,6 @@
 """Schemas that an attacker has written: of a message, of a subject, and what they refer to."""
 
+import errno
 import gzip
 import json
 import os
@@ -16,8 +17,8 @@ from spark_jobs.decoding.avro_resolution import default_of
 from spark_jobs.decoding.avro_schema import parse_avro
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema, cpu_limit
-from spark_jobs.decoding.protobuf import Protobuf
-from spark_jobs.decoding.protobuf_schema import compiled, files_of_stored
+from spark_jobs.decoding.protobuf import Protobuf, message_check
+from spark_jobs.decoding.protobuf_schema import compiled, files_of_stored, schema_of_text
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema
 from stream_consumers.errors import (
     InvalidOptionError,
@@ -159,6 +160,7 @@ OF_ANY = {
         "AVRO",
         at_each_reference(record({**field("string"), "default": "x" * 100_000}, name="E"), 500),
     ),
+    "AVRO: a long symbol": ("AVRO", json.dumps(record(field({"type": "enum", "name": "E", "symbols": ["A" * 2000]})))),
     "AVRO: names in a long namespace": ("AVRO", within("n" * 100_000, 5000)),
     "PROTOBUF: names within a long one": (
         "PROTOBUF",
@@ -190,6 +192,10 @@ OF_SUBJECTS = {
     "JSON: nothing in common": ("JSON", '{"allOf": [5]}'),
     "JSON: examples that are none": ("JSON", '{"enum": 5}'),
     "AVRO: a long name": ("AVRO", json.dumps(record(field("long", "x" * 2000)))),
+    "PROTOBUF: a long name of a value": (
+        "PROTOBUF",
+        f'syntax = "proto3"; enum E {{ {"V" * 2000} = 0; }} message M {{ repeated E id = 1; }}',
+    ),
     "JSON: a long name": ("JSON", json.dumps(properties(**{"x" * 2000: {"type": "integer"}}))),
     "JSON: a chain of references": ("JSON", referring(300, ["a"])),
     "JSON: references that double": ("JSON", referring(40, ["a", "b"])),
@@ -225,6 +231,51 @@ def test_a_default_of_many_records_with_defaults_of_their_own_is_refused():
     assert decode(decoder, [number + b"\x0e\0"]) == ([{"id": 7, "more": []}], [None])
     with pytest.raises(SchemaMismatchError), cpu_limit(10):
         default_of(parse_avro(decoder.schema).fields[1], "more")
+
+
+def test_a_long_default_is_refused_where_it_is_used():
+    """A payload of many items would become a row that is as many times as long."""
+    item = record(field("long"), {**field("string", "more"), "default": "x" * 20_000}, name="I")
+    with pytest.raises(SchemaMismatchError):
+        default_of(parse_avro(Avro(item).schema).fields[1], "more")
+
+
+def test_a_large_oneof_is_compared_in_proportion_to_its_size():
+    read = "".join(f"int32 f{number} = {number};" for number in range(1, 3000))
+    texts = [f'syntax = "proto3"; message M {{ oneof o {{ {read} }} {more} }}' for more in ("", "string z = 5000;")]
+    reader, writer = (schema_of_text(text, None) for text in texts)
+    with cpu_limit(2):
+        assert message_check(writer, reader) is None
+
+
+def test_a_pattern_that_takes_long_to_compile_is_refused(monkeypatch):
+    monkeypatch.setattr("spark_jobs.decoding.json_schema.SCHEMA_SECONDS", 0.1)
+    pattern = "(?i)" + "[a-\uffff]" * 40
+    decoder = JsonSchema(properties(id={"type": "integer"}, s={"type": "string", "pattern": pattern}), validate=True)
+    with pytest.raises(SchemaMismatchError):
+        decode(decoder, [b'{"id":7}'])
+
+
+def test_a_machine_that_cannot_compile_for_now_refuses_no_schema(monkeypatch):
+    stored = StoredSchema("PROTOBUF", f"{PROTO} // compiled on another day")
+    with monkeypatch.context() as full:
+        full.setattr("tempfile.TemporaryDirectory", raising(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(SchemaRegistryError):
+            files_of_stored(stored)
+    assert files_of_stored(stored).names == {(0,): "Order"}
+
+
+def raising(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def test_a_file_within_another_file_is_refused():
+    references = tuple((name, StoredSchema("PROTOBUF", PROTO)) for name in ("a.proto", "a.proto/b.proto"))
+    with pytest.raises(SchemaMismatchError):
+        files_of_stored(StoredSchema("PROTOBUF", PROTO, references))
 
 
 def test_enums_of_many_fields_share_their_names():
@@ -612,7 +663,15 @@ def test_a_key_of_a_map_that_is_there_twice_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "answer", [b'{"schema": 5}', b"[]", b"\xff", b"[" * 200_000, b'{"schema": "null", "references": "abc"}']
+    "answer",
+    [
+        b'{"schema": 5}',
+        b"[]",
+        b"\xff",
+        b"[" * 200_000,
+        b'{"schema": "null", "references": "abc"}',
+        b'{"schema": "null", "schemaType": ["AVRO"]}',
+    ],
 )
 def test_an_odd_answer_of_a_registry_is_about_the_schema_that_a_message_names(registry, answer):
     _, text, payload = GOOD["AVRO"]
