@@ -168,8 +168,8 @@ read with another schema.
     except (StreamAssetsError, MemoryError):
         raise
     except Exception as error:
-        # A TimeoutError is that of a limit for the schema.
-        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        # An error of the operating system has a number; that of a limit for the schema has none.
+        if isinstance(error, OSError) and error.errno is not None:
             raise SchemaRegistryError(
                 f"this machine cannot read the {form} schema for now: {error.strerror}",
                 remedy="Check the free space of its disk and the limit of open files; nothing was lost, run again.",
