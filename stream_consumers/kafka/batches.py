@@ -36,6 +36,7 @@ from stream_consumers.errors import (
     BatchTooLargeError,
     BrokerUnavailableError,
     DataLossError,
+    FormatError,
     StreamAssetsError,
     StreamRemovedError,
 )
@@ -259,6 +260,9 @@ class FirstMessages(ClosesOnExit):
 
     Args:
         cluster: the cluster of the partitions.
+
+    Attributes:
+        damaged: the shards with a batch that cannot be read; if there are any, use another client.
     """
 
     def __init__(self, cluster: KafkaBrokers) -> None:
@@ -266,16 +270,16 @@ class FirstMessages(ClosesOnExit):
         self._consumer: Consumer = cluster.consumer(
             enable_partition_eof=True, queued_min_messages=1, fetch_wait_max_ms=10
         )
+        self.damaged: set[Shard] = set()
 
     def close(self) -> None:
         """Release the client."""
         self._consumer.close()
 
     def at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
-        """Return the first message of each shard at or after an offset; shards without such a message are left out.
+        """Return the first message of each shard at or after an offset; shards without a readable one are left out.
 
         Raises:
-            FormatError: a batch is damaged.
             BrokerUnavailableError, AccessDeniedError, BrokerError: the broker does not answer, or refuses.
         """
         found: dict[Shard, KafkaMessage] = {}
@@ -290,7 +294,10 @@ class FirstMessages(ClosesOnExit):
                 if error is None:
                     found[shard] = message
                 elif error.code() not in _NOTHING_THERE:
-                    raise self._cluster.explain_read(message, error)
+                    explained = self._cluster.explain_read(message, error)
+                    if not isinstance(explained, FormatError):
+                        raise explained
+                    self.damaged.add(shard)
                 waiting.remove(shard)
             if waiting and time.monotonic() > deadline:
                 raise BrokerUnavailableError(
@@ -332,6 +339,8 @@ class KafkaBatchSource(BatchSource):
         # The largest average size of a message in the samples so far.
         self._message_bytes: float | None = None
         self._single: FirstMessages | None = None
+        # The shards in which the last look-up of messages has met a damaged batch.
+        self._damaged: set[Shard] = set()
         self._planned_from: Mapping[Shard, int] = {}
 
     def set_request_timeout(self, seconds: float) -> None:
@@ -381,7 +390,11 @@ class KafkaBatchSource(BatchSource):
         return {shard: part for shard, part in before.items() if part.start < part.end}
 
     def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
-        """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
+        """See :meth:`stream_consumers.batches.BatchSource.last_messages`; a damaged batch counts as no message.
+
+        So a group that was moved past the batch can continue. A read of the batch itself fails.
+        """
+        self._damaged = set()
         known = {shard: part for shard, part in ranges.items() if shard in self._extents}
         left = {shard: part.clamp(Range(*self._extents[shard][:2])) for shard, part in known.items()}
         ends = {shard: part.end for shard, part in left.items()}
@@ -409,10 +422,12 @@ class KafkaBatchSource(BatchSource):
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """Return true also if the message is missing in a topic that starts before it and deletes only at its start.
 
-        The start is requested again after the look-up of the message.
+        The start is requested again after the look-up of the message. A message in a damaged batch cannot be compared.
         """
         if super().is_replaced(shard, read, held):
             return True
+        if shard in self._damaged:
+            return False
         start, end, _ = self._extents[shard]
         is_there = held is not None and held.sequence == read.sequence
         # A message after the end may be in a transaction that is still open.
@@ -426,7 +441,11 @@ class KafkaBatchSource(BatchSource):
         if self._single is None:
             self._single = FirstMessages(self.cluster)
         try:
-            return self._single.at(offsets)
+            found = self._single.at(offsets)
+            if self._single.damaged:
+                self._damaged |= self._single.damaged
+                self._release()
+            return found
         except StreamAssetsError:
             # A client that has lost its brokers may not find them again.
             self._release()

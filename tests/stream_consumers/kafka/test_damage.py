@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from stream_consumers.batches import Range
+from stream_consumers.batches import LastMessage, Range
 from stream_consumers.errors import FormatError
 from stream_consumers.kafka import client, messages
 from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
@@ -111,13 +111,18 @@ def test_offsets_grow_up_to_the_end(
     assert raised.value.facts == {"offset": 13, "found": found}
 
 
-def test_a_damaged_batch_stops_the_look_up_of_a_message(broker: Broker, topic: str, log: Path) -> None:
+def test_a_group_that_was_moved_past_a_damaged_batch_can_continue(broker: Broker, topic: str, log: Path) -> None:
     flip(log, payload, 0x04)
+    shard = Shard(topic)
     with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
         source.extents()
-        with pytest.raises(FormatError):
-            source.last_messages({Shard(topic): Range(0, 15)})
-        assert source.last_messages({Shard(topic): Range(0, 30)})[Shard(topic)].sequence == 29
+        held = source.last_messages({shard: Range(0, 20)})[shard]
+        assert held.sequence == 9
+        assert not source.is_replaced(shard, held, held)
+        read_before_the_damage = LastMessage(13, held.timestamp_ms, 1, held.epoch)
+        assert not source.is_replaced(shard, read_before_the_damage, held), "it cannot be compared"
+        assert source.last_messages({shard: Range(10, 20)}) == {}
+        assert source.last_messages({shard: Range(0, 30)})[shard].sequence == 29
 
 
 def test_a_consumer_stops_at_a_damaged_batch(broker: Broker, topic: str, log: Path) -> None:
