@@ -29,6 +29,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     LedgerUnreadableError,
+    RestoreTargetError,
     StreamAssetsError,
 )
 from stream_consumers.messages import Shard
@@ -262,7 +263,7 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
 def _surviving(context: StreamCheckContext) -> Iterator[Commit]:
     """Yield the commits of the group whose rows are in the table, the newest first, as far as the log is readable."""
     # The log is not readable before a RESTORE to an unknown version.
-    with suppress(LedgerUnreadableError, LedgerTruncatedError):
+    with suppress(LedgerUnreadableError, LedgerTruncatedError, RestoreTargetError):
         yield from context.ledger.surviving(context.state.version)
 
 

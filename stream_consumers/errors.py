@@ -226,6 +226,10 @@ class LedgerUnreadableError(StreamAssetsError, Transient):
     """The Delta log could not be read when it was needed; nothing was committed without it."""
 
 
+class RestoreTargetError(StreamAssetsError, Terminal):
+    """The positions after a RESTORE are unknown, because it does not name the version that it restored."""
+
+
 class LedgerTruncatedError(StreamAssetsError, Terminal):
     """The Delta log was cleaned up so far that the positions cannot be determined."""
 

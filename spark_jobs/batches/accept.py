@@ -37,6 +37,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     LedgerUnreadableError,
+    RestoreTargetError,
     SourceRecreatedError,
     SourceTruncatedError,
     StreamNotFoundError,
@@ -293,7 +294,7 @@ def divergences(
 def _remembered(ledger: Ledger, state: LedgerState, shards: Collection[Shard]) -> Mapping[Shard, list[LastMessage]]:
     """Return the last messages of all batches that the log still has, in the order of their sequences."""
     found: dict[Shard, set[LastMessage]] = {shard: set() for shard in shards}
-    with suppress(LedgerTruncatedError, LedgerUnreadableError):
+    with suppress(LedgerTruncatedError, LedgerUnreadableError, RestoreTargetError):
         for entry in (commit.entry for commit in ledger.surviving(state.version) if commit.entry):
             full = {shard: one.last for shard, one in (entry.state or {}).items() if shard in found}
             for shard, last in chain(full.items(), entry.last_messages.items()):

@@ -28,6 +28,7 @@ from spark_jobs.redaction import redacted
 from spark_jobs.table_location import reader_options
 from stream_consumers.errors import (
     LedgerUnreadableError,
+    RestoreTargetError,
     StorageMismatchError,
     StreamAssetsError,
     TableUnreadableError,
@@ -713,7 +714,7 @@ class DeltaLog:
             commit: the RESTORE.
 
         Raises:
-            LedgerUnreadableError: no version has these files, or only one that was cleaned from the log may have them.
+            RestoreTargetError: no version has these files, or only one that was cleaned from the log may have them.
         """
         if isinstance(commit.restored, int):
             return (commit.restored,)
@@ -806,8 +807,8 @@ class DeltaLog:
             f"version {version} of {self.path} cannot be read ({self.redacted_text(error)})", remedy="Run again."
         )
 
-    def _unknown_target(self, restore: Commit, why: str) -> LedgerUnreadableError:
-        return LedgerUnreadableError(
+    def _unknown_target(self, restore: Commit, why: str) -> RestoreTargetError:
+        return RestoreTargetError(
             f"{self.path} was restored to {restore.restored!r} (version {restore.version}), but it is unknown which "
             f"version that is: {why}",
             remedy=RESTORE_REMEDY,

@@ -75,7 +75,8 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         known = after.get(shard, ShardState())
         redo = known.redo
         if late or not entry.write_mode.reduces_redo:
-            # The RESTORE may have removed rows of claimed entries that this batch skipped, and brought back its rows.
+            # The RESTORE may have removed rows of claimed entries that this batch left out as already written, and
+            # brought back rows of messages that this batch wrote.
             claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
             redo |= written & (known.covered | claimed)
             if late and known.lacks_adopted:

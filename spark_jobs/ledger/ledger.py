@@ -32,6 +32,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     LedgerUnreadableError,
+    RestoreTargetError,
     StreamAssetsError,
 )
 from stream_consumers.messages import Shard
@@ -236,6 +237,7 @@ class Ledger:
         Raises:
             LedgerTruncatedError: required commits were cleaned from the log.
             LedgerUnreadableError: the log cannot be read at the moment.
+            RestoreTargetError: it is unknown which version the last RESTORE restored.
             ForeignCommitError: another program used our transaction app ids.
             UnsupportedVersionError: a newer release has written into the table.
             InvalidOptionError: the table is set to drop transaction numbers.
@@ -541,11 +543,11 @@ class Ledger:
         double with each level of them.
 
         Raises:
-            LedgerUnreadableError: RESTOREs are nested deeper than ``MAX_NESTED_RESTORES``.
+            RestoreTargetError: RESTOREs are nested deeper than ``MAX_NESTED_RESTORES``.
         """
         if version not in known:
             if level > MAX_NESTED_RESTORES:
-                raise LedgerUnreadableError(
+                raise RestoreTargetError(
                     f"{self.log.path} has more than {MAX_NESTED_RESTORES} RESTOREs that depend on one another",
                     remedy=RESTORE_REMEDY,
                 )
@@ -577,7 +579,7 @@ class Ledger:
                     if full.base <= target < newest.version:
                         past = self._with_older_hint(past, target, known, level)
                     removed = self._removed(now, number, target, known, level)
-                except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
+                except (RestoreTargetError, LedgerUnreadableError, LedgerTruncatedError) as unknown:
                     past = replace(now, error=unknown)
                 state = restore(now.state, past.state)
                 facts = facts_at(state, past.facts, now.facts)
@@ -630,7 +632,7 @@ class Ledger:
             if commit.restored is not None:
                 try:
                     older = self._restored_version(commit, known, level)
-                except LedgerUnreadableError:
+                except RestoreTargetError:
                     # The target of an earlier RESTORE is unknown: walk on through all versions before it.
                     if newer == target:
                         raise
@@ -658,13 +660,13 @@ class Ledger:
         """Return the version that a RESTORE restored, or one in which the group has the same state.
 
         Raises:
-            LedgerUnreadableError: several versions with other states are possible.
+            RestoreTargetError: several versions with other states are possible.
         """
         newest, *others = self.log.restored_versions(commit)
         if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):
             folds = [self._fold_to(version, known, level) for version in (newest, *others)]
             if any(one.error is not None or one.state != folds[0].state for one in folds):
-                raise LedgerUnreadableError(
+                raise RestoreTargetError(
                     f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}), which may be "
                     f"version {others[-1]} or {newest}: they have the same files but different positions",
                     remedy=RESTORE_REMEDY,

@@ -13,7 +13,7 @@ from spark_jobs.ledger.entries import CLAIMS, KEEPER, LEAVING_CLAIMS, SWITCHING,
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
-from stream_consumers.errors import DataLossError, LedgerUnreadableError
+from stream_consumers.errors import DataLossError, RestoreTargetError
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog
 
@@ -214,7 +214,7 @@ def test_a_restore_to_a_number_after_one_that_is_ambiguous(tmp_path: Path) -> No
     group.log.ours(group.claimed(10), files=group.log.files)
     newest = group.write(group.claimed(20))
     group.log.restore(back_to=2, timestamp="2023-11-14 22:15:20")
-    with pytest.raises(LedgerUnreadableError):
+    with pytest.raises(RestoreTargetError):
         group.read()
     group.restore(newest)
     assert (group.read().removed_claim_batches, group.read().shards[SHARD].claimed) == (Intervals(), 30)

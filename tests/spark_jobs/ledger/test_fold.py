@@ -16,7 +16,7 @@ from spark_jobs.ledger.fold import fold, restore, totals_after
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import LastMessage, Range
-from stream_consumers.errors import LedgerTruncatedError, LedgerUnreadableError
+from stream_consumers.errors import LedgerTruncatedError, RestoreTargetError
 from stream_consumers.messages import Shard
 from tests.support.profiles import examples
 from tests.support.written_log import WrittenLog, made_entry
@@ -284,7 +284,7 @@ def test_more_levels_of_restores_than_ingestion_makes_are_refused(monkeypatch):
 
     def check(log):
         write(log, restored_again(8, 3))
-        with pytest.raises(LedgerUnreadableError):
+        with pytest.raises(RestoreTargetError):
             Ledger(log.log(), group="g", member="a").read()
         log.restore(version=0)
         assert Ledger(log.log(), group="g", member="a").read().positions == {SHARDS[0]: 0}

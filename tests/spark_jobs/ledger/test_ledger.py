@@ -25,6 +25,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     LedgerUnreadableError,
+    RestoreTargetError,
     StorageMismatchError,
     TableUnreadableError,
     Terminal,
@@ -290,7 +291,7 @@ class TestRestore:
         log.restore(timestamp="soon", back_to=2)
         log.restore(version=1, back_to=1)
         log.restore(version=4, back_to=4)
-        with pytest.raises(LedgerUnreadableError, match="soon"):
+        with pytest.raises(RestoreTargetError, match="soon"):
             ledger(log).read()
 
     def test_back_and_forth_keeps_the_number(self, log):
@@ -329,16 +330,17 @@ class TestRestoreToATime:
     def test_a_version_without_a_file_of_its_own_is_not_guessed(self, log):
         three_batches(log)
         log.restore(timestamp=spark_time(FIRST_MS + 14 * HOUR_MS), back_to=3)
-        with pytest.raises(LedgerUnreadableError, match="version 2 or 3") as raised:
+        with pytest.raises(RestoreTargetError, match="version 2 or 3") as raised:
             ledger(log).read()
         assert "TO VERSION AS OF" in raised.value.remedy
+        assert isinstance(raised.value, Terminal), "only another RESTORE helps"
 
     def test_a_version_long_before_with_the_same_files_is_not_left_out(self, log):
         three_batches(log)
         log.commit("DELETE", files=frozenset({"part-1.parquet"}))
         log.ours(entry(5, 4, ranges={SHARD: Range(12, 15)}))
         log.restore(timestamp="soon", back_to=1)
-        with pytest.raises(LedgerUnreadableError, match="version 1 or 4"):
+        with pytest.raises(RestoreTargetError, match="version 1 or 4"):
             ledger(log).read()
 
     def test_commits_of_others_in_between_change_nothing(self, log):
@@ -378,7 +380,7 @@ class TestRestoreToATime:
     def test_files_that_no_version_has(self, log):
         two_batches(log)
         log.commit("RESTORE", parameters={"timestamp": "soon"}, files=frozenset({"elsewhere.parquet"}))
-        with pytest.raises(LedgerUnreadableError, match="no version"):
+        with pytest.raises(RestoreTargetError, match="no version"):
             ledger(log).read()
 
     def test_a_cleaned_log(self, log):
@@ -386,7 +388,7 @@ class TestRestoreToATime:
         DeltaTable(str(log.path)).create_checkpoint()
         log.clean_before(2)
         log.restore(timestamp="soon", back_to=1)
-        with pytest.raises(LedgerUnreadableError, match="version 1 was cleaned"):
+        with pytest.raises(RestoreTargetError, match="version 1 was cleaned"):
             ledger(log).read()
 
     def test_what_was_cleaned_long_before_it_does_not_matter(self, log):
