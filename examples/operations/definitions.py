@@ -1,4 +1,4 @@
-"""What an operator adds to a stream asset: maintenance, and alerts in the team's chat.
+"""What an operator adds to a stream asset: checks on a schedule, maintenance, and alerts in the team's chat.
 
 ALERT_WEBHOOK is the address of a chat webhook that accepts {"text": "…"}.
 """
@@ -9,10 +9,13 @@ import urllib.request
 import dagster as dg
 
 from stream_assets import (
+    DEFAULT_CHECKS,
     Json,
     LagPolicy,
     NewDeadLetters,
     build_dead_letter_sensor,
+    build_freshness_check,
+    build_lag_check,
     build_maintenance,
     stream_asset,
     stream_definitions,
@@ -27,6 +30,7 @@ WEBHOOK = dg.EnvVar("ALERT_WEBHOOK")
     table="lake/orders",
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
     sensor=LagPolicy(status=dg.DefaultSensorStatus.RUNNING),
+    checks=[*DEFAULT_CHECKS, build_lag_check(max_messages=100_000), build_freshness_check(max_seconds=900)],
 )
 def orders(batch):
     return batch.where("amount > 0")
@@ -42,6 +46,17 @@ def failed_runs(context: dg.RunFailureSensorContext):
     send(f"run {run.run_id} of {run.job_name} failed: {context.failure_event.message}")
 
 
+# A failed check does not fail its run, so the sensor above does not report it.
+@dg.run_status_sensor(dg.DagsterRunStatus.SUCCESS, default_status=dg.DefaultSensorStatus.RUNNING)
+def failed_checks(context: dg.RunStatusSensorContext):
+    run = context.dagster_run
+    for event in context.instance.all_logs(run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION):
+        check = event.asset_check_evaluation
+        if not check.passed:
+            about = check.description or "no description"
+            send(f"check {check.check_name} of {check.asset_key.to_user_string()} failed in run {run.run_id}: {about}")
+
+
 def send(text: str) -> None:
     body = json.dumps({"text": text}).encode()
     headers = {"Content-Type": "application/json"}
@@ -50,6 +65,7 @@ def send(text: str) -> None:
         pass
 
 
+check_orders = dg.define_asset_job("check_orders", selection=dg.AssetSelection.checks_for_assets(orders.key))
 defs = dg.Definitions.merge(
     stream_definitions([orders]),
     build_maintenance(orders, cron_schedule="0 3 * * *", schedule_status=dg.DefaultScheduleStatus.RUNNING),
@@ -57,6 +73,13 @@ defs = dg.Definitions.merge(
         sensors=[
             build_dead_letter_sensor(orders, alert=alert_of_dead_letters, sensor_status=dg.DefaultSensorStatus.RUNNING),
             failed_runs,
-        ]
+            failed_checks,
+        ],
+        schedules=[
+            # While no run succeeds, and also while the ticks of the lag sensor fail, these checks notice it.
+            dg.ScheduleDefinition(
+                job=check_orders, cron_schedule="*/10 * * * *", default_status=dg.DefaultScheduleStatus.RUNNING
+            )
+        ],
     ),
 )

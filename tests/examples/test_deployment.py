@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psycopg2
@@ -21,6 +22,7 @@ import pytest
 import yaml
 
 from spark_jobs.batches.run_control import FINISH_SECONDS
+from spark_jobs.session import IN_PROCESS, LOCAL_DEFAULTS, SPARK_VARIABLE
 from tests.support.dagster_services import WORKSPACE_YAML
 from tests.support.dying_runs import DIED
 from tests.support.servers import anew, running, some_port
@@ -203,3 +205,35 @@ def test_the_values_of_the_chart_name_secrets_and_leave_a_cancelled_run_its_time
     assert "postgresqlPassword" not in values["postgresql"]
     pods = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
     assert pods["podSpecConfig"]["terminationGracePeriodSeconds"] > FINISH_SECONDS
+
+
+def merged(onto: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge as dagster-k8s does: fields of objects one by one, the second ones first in priority; lists are joined."""
+    result = dict(onto)
+    for name, value in over.items():
+        now = result.get(name)
+        if isinstance(now, dict):
+            result[name] = merged(now, value)
+        elif isinstance(now, list):
+            result[name] = [*now, *value]
+        else:
+            result[name] = value
+    return result
+
+
+def container_of_run(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The container of a run: the settings of its code location have priority over those of the run launcher."""
+    container = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]["containerConfig"]
+    (deployment,) = values["dagster-user-deployments"]["deployments"]
+    if not deployment["includeConfigInLaunchedRuns"]["enabled"]:
+        return dict(container)
+    return merged(container, {name: deployment[name] for name in ("resources", "env") if deployment.get(name)})
+
+
+def test_the_pod_of_a_run_has_the_memory_and_the_environment_of_a_run() -> None:
+    values = yaml.safe_load((SAMPLES / "kubernetes" / "values.yaml").read_text())
+    container = container_of_run(values)
+    heap = int(LOCAL_DEFAULTS["spark.driver.memory"].removesuffix("g"))
+    assert int(container["resources"]["requests"]["memory"].removesuffix("Gi")) >= 2 * heap
+    assert int(container["resources"]["limits"]["memory"].removesuffix("Gi")) > 2 * heap
+    assert {"name": SPARK_VARIABLE, "value": IN_PROCESS} in container["env"]

@@ -50,8 +50,13 @@ def test_the_example_loads_and_tells_of_what_goes_wrong(
     example = runpy.run_path(str(EXAMPLE))
     defs = example["defs"]
     dg.Definitions.validate_loadable(defs)
-    assert {schedule.name for schedule in defs.schedules} == {"orders_maintenance"}
-    assert {sensor.name for sensor in defs.sensors} == {"orders_lag", "orders_dead_letters", "failed_runs"}
+    assert {schedule.name for schedule in defs.schedules} == {"orders_maintenance", "check_orders_schedule"}
+    assert {sensor.name for sensor in defs.sensors} == {
+        "orders_lag",
+        "orders_dead_letters",
+        "failed_runs",
+        "failed_checks",
+    }
     found = NewDeadLetters(dg.AssetKey("orders"), "lake/orders_dead_letters", 2, 5, 0)
     example["alert_of_dead_letters"](None, found)
     # The stream is not there, so that a run of the asset fails.
@@ -68,3 +73,24 @@ def test_the_example_loads_and_tells_of_what_goes_wrong(
     dead, failed = received
     assert dead == "lake/orders_dead_letters has 2 new dead letters of orders, 5 in all"
     assert failed.startswith(f"run {result.run_id} of ingest_orders failed: ")
+
+
+def test_failed_checks_of_a_run_that_succeeds_are_reported(
+    received: list[str], folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    example = runpy.run_path(str(EXAMPLE))
+    # All checks fail until the group has written the table.
+    result = example["defs"].resolve_job_def("check_orders").execute_in_process(instance=instance)
+    assert result.success
+    context = dg.build_run_status_sensor_context(
+        sensor_name="failed_checks",
+        dagster_instance=instance,
+        dagster_run=result.dagster_run,
+        dagster_event=result.get_run_success_event(),
+    )
+    example["failed_checks"](context)
+    failed = {check.check_name for check in result.get_asset_check_evaluations() if not check.passed}
+    assert {"lag", "freshness"} <= failed
+    assert sorted(text.split()[1] for text in received) == sorted(failed)
+    assert all(result.run_id in text for text in received)
