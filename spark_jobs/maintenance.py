@@ -118,7 +118,7 @@ def _is_old(state: LedgerState, log: DeltaLog) -> bool:
     kept = interval_ms(snapshot.configuration.get(LOG_RETENTION, DEFAULT_LOG_RETENTION))
     age = time.time() * 1000 - (state.full.timestamp_ms or 0)
     # The length of an interval of months is unknown, so the state is then written each time.
-    return state.full.is_restored or kept is None or age > kept / _PARTS
+    return state.full.is_planned_before_restore or kept is None or age > kept / _PARTS
 
 
 def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:

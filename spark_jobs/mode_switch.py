@@ -24,7 +24,7 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_restored
+from spark_jobs.batches.source_checks import check_removed_by_restore
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, moved_forwards, skipped_entries
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields, ShardState
@@ -190,7 +190,7 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
             f"group {ingestion.group!r} also reads {', '.join(missing)}, which {claims.url} does not name",
             remedy="Name all streams of the group in the URL: a group has one mode.",
         )
-    check_restored(state, ingestion)
+    check_removed_by_restore(state, ingestion)
     if not to_claims:
         check_position(claims, state)
         check_settled(claims)
@@ -209,7 +209,7 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
 def _is_behind(known: ShardState) -> bool:
     """Return whether a group that reads by position has to read messages again before rows that are in the table."""
     is_before_claims = known.ended is None and (known.claimed or 0) > (known.covered.position or 0)
-    is_before_adopted = known.lacks_adopted and known.covered.position == known.origin
+    is_before_adopted = known.is_adopt_undone and known.covered.position == known.origin
     return len(known.covered.ranges) > 1 or bool(known.redo) or is_before_claims or is_before_adopted
 
 

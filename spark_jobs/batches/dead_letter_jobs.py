@@ -296,7 +296,7 @@ class RedriveJob(BatchJob):
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         state = self._checked_state()
-        checked = self.delete_orphaned_dead_letters(state)
+        checked = self.clean_up_dead_letters(state)
         while (tried := self._try_next()) is not None:
             if not tried.places:
                 self._done_with(tried)
@@ -304,7 +304,7 @@ class RedriveJob(BatchJob):
             fields = PlannedFields(places=tried.places, mode="replace")
             plan = _plan_of(tried.messages)
             return Batch("replay", checked, plan, fields, dead_letters=tried.corrected, job_data=tried)
-        self.delete_orphaned_dead_letters(state, again=True)
+        self.clean_up_dead_letters(state, again=True)
         return None
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
@@ -490,7 +490,7 @@ class DismissJob(BatchJob):
         # Read the ledger before the dead letters: another run that changes them in between takes our number.
         state = self.ledger.read()
         check_replay(state, self.ingestion)
-        state = self.delete_orphaned_dead_letters(state)
+        state = self.clean_up_dead_letters(state)
         most = MAX_DEAD_LETTERS if self._left is None else min(self._left, MAX_DEAD_LETTERS)
         found = _open(self.ingestion, self._wanted, most) if most > 0 else None
         if found is None or not found.num_rows:

@@ -19,7 +19,7 @@ from spark_jobs.batches.source_checks import (
     check_loss,
     check_only_group,
     check_planned,
-    check_restored,
+    check_removed_by_restore,
     check_sharing,
     check_source,
     lag,
@@ -81,7 +81,7 @@ class IngestJob(SourceJob):
         self._resume: Resume | None = None
         self._version = -1
         self._next_check = 0.0
-        self._is_drained = False
+        self._is_last_plan_empty = False
 
     def plan(self) -> Batch | YieldTo | None:
         """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured ends is in the table.
@@ -102,7 +102,7 @@ class IngestJob(SourceJob):
             if (request := self.yields.unanswered(state.version)) is not None:
                 return request
             check_sharing(state, self.ingestion)
-            check_restored(state, self.ingestion)
+            check_removed_by_restore(state, self.ingestion)
             check_epochs(state, self._identities, url=self._source.url)
             extents = self._captured(state)
             if state.newest is None:
@@ -118,10 +118,10 @@ class IngestJob(SourceJob):
                 register_streams(self.target, new, identities=self._identities, facts=facts)
                 continue
             batch = self._plan(checked, self._own(extents))
-            self._is_drained = batch is None
+            self._is_last_plan_empty = batch is None
             if batch is None:
                 # The last batches may have taken the number of one that was dropped.
-                self.delete_orphaned_dead_letters(state, again=True)
+                self.clean_up_dead_letters(state, again=True)
             return batch
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
@@ -177,7 +177,7 @@ class IngestJob(SourceJob):
     def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
         positions = state.positions
         # A new, empty shard has no position to compare with its end.
-        return self._is_drained or all(
+        return self._is_last_plan_empty or all(
             positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items()
         )
 
@@ -269,7 +269,7 @@ class IngestJob(SourceJob):
         positions = self.ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
             commit_positions(self._source, self.ingestion, state, self._identities)
-        return self.delete_orphaned_dead_letters(state)
+        return self.clean_up_dead_letters(state)
 
     def forget_stream(self) -> None:
         """Capture the ends again; see :meth:`BatchJob.forget_stream`."""

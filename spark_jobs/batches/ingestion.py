@@ -116,7 +116,7 @@ class PlanAgain(enum.Enum):
     """Why a batch is not in the table, so that it has to be planned again from a new snapshot."""
 
     DEAD_LETTERS_TAKEN = "another run has used its number in the dead-letter table"
-    NUMBER_TAKEN = "another run has committed its number"
+    LOST_RACE = "another commit came first"
     COLUMNS_CHANGED = "the columns of the table have changed"
     NOT_NEXT = "another run has done a part of it"
     HAS_ROWS = "another run has written rows for its dead letters"

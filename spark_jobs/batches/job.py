@@ -12,9 +12,11 @@ steps of :mod:`spark_jobs.batches`:
 
 :mod:`spark_jobs.batches.read_and_commit` has the functions for steps 5 to 7.
 
-Each batch says how it is written (``mode`` of its entry): it appends rows, or replaces those of its ranges or places.
-The jobs differ in how they plan, and in what they do when a batch is in the table. A plan never calls the loop back: it
-returns a batch, :class:`YieldTo` if another run asked to go first, or ``None`` if nothing is left.
+The ``mode`` in the ledger entry of a batch decides how its rows are written: they are appended, or they replace the
+rows in its ranges or at its places.
+
+The jobs differ in how they plan, and in what they do when a batch is in the table. ``plan`` returns one of three
+things: a :class:`Batch`; :class:`YieldTo`, if another run has asked to go first; or ``None``, if nothing is left.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from spark_jobs.dead_letters.table import CheckedDeadLetters
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import about
-from spark_jobs.writing.failures import explained
+from spark_jobs.writing.failures import translating_spark_errors
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
@@ -82,7 +84,7 @@ class BatchJob(ABC):
     asks_others_to_yield = False
     """Whether to ask other runs to pause after a lost race, and then commit the same read again."""
     wait_seconds = 1.0
-    """The seconds between two calls of :meth:`is_drained`."""
+    """The seconds between two calls of :meth:`is_group_drained`."""
 
     def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
         self.ingestion = ingestion
@@ -106,21 +108,29 @@ class BatchJob(ABC):
             StreamAssetsError: the batch cannot be planned.
         """
 
-    def delete_orphaned_dead_letters(self, state: LedgerState, *, again: bool = False) -> LedgerState:
-        """Delete the dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
+    def clean_up_dead_letters(self, state: LedgerState, *, again: bool = False) -> LedgerState:
+        """Find which dead letters count, and delete those that never can.
 
-        A RESTORE may have removed batches whose dead letters counted before. Another writer of the group may have
-        committed since, so RESTOREs are looked for from the version that was checked last.
+        This is done at the first call, and after a RESTORE, because it may have removed batches whose dead letters
+        counted before. Other calls return what the last check found.
+
+        Args:
+            state: the ledger as of now. RESTOREs are searched for from the version of the last check up to this one.
+            again: check also without a RESTORE.
 
         Returns:
-            The state to plan batches from, which shows which dead letters count.
+            The state to plan batches from. It has the result of the check.
         """
         found = self._checked
         if again or found is None or self.ledger.was_restored(after=self._checked_at, state=state):
             found = self._checked = self.target.dead_letters.clean_up(self.target.spark, self.ledger, state)
         self._checked_at = state.version
-        state = replace(state, dead_letters_version=found.version, uncounted=found.uncounted)
-        return replace(state, replaces_considered=found.replaces_considered)
+        return replace(
+            state,
+            dead_letters_version=found.version,
+            uncounted=found.uncounted,
+            replaces_considered=found.replaces_considered,
+        )
 
     def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
         """Steps 5 to 7: read and commit a batch, or return why it has to be planned again.
@@ -180,8 +190,8 @@ class BatchJob(ABC):
         self.telemetry.reported(report)
         return report
 
-    def is_drained(self) -> bool:
-        """Return whether other members have no open messages either, after a plan that found none."""
+    def is_group_drained(self) -> bool:
+        """Return whether all members of the group are done. Called after a plan that found nothing for this member."""
         return True
 
     def has_more(self) -> bool:
@@ -248,9 +258,11 @@ def batch_events(
 ) -> Iterator[Event]:
     """Plan, write, verify and commit batches until nothing is left.
 
-    A transient failure is retried for ``retry_seconds``: the batch is planned again from the ledger, also if it could
-    not be read or written. A signal that asks the process to end is deferred until the current batch is committed and
-    the caller has handled its report.
+    After an error that may be temporary, the run tries again for up to ``retry_seconds``. If a batch could not be
+    planned, read or written, it is planned again from the ledger. If it is in the table, only step 8 is repeated.
+
+    A signal that asks the process to end is deferred until the current batch is committed and the caller has handled
+    its report.
 
     Args:
         job: plans the batches.
@@ -280,7 +292,7 @@ def batch_events(
                 count += yield from written_events(job, batch, signals)
                 worked_at = time.monotonic()
                 continue
-        if (yield from job.retries.call(job.is_drained)):
+        if (yield from job.retries.call(job.is_group_drained)):
             if not (yield from _idle(job, idle_wait)):
                 return
             worked_at = time.monotonic()
@@ -296,7 +308,7 @@ def _next_batch(job: BatchJob, signals: DeferredSignals) -> Generator[Waiting, N
     job.telemetry.planning()
     while True:
         try:
-            with explained(job.ingestion.table):
+            with translating_spark_errors(job.ingestion.table):
                 planned = job.plan()
                 if isinstance(planned, Batch):
                     job.telemetry(Step.PLANNED, planned)
@@ -325,7 +337,7 @@ def written_events(job: BatchJob, batch: Batch, signals: DeferredSignals) -> Gen
     """
     began = time.monotonic()
     try:
-        with explained(job.ingestion.table):
+        with translating_spark_errors(job.ingestion.table):
             written = job.write(batch)
     except OutdatedError as outdated:
         _count_outdated(job, outdated)
@@ -367,7 +379,7 @@ def write_batch(job: BatchJob, target: TargetTable, batch: Batch) -> WrittenBatc
     Raises:
         StreamAssetsError: see :meth:`BatchJob.write`.
     """
-    target.columns.look_up()
+    target.columns.refresh_registry_schema()
     is_isolated = False
     if (counts := one_pass_counts(batch, target.ingestion)) is not None:
         written = commit_in_one_pass(target, batch, counts)
@@ -389,7 +401,7 @@ def write_batch(job: BatchJob, target: TargetTable, batch: Batch) -> WrittenBatc
             if not job.asks_others_to_yield:
                 return found
             job.yields.ask()
-            state = job.delete_orphaned_dead_letters(job.ledger.read())
+            state = job.clean_up_dead_letters(job.ledger.read())
             if not job.is_still_next(batch, state):
                 return PlanAgain.NOT_NEXT
             batch = replace(batch, state=state, bid=uuid.uuid4().hex)

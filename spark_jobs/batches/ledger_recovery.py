@@ -192,7 +192,7 @@ def _is_confirmed(
     """
     log, unseen = ingestion.ledger().log, dict(at_broker)
     for commit in log.readable():
-        if commit.restored is not None:
+        if commit.restore_target is not None:
             return False
         entry = commit.entry
         if entry is not None and (known := unseen.pop((entry.app, entry.number), None)) and not known.is_of(entry):
@@ -396,7 +396,7 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
 def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
     """Return the streams without a position, and the start of the rows of shards whose adopt a RESTORE undid."""
     streams = source.identities()
-    shards = {s: one for s, one in state.shards.items() if one.lacks_adopted and not one.is_written}
+    shards = {s: one for s, one in state.shards.items() if one.is_adopt_undone and not one.is_written}
     return without_positions(state, streams), {s: one.adopted or 0 for s, one in shards.items() if s.stream in streams}
 
 

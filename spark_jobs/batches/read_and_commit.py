@@ -287,7 +287,7 @@ def _commit_rows(
             raise
         return PlanAgain.COLUMNS_CHANGED
     if commit is None:
-        return PlanAgain.NUMBER_TAKEN
+        return PlanAgain.LOST_RACE
     target.observer(Step.VERIFIED, batch)
     return WrittenBatch(batch, entry, commit, messages)
 

@@ -492,10 +492,10 @@ class ReplayJob(SourceJob):
         state = self.ledger.read()
         check_replay(state, self.ingestion)
         self.target.columns.check(state)
-        checked = self.delete_orphaned_dead_letters(state)
+        checked = self.clean_up_dead_letters(state)
         resolved = self.resolve(state)
         if not resolved.left:
-            self.delete_orphaned_dead_letters(state, again=True)
+            self.clean_up_dead_letters(state, again=True)
             return None
         plan = self._plan_ranges(resolved.left)
         if plan is None:

@@ -143,10 +143,11 @@ class RowColumns:
         """Return whether the table still has the columns that the rows were checked against."""
         return self._fitting is None or self._fitting[1] == state.schema
 
-    def look_up(self) -> None:
-        """Read the schema from the registry again, after the plan, so that a long run gets new fields.
+    def refresh_registry_schema(self) -> None:
+        """Read the schema of payloads from the registry again, so that a long run sees new fields.
 
-        Producers register a schema before they send messages with it, so that it has the schemas of the planned ones.
+        It does nothing if the decoder uses no registry. Call it after the plan: producers register a schema before they
+        send messages with it, so the registry then has the schemas of all planned messages.
         """
         if is_resolved(self._ingestion.decoder):
             return

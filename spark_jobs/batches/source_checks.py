@@ -111,12 +111,14 @@ def _refuse_other(ingestion: Ingestion, other: str | None, *, url: StreamUrl) ->
         )
 
 
-def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse to continue after a RESTORE that removed batches of claimed entries, which are acknowledged.
+def check_removed_by_restore(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse to continue if a RESTORE removed rows that the group cannot simply read again.
+
+    They are rows of claimed entries, which are acknowledged, or adopted rows.
 
     Raises:
-        DataLossError: with the number of batches.
-        InvalidOptionError, TableUnreadableError: see :func:`check_adopted`.
+        DataLossError: the entries of the rows are acknowledged, so that they cannot be claimed again.
+        InvalidOptionError, TableUnreadableError: see :func:`check_undone_adopt`.
     """
     if state.removed_claim_batches:
         raise DataLossError(
@@ -127,10 +129,10 @@ def check_restored(state: LedgerState, ingestion: Ingestion) -> None:
             batches=state.removed_claim_batches.size,
             version=state.version,
         )
-    check_adopted(ingestion, state)
+    check_undone_adopt(ingestion, state)
 
 
-def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
+def check_undone_adopt(ingestion: Ingestion, state: LedgerState) -> None:
     """Refuse to continue after a RESTORE to before an adopt, if messages of adopted rows would be read again.
 
     Args:
@@ -142,7 +144,7 @@ def check_adopted(ingestion: Ingestion, state: LedgerState) -> None:
         DataLossError: the members of the group claim entries one by one, and the entries of the rows are acknowledged.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    undone = {shard: known for shard, known in sorted(state.shards.items()) if known.lacks_adopted}
+    undone = {shard: known for shard, known in sorted(state.shards.items()) if known.is_adopt_undone}
     if state.sharing == CLAIMS:
         # If the RESTORE came before the switch to claims, the group has read the messages by position since.
         undone = {shard: known for shard, known in undone.items() if known.covered.position == known.origin}
@@ -178,9 +180,9 @@ def losses(
         extents: what the stream holds.
 
     Raises:
-        DataLossError: see :func:`check_restored`.
+        DataLossError: see :func:`check_removed_by_restore`.
     """
-    check_restored(state, ingestion)
+    check_removed_by_restore(state, ingestion)
     known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
     gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
     lost = source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
@@ -196,7 +198,7 @@ def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerSta
         state: the ledger.
 
     Raises:
-        DataLossError: see :func:`check_restored`.
+        DataLossError: see :func:`check_removed_by_restore`.
         InvalidOptionError, LedgerTruncatedError: see :func:`check_only_group`.
         SourceRecreatedError, SourceTruncatedError: see :func:`check_source`.
     """

@@ -1,4 +1,4 @@
-"""The target of a transaction sequence, and its empty commits.
+"""The table that a transaction sequence writes into, and its commits without rows.
 
 A group uses empty commits (:func:`commit_empty`) to begin, to register further streams, and to fence other sequences by
 taking their numbers. A replay also uses one to ask live ingestion to pause (:class:`YieldRequests`), because Delta

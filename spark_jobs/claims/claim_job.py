@@ -33,7 +33,7 @@ from spark_jobs.batches.run_control import BatchSizer
 from spark_jobs.batches.source_checks import (
     check_epochs,
     check_only_group,
-    check_restored,
+    check_removed_by_restore,
     check_sharing,
     without_positions,
 )
@@ -122,7 +122,7 @@ class ClaimJob(BatchJob):
                 return request
             check_sharing(state, self.ingestion)
             check_epochs(state, self._claims.identities(), url=self._claims.url)
-            check_restored(state, self.ingestion)
+            check_removed_by_restore(state, self.ingestion)
             if state.newest is None:
                 origin = self._claims.prepare(self.ingestion.start)
                 initialize(self.target, state, origin, identities=self._claims.identities())
@@ -130,7 +130,7 @@ class ClaimJob(BatchJob):
             if self._prepare(state):
                 continue
             self.target.columns.check(state)
-            checked = self.delete_orphaned_dead_letters(state)
+            checked = self.clean_up_dead_letters(state)
             loss = self._losses.next()
             if loss is not None:
                 check_only_group(self.ingestion, state, (loss.job_data.shard.stream,), url=self._claims.url)
@@ -150,7 +150,7 @@ class ClaimJob(BatchJob):
             if batch is None and self._losses.are_known:
                 continue
             if batch is None:
-                self.delete_orphaned_dead_letters(state, again=True)
+                self.clean_up_dead_letters(state, again=True)
             return batch
 
     def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
@@ -202,7 +202,7 @@ class ClaimJob(BatchJob):
             self._origin = None
         return has_grown
 
-    def is_drained(self) -> bool:
+    def is_group_drained(self) -> bool:
         """Return whether the whole group is done with the entries up to the captured ends."""
         return self._claims.is_drained()
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
-from spark_jobs.batches.source_checks import check_restored
+from spark_jobs.batches.source_checks import check_removed_by_restore
 from spark_jobs.batches.target_table import TargetTable
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, PlannedFields, State
 from spark_jobs.ledger.intervals import Intervals
@@ -150,14 +150,14 @@ def losses_of_claims(
         ledger: the ledger of the group, if the caller has one, which caches what it has read.
 
     Raises:
-        DataLossError: see :func:`spark_jobs.batches.source_checks.check_restored`.
+        DataLossError: see :func:`spark_jobs.batches.source_checks.check_removed_by_restore`.
         SourceRecreatedError: see :meth:`stream_consumers.redis.claims.RedisClaims.check`.
     """
     lost: dict[Shard, Range] = {}
     if ingestion is not None:
         ledger = ledger or ingestion.ledger()
         state = ledger.read()
-        check_restored(state, ingestion)
+        check_removed_by_restore(state, ingestion)
         claims.check({shard: known.written_end for shard, known in state.shards.items()})
         lost = {shard: skipped.part for shard, skipped in skipped_entries(claims, ledger).items()}
     return lost | {shard: Range(part.start, part.end) for shard, part in claims.trimmed().items()}
@@ -172,7 +172,7 @@ def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> Clai
         known: the shards of the ledger.
 
     Raises:
-        DataLossError: see :func:`spark_jobs.batches.source_checks.check_restored`.
+        DataLossError: see :func:`spark_jobs.batches.source_checks.check_removed_by_restore`.
         SourceRecreatedError: see :meth:`stream_consumers.redis.claims.RedisClaims.check`.
         LedgerTruncatedError: the log was cleaned, so that the status of a claim is unknown.
     """

@@ -359,7 +359,7 @@ class DeadLetterTable:
         unknown = state.uncounted.keys() - removed.keys()
         if not unknown or ledger.log.commit(0) is not None:
             return {}
-        if any(commit.restored is not None for commit in ledger.log.readable()):
+        if any(commit.restore_target is not None for commit in ledger.log.readable()):
             return {}
         replaced = self._replaced(ledger, replace(state, replaces_considered=0))
         return {bid: state.uncounted[bid] for bid in unknown - replaced.keys()}

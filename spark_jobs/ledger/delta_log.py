@@ -172,7 +172,7 @@ class Commit:
         operation: WRITE, RESTORE, DELETE, …
         transactions: app ids and versions recorded in it.
         entry: our batch metadata; ``None`` if another program wrote the commit.
-        restored: for a RESTORE, the version or the time that it restored.
+        restore_target: the version or the time that a RESTORE restored; ``None`` for other commits.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer did not record it, see
             :meth:`DeltaLog.deleted_rows`.
@@ -188,7 +188,7 @@ class Commit:
     operation: str
     transactions: Mapping[str, int] = field(default_factory=dict)
     entry: LedgerEntry | None = None
-    restored: int | str | None = None
+    restore_target: int | str | None = None
     output_rows: int | None = None
     deleted_rows: int | None = 0
     user_metadata: Mapping[str, object] = field(default_factory=dict)
@@ -305,7 +305,7 @@ class DeltaLog:
         self.storage_options = reader_options(path, storage_options or {})
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
-        self._restored: dict[int, tuple[int, ...]] = {}
+        self._restored_versions: dict[int, tuple[int, ...]] = {}
         self._checked: tuple[Mapping[str, str], str] | None = None
         self._checksum = ""
         self._newest_read: _CommitFile | None = None
@@ -358,12 +358,12 @@ class DeltaLog:
         if known_id != snapshot.table_id:
             self._forget()
         elif read is not None and self._commit_file(read.commit.version) != read.file:
-            known = self._commits, self._restored, self._apps
+            known = self._commits, self._restored_versions, self._apps
             self._forget()
             found = self.commit(read.commit.version)
             if found == read.commit:
                 # A copy with the same commits, or a file system that has changed the numbers of its files.
-                self._commits, self._restored, self._apps = known
+                self._commits, self._restored_versions, self._apps = known
             elif found is not None or read.commit.version > snapshot.version:
                 raise StorageMismatchError(
                     f"{self.path} was replaced by a copy while it was in use: version {read.commit.version} "
@@ -440,7 +440,7 @@ class DeltaLog:
 
     def _forget(self) -> None:
         self._commits = {}
-        self._restored = {}
+        self._restored_versions = {}
         self._newest_read = self._apps = self._opened = None
 
     def transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
@@ -716,13 +716,13 @@ class DeltaLog:
         Raises:
             RestoreTargetError: no version has these files, or only one that was cleaned from the log may have them.
         """
-        if isinstance(commit.restored, int):
-            return (commit.restored,)
-        if commit.version not in self._restored:
-            self._restored[commit.version] = self._find_restored(commit)
-        return self._restored[commit.version]
+        if isinstance(commit.restore_target, int):
+            return (commit.restore_target,)
+        if commit.version not in self._restored_versions:
+            self._restored_versions[commit.version] = self._find_restored_versions(commit)
+        return self._restored_versions[commit.version]
 
-    def _find_restored(self, restore: Commit) -> tuple[int, ...]:
+    def _find_restored_versions(self, restore: Commit) -> tuple[int, ...]:
         change = self._file_changes(restore.version)
         # The files of the RESTORE that a version lacks, and the files that it has in addition.
         missing, surplus = change.added, change.removed
@@ -734,7 +734,7 @@ class DeltaLog:
             if not missing and not surplus:
                 found.append(version)
             change = self._file_changes(version)
-            if commit.restored is None and change.added - surplus:
+            if commit.restore_target is None and change.added - surplus:
                 # It wrote one of the files, so that no earlier version has it. Only a RESTORE adds a file again.
                 break
             missing, surplus = (
@@ -809,8 +809,8 @@ class DeltaLog:
 
     def _unknown_target(self, restore: Commit, why: str) -> RestoreTargetError:
         return RestoreTargetError(
-            f"{self.path} was restored to {restore.restored!r} (version {restore.version}), but it is unknown which "
-            f"version that is: {why}",
+            f"{self.path} was restored to {restore.restore_target!r} (version {restore.version}), but it is unknown "
+            f"which version that is: {why}",
             remedy=RESTORE_REMEDY,
         )
 
@@ -863,11 +863,11 @@ def parse_commit(version: int, text: str) -> Commit:
             elif isinstance(action.get("appId"), str) and isinstance(action.get("version"), int):
                 transactions[action["appId"]] = action["version"]
     parameters, metrics = _object(info.get("operationParameters")), _object(info.get("operationMetrics"))
-    restored: int | str | None = None
+    restore_target: int | str | None = None
     if info.get("operation") == "RESTORE":
         target = _whole_number(parameters.get("version"), most=version - 1)
         moment = parameters.get("timestamp") or parameters.get("datetime")
-        restored = str(moment)[:_MAX_MOMENT_CHARACTERS] if target is None else target
+        restore_target = str(moment)[:_MAX_MOMENT_CHARACTERS] if target is None else target
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
     written, exact = _whole_number(rows), _whole_number(info.get("inCommitTimestamp"), most=_LAST_MS)
@@ -878,7 +878,7 @@ def parse_commit(version: int, text: str) -> Commit:
         str(info.get("operation", "")),
         transactions,
         entry,
-        restored,
+        restore_target,
         None if written is None else written - (_whole_number(metrics.get("numCopiedRows")) or 0),
         _whole_number(deleted),
         metadata if entry is None else {},

@@ -179,8 +179,8 @@ class ShardState:
         return None if first is None or self.facts_at_start is None else (first, self.facts_at_start)
 
     @property
-    def lacks_adopted(self) -> bool:
-        """Whether a RESTORE undid an adopt, so that the table may hold adopted rows that no commit covers."""
+    def is_adopt_undone(self) -> bool:
+        """Whether a RESTORE undid the adopt, so that the table may hold adopted rows that no commit covers."""
         return self.ended is None and self.adopted is not None and self.adopted == self.origin
 
     @property

@@ -79,7 +79,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             # brought back rows of messages that this batch wrote.
             claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
             redo |= written & (known.covered | claimed)
-            if late and known.lacks_adopted:
+            if late and known.is_adopt_undone:
                 # The RESTORE may have brought back rows of the same messages, from before the adopt.
                 redo |= written
         elif entry.kind != "dismiss":

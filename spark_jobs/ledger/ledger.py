@@ -87,18 +87,19 @@ class FullEntry:
         version: the version of its commit.
         timestamp_ms: the time of its commit; ``None`` if the log does not have it.
         max_age_ms: the age in milliseconds at which the next full entry is due.
-        is_restored: whether there was a RESTORE since it was planned.
+        is_planned_before_restore: whether there was a RESTORE since it was planned, before or after its commit.
     """
 
     version: int
     timestamp_ms: int | None
     max_age_ms: int
-    is_restored: bool
+    is_planned_before_restore: bool
 
     def is_due(self, version: int) -> bool:
         """Return whether the next entry, planned from ``version`` now, has to be full."""
         age = -1 if self.timestamp_ms is None else time.time() * 1000 - self.timestamp_ms
-        return self.is_restored or version - self.version >= MAX_AGE_VERSIONS or not 0 <= age < self.max_age_ms
+        is_old = version - self.version >= MAX_AGE_VERSIONS or not 0 <= age < self.max_age_ms
+        return self.is_planned_before_restore or is_old
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +273,9 @@ class Ledger:
         full = self._newest_full(snapshot.version)
         assert full is not None  # the first entry of a group is full
         commit, entry = full
-        is_restored = self._is_restored(entry, snapshot.version)
+        is_planned_before_restore = self._is_planned_before_restore(entry, snapshot.version)
         max_age_ms = _max_age_ms(snapshot.configuration.get(LOG_RETENTION))
-        valid = self._newest_surviving_full() if is_restored else entry
+        valid = self._newest_surviving_full() if is_planned_before_restore else entry
         found = LedgerState(
             snapshot.version,
             folded.state,
@@ -282,7 +283,7 @@ class Ledger:
             snapshot.last_number(self.app),
             sharing=folded.sharing,
             identities=folded.identities,
-            full=FullEntry(commit.version, commit.timestamp_ms, max_age_ms, is_restored),
+            full=FullEntry(commit.version, commit.timestamp_ms, max_age_ms, is_planned_before_restore),
             totals=folded.totals,
             hint=hint_with_facts(folded.hint, folded.facts),
             removed_claim_batches=folded.removed,
@@ -299,7 +300,7 @@ class Ledger:
     def was_restored(self, *, after: int, state: LedgerState) -> bool:
         """Return whether there was a RESTORE after version ``after``, or the log does not reach back that far."""
         try:
-            return self._any(after + 1, state.version + 1, lambda commit: commit.restored is not None)
+            return self._any(after + 1, state.version + 1, _is_restore)
         except LedgerTruncatedError:
             return True
 
@@ -467,7 +468,7 @@ class Ledger:
             commit = self._own(version)
             if commit is None:
                 return
-            if commit.restored is not None:
+            if commit.restore_target is not None:
                 version = self._restored_version(commit, folds)
                 continue
             yield commit
@@ -504,15 +505,18 @@ class Ledger:
             if commit.entry is None or not commit.entry.is_full:
                 continue
             try:
-                if not self._is_restored(commit.entry, commit.version - 1):
+                if not self._is_planned_before_restore(commit.entry, commit.version - 1):
                     return commit.entry
             except LedgerTruncatedError:
                 break
         return None
 
-    def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
-        """Return whether there was a RESTORE up to ``version`` since the entry was planned."""
-        return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
+    def _is_planned_before_restore(self, entry: LedgerEntry, version: int) -> bool:
+        """Return whether a RESTORE follows the version that the entry was planned from, up to ``version``.
+
+        An entry is late if this is so with the version before its commit.
+        """
+        return self._any(entry.base + 1, version + 1, _is_restore)
 
     def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
         """Return the newest entry of the group; ``None`` if it has none, or it was cleaned from the log."""
@@ -571,7 +575,7 @@ class Ledger:
         folds: dict[int, _Fold] = {full.base: now}
         for number in range(full.base + 1, version + 1):
             commit = self._need(number)
-            if commit.restored is not None:
+            if commit.restore_target is not None:
                 removed = now.removed
                 try:
                     target = self._restored_version(commit, known, level)
@@ -587,7 +591,7 @@ class Ledger:
                     state, past.totals, now.identities, now.sharing, facts, past.hint, removed, error=past.error
                 )
             elif entry := commit.entry:
-                late = self._is_restored(entry, number - 1)
+                late = self._is_planned_before_restore(entry, number - 1)
                 is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
                 # A late switch to claims set the server to positions that the RESTORE undid. A first commit sets none.
                 is_switch = is_switch and not (late and entry.switch == CLAIMS and now.sharing)
@@ -629,7 +633,7 @@ class Ledger:
             newer = max(before, target)
             commit = self._need(newer)
             older = newer - 1
-            if commit.restored is not None:
+            if commit.restore_target is not None:
                 try:
                     older = self._restored_version(commit, known, level)
                 except RestoreTargetError:
@@ -663,12 +667,12 @@ class Ledger:
             RestoreTargetError: several versions with other states are possible.
         """
         newest, *others = self.log.restored_versions(commit)
-        if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):
+        if others and self._any(others[-1] + 1, newest + 1, _may_change_state):
             folds = [self._fold_to(version, known, level) for version in (newest, *others)]
             if any(one.error is not None or one.state != folds[0].state for one in folds):
                 raise RestoreTargetError(
-                    f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}), which may be "
-                    f"version {others[-1]} or {newest}: they have the same files but different positions",
+                    f"{self.log.path} was restored to {commit.restore_target!r} (version {commit.version}), which may "
+                    f"be version {others[-1]} or {newest}: they have the same files but different positions",
                     remedy=RESTORE_REMEDY,
                 )
         return newest
@@ -684,6 +688,14 @@ class Ledger:
                 remedy="Restore the log files; or start with a new group name and a start position.",
             )
         return commit
+
+
+def _is_restore(commit: Commit) -> bool:
+    return commit.restore_target is not None
+
+
+def _may_change_state(commit: Commit) -> bool:
+    return commit.entry is not None or _is_restore(commit)
 
 
 def _streams(*shards: Iterable[Shard]) -> frozenset[str]:

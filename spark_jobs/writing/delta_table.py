@@ -100,7 +100,9 @@ class DeltaWriter:
     def verified(
         self, entry: LedgerEntry, failure: Exception | None, *, spark: SparkSession, ledger: Ledger
     ) -> Commit | None:
-        """Return the commit of ``entry`` if it landed, or ``None`` if another run has its number.
+        """Return the commit of ``entry`` if it landed, or ``None`` if another commit came first.
+
+        The other commit has the same transaction number, or Delta found a conflict with it.
 
         Args:
             entry: the entry that was written.

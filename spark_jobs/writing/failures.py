@@ -232,8 +232,8 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
 
 
 @contextmanager
-def explained(table: str) -> Iterator[None]:
-    """Replace errors of Spark, whose texts may hold values of rows.
+def translating_spark_errors(table: str) -> Iterator[None]:
+    """Translate the errors of Spark into ours, because their texts may hold values of rows.
 
     Raises:
         StreamAssetsError: Spark raised an error; see :func:`explain`.

@@ -193,7 +193,7 @@ def test_a_batch_that_is_on_its_way_loses_its_number_to_the_accept(stage: Stage)
         job = IngestJob(stage.spark, old, stage.what, observer=stage.replaced())
         batch = job.plan()
         assert batch is not None
-        assert job.write(batch) is PlanAgain.NUMBER_TAKEN
+        assert job.write(batch) is PlanAgain.LOST_RACE
         with pytest.raises(SourceRecreatedError, match="accepted as 'orders#2'"):
             job.plan()
     stage.drain()

@@ -26,7 +26,7 @@ from spark_jobs.batches.ledger_recovery import (
     surviving_state,
 )
 from spark_jobs.batches.replay import rewind
-from spark_jobs.batches.source_checks import check_adopted, losses_of_stream
+from spark_jobs.batches.source_checks import check_undone_adopt, losses_of_stream
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.mode_switch import _is_behind
@@ -267,7 +267,7 @@ def position(what: Ingestion) -> int:
 
 
 def check(what: Ingestion) -> None:
-    check_adopted(what, what.ledger().read())
+    check_undone_adopt(what, what.ledger().read())
 
 
 def test_a_restore_takes_an_adopt_back_and_what_is_left_is_refused_until_it_is_adopted_again(copy: Ingestion) -> None:

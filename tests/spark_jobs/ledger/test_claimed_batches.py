@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_restored
+from spark_jobs.batches.source_checks import check_removed_by_restore
 from spark_jobs.ledger.entries import CLAIMS, KEEPER, LEAVING_CLAIMS, SWITCHING, ClaimedRange, LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -82,7 +82,7 @@ def test_no_commit_makes_the_group_forget_what_a_restore_removed(group: Group, f
         group.commit(**following)  # type: ignore[arg-type]
         assert group.read().removed_claim_batches == versions(2)
         with pytest.raises(DataLossError) as caught:
-            check_restored(group.read(), Ingestion("g", str(group.log.path)))
+            check_removed_by_restore(group.read(), Ingestion("g", str(group.log.path)))
         assert caught.value.facts["batches"] == 1
 
 
@@ -91,7 +91,7 @@ def test_a_restore_that_brings_them_back_ends_it(group: Group) -> None:
     group.commit("keep", member=KEEPER)
     group.restore(2)
     assert group.read().removed_claim_batches == Intervals()
-    check_restored(group.read(), Ingestion("g", str(group.log.path)))
+    check_removed_by_restore(group.read(), Ingestion("g", str(group.log.path)))
     group.write(group.claimed(20))
     assert group.read().removed_claim_batches == Intervals()
 
