@@ -104,7 +104,8 @@ filter_options = combine_options(
 def dead_letters() -> None:
     """List, redrive or dismiss dead letters: messages that could not become rows.
 
-    A dead letter counts if its batch is in the table, and it was not redriven, replayed or dismissed.
+    Commands and checks count a dead letter only if its batch is in the table, and if it was not redriven, replayed or
+    dismissed.
 
     \b
     Examples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,8 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Keep polling for this long. SIGTERM or Ctrl-C ends the run after the current batch.",
+    help="Keep polling for this long. After SIGTERM or Ctrl-C, the command finishes the current batch within 20 "
+    "seconds or drops it; a later run writes it.",
 )
 @retry_option
 @spark_options
@@ -109,7 +110,7 @@ def ingest(
           -X sasl.password=env:KAFKA_PASSWORD
       stream-assets ingest --source kafka://broker:9092/orders --table lake/orders --decode avro \\
           --schema-registry https://registry:8081 --subject orders-value \\
-          --registry-option basic.auth.user.info=env:REGISTRY_USER
+          --registry-option basic.auth.user.info=env:REGISTRY_USER_INFO
       stream-assets ingest --source redis://localhost:6379/orders --table lake/orders --linger 3600
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
@@ -202,6 +203,10 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     gone from the stream and that the group has not read, or whose rows a RESTORE removed although the stream was
     created again since. If there is a lost range, the exit code is 1.
 
+    A Redis group in mode load_balanced has no positions. For it, "delivered" is the place after the last entry that
+    the server gave to a member, "unread" counts the entries from there on, and "pending" those that members got and
+    did not acknowledge.
+
     \b
     Examples:
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
@@ -286,7 +291,10 @@ def _claimed_rows(pipeline: Pipeline, ledger: LedgerState) -> list[dict[str, Any
 @pipeline_options()
 @json_option
 def verify(pipeline: Pipeline, as_json: bool) -> None:
-    """Compare the stream with the table, row by row. The exit code is 1 unless all messages are accounted for.
+    """Compare the stream with the table, message by message.
+
+    The exit code is 1 if a message is missing, duplicated, unknown or other, or a range is lost. Messages that are
+    unexplained do not change it.
 
     \b
     Example:
@@ -318,8 +326,8 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
     print_rows(rows, as_json=as_json, title=title, empty="the stream is empty", if_any=HIDDEN_IF_ZERO)
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
-            listed = ", ".join(str(pipeline.shown(sequence)) for sequence in sequences)
-            inform(f"{verdict.shard}: {what} {listed} …", style="red")
+            shown = [str(pipeline.shown(sequence)) for sequence in sequences]
+            inform(f"{verdict.shard}: {what} {_listed(shown, count=getattr(verdict, what))}", style="red")
         if verdict.lost is not None:
             inform(
                 f"{verdict.shard}: {pipeline.span(verdict.lost)} is gone from the stream, and is not in the table",
@@ -343,6 +351,11 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
         inform(f"note: {note}", style="yellow")
     if not all(verdict.is_right for verdict in verdicts):
         sys.exit(1)
+
+
+def _listed(examples: Sequence[str], *, count: int) -> str:
+    """Return the examples in one line, which ends with dots if there are more than these."""
+    return ", ".join(examples) + (" …" if count > len(examples) else "")
 
 
 def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:

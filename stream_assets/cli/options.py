@@ -330,7 +330,8 @@ spark_options = combine_options(
     click.option(
         "--single-writer",
         is_flag=True,
-        help="Guarantee that no other driver writes the table meanwhile; required on storage that could lose commits.",
+        help="You guarantee that no other Spark session writes the table meanwhile; required on storage that could "
+        "lose commits.",
     ),
 )
 
@@ -512,7 +513,8 @@ row_options = combine_options(
     click.option(
         "--transform",
         metavar="MODULE:NAME",
-        help="A function from DataFrame to DataFrame, or a stream asset, whose decoder is used as well.",
+        help="A function from DataFrame to DataFrame, or a stream asset, whose decoder, with its registry, is used as "
+        "well. Its source, group, table and client options are not used: give them here.",
     ),
     click.option(
         "--schema-changes",

@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
+from stream_assets.cli.ingest_commands import _listed
 from stream_assets.cli.machine_commands import _java_version, doctor
 from stream_assets.cli.options import _imported
 from stream_consumers.errors import InvalidOptionError, MissingDependencyError
@@ -23,6 +24,11 @@ from tests.support.streams import assert_each_once, sequences_in_table, write_st
 def ingest(folder: Path, *more: str) -> Result:
     words = ["--source", f"file://{folder}/orders.ss/orders", "--table", str(folder / "t"), "--group", "g"]
     return run("ingest", *words, "--decode", "json", "--schema", SCHEMA, *more)
+
+
+@pytest.mark.parametrize(("count", "line"), [(2, "17, 18"), (3, "17, 18 …")])
+def test_dots_after_examples_show_that_there_are_more(count: int, line: str) -> None:
+    assert _listed(["17", "18"], count=count) == line
 
 
 def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -> None:
@@ -59,6 +65,7 @@ def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -
     assert broken.exit_code == 1
     assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 0]
     assert "note: another writer changed rows of the table: version 3, DELETE at 20" in broken.stderr
+    assert "orders/0: missing 7\n" in broken.stderr, "these are all"
     assert "(_sequence = 7)" in broken.stderr, "which rows"
     assert "nothing to read: lag 0" in ingest(folder).output, "it is not read again in silence"
     assert "rows have no" not in broken.stderr
