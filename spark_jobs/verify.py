@@ -377,7 +377,7 @@ class _Batches:
                 self._whole[commit.version] &= own == parts
                 newer[shard] = newer.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
-                if entry.write_mode.uncounts_dead_letters:
+                if entry.write_mode.replaces_dead_letters:
                     replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)

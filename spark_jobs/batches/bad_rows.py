@@ -150,7 +150,7 @@ class BadRowFilter:
         if not self.makes_dead_letters:
             return _Filtered(frame, rows)
         self._constraints = Constraints.of(self._spark, self._log)
-        return self._retried(frame, cached, self._with_broken, self._without_broken)
+        return self._retried(frame, cached, self._with_violations, self._without_violations)
 
     def _retried(
         self,
@@ -176,23 +176,23 @@ class BadRowFilter:
     def _without_rejected(self, frame: DataFrame, cached: Cached) -> DataFrame:
         return self._marked(frame, self._rejected(frame), cached)
 
-    def _with_broken(self, frame: DataFrame) -> DataFrame:
-        """Return the rows to write, with the constraints that they break."""
+    def _with_violations(self, frame: DataFrame) -> DataFrame:
+        """Return the rows to write, with the constraints that they violate."""
         rows = self._columns.rows(frame)
-        judged = self._constraints.judged(rows)
-        return rows if judged is None else judged
+        checked = self._constraints.with_violations(rows)
+        return rows if checked is None else checked
 
-    def _without_broken(self, frame: DataFrame, cached: Cached) -> _Filtered:
+    def _without_violations(self, frame: DataFrame, cached: Cached) -> _Filtered:
         rows = self._columns.rows(frame)
         if self._ingestion.transform is not None:
             # Computed once, so that the rows that are checked are written. All failures occur now.
             rows = cached.keep(rows)
             self._run(rows.count)
-        judged = self._constraints.judged(rows)
-        if judged is None:
+        checked = self._constraints.with_violations(rows)
+        if checked is None:
             return _Filtered(frame, rows)
-        broken = judged.where(f.col(REASON).isNotNull()).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
-        marked = self._marked(frame, broken, cached)
+        violations = checked.where(f.col(REASON).isNotNull()).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
+        marked = self._marked(frame, violations, cached)
         return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked))
 
     def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
@@ -274,9 +274,9 @@ class BadRowFilter:
         example: Row | None = None
         # The place is only additional information, so failures to find it are ignored.
         with suppress(Exception):
-            judged = Constraints.of(self._spark, self._log).judged(rows)
-            if judged is not None:
-                example = judged.where(f.col(REASON).isNotNull()).select(*ROW_PLACE, REASON).first()
+            checked = Constraints.of(self._spark, self._log).with_violations(rows)
+            if checked is not None:
+                example = checked.where(f.col(REASON).isNotNull()).select(*ROW_PLACE, REASON).first()
         if example is None:
             return error
         where = f"{Shard(example['_stream'], example['_shard'])}={example['_sequence']}"
@@ -303,12 +303,12 @@ class Constraint:
     """A condition that each row of a table must fulfil.
 
     Args:
-        is_broken: a SQL condition for the rows that break it; never null.
-        broken: the reason that such rows get.
+        violation_sql: a SQL condition for the rows that violate it; never null.
+        reason: the reason that such rows get.
     """
 
-    is_broken: str
-    broken: str
+    violation_sql: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class Constraints:
         >>> columns = [{"name": "id", "type": "long", "nullable": False, "metadata": {}}]
         >>> table = Constraints({"delta.constraints.positive": "id > 0"}, columns)
         >>> for one in table.on(["id"]):
-        ...     print(one.broken, "-", one.is_broken)
+        ...     print(one.reason, "-", one.violation_sql)
         the CHECK constraint positive (id > 0) is violated - (id > 0) IS NOT TRUE
         the column id is NOT NULL in the table - `id` IS NULL
     """
@@ -374,12 +374,12 @@ class Constraints:
             *(map(_name_of_folder, dividing) if self.has_folders else ()),
         ]
 
-    def judged(self, rows: DataFrame) -> DataFrame | None:
-        """Return the rows with the broken constraint in :data:`REASON`; ``None`` if the table has no constraints."""
+    def with_violations(self, rows: DataFrame) -> DataFrame | None:
+        """Return the rows with the violated constraint in :data:`REASON`; ``None`` if the table has no constraints."""
         asked = self.on(rows.columns)
         if not asked:
             return None
-        reason = f.coalesce(*(f.when(f.expr(one.is_broken), f.lit(one.broken)) for one in asked))
+        reason = f.coalesce(*(f.when(f.expr(one.violation_sql), f.lit(one.reason)) for one in asked))
         return self._completed(rows).withColumn(REASON, reason)
 
     def _completed(self, rows: DataFrame) -> DataFrame:

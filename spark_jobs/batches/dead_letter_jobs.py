@@ -65,7 +65,7 @@ MAX_REDRIVEN_BYTES = 16 * 1024 * 1024
 MAX_REFUSAL_KINDS = 50
 """The most kinds of reasons that are counted separately."""
 NOT_OPEN = "no open dead letter has its place: none counts, or it was dismissed"
-UNPLACED = "it has no sequence, so its place in the stream is unknown"
+NO_SEQUENCE = "it has no sequence, so its place in the stream is unknown"
 _MESSAGE_PLACE = ["stream", "shard", "sequence"]
 
 
@@ -333,7 +333,7 @@ class RedriveJob(BatchJob):
                 found, unplaced = self._corrected_only(found, self._wanted.corrections), 0
             self._left = found if self._wanted.limit is None else first_places(found, self._wanted.limit)
             if unplaced:
-                self.outcome.refuse(UNPLACED, count=unplaced)
+                self.outcome.refuse(NO_SEQUENCE, count=unplaced)
         return self._left
 
     def _corrected_only(self, found: SequencesByShard, corrections: Corrections) -> SequencesByShard:

@@ -244,7 +244,7 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
     rows, kept = filtered.rows, None
     if entry.write_mode.keeps_last_copies:
         rows = _with_last_copies(target, rows, filtered.frame, entry)
-    if entry.write_mode.uncounts_dead_letters and not entry.places:
+    if entry.write_mode.replaces_dead_letters and not entry.places:
         # Not for a redrive, whose messages are the dead letters themselves.
         kept, count = _last_dead_letters(target, filtered.frame, entry)
         entry = replace(entry, dead=entry.dead + count)
@@ -259,7 +259,7 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
 def commit_recorded(
     target: TargetTable, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
 ) -> WrittenBatch | PlanAgain:
-    """Write the corrections or dismissals of the batch, then the rows; see :func:`commit_batch`."""
+    """Write the corrections or dismissals of the batch, if it has any, then the rows; see :func:`commit_batch`."""
     if (own := batch.dead_letters) is not None:
         schema = from_arrow_schema(pa.schema([DEAD_LETTER_SCHEMA.field(name) for name in own.column_names]))
         frame = target.spark.createDataFrame(own, schema)

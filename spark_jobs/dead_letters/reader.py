@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_jobs.dead_letters.table import (
     COPIED_COLUMNS,
     DEAD_LETTER_SCHEMA,
-    UNPLACED,
+    HAS_NO_SEQUENCE,
     DeadLetterTable,
     NotCounting,
     counts,
@@ -246,7 +246,7 @@ class DeadLetterSnapshot:
             places = without_first(places, count)
             most *= _GROWTH if found.nbytes * _GROWTH < MAX_DEAD_LETTER_BYTES else 1
         if not self._has_places(wanted):
-            for part in self.scan(wanted, names, UNPLACED):
+            for part in self.scan(wanted, names, HAS_NO_SEQUENCE):
                 yield _ordered(pa.Table.from_batches([part]), names)
 
     def _has_places(self, wanted: DeadLetterFilter) -> bool:
@@ -302,12 +302,12 @@ def _with_columns(batch: pa.RecordBatch, names: Sequence[str], status: pa.Array[
 def _status(batch: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
     """Return the status of each dead letter."""
     whole = pa.array([bid for bid, ranges in left_out.ranges.items() if not ranges], pa.string())
-    not_counting = pc.if_else(pc.is_in(batch.column("_batch"), whole), ORPHANED, REPLACED)
-    counting: Any = COUNTS
+    of_uncounted = pc.if_else(pc.is_in(batch.column("_batch"), whole), ORPHANED, REPLACED)
+    of_counted: Any = COUNTS
     for name, status in (("dismissed_by", DISMISSED), ("corrected_by", CORRECTED)):
         if name in batch.schema.names:
-            counting = pc.if_else(batch.column(name).is_valid(), status, counting)
-    found: pa.Array[Any] = pc.if_else(counts(batch, left_out), counting, not_counting)
+            of_counted = pc.if_else(batch.column(name).is_valid(), status, of_counted)
+    found: pa.Array[Any] = pc.if_else(counts(batch, left_out), of_counted, of_uncounted)
     return found
 
 
@@ -334,7 +334,7 @@ class DeadLetterReader:
             TableUnreadableError: delta-rs cannot read their table.
         """
         now = DeadLetterSnapshot.of(self.table, self.ledger)
-        unplaced = now.scan(self._wanted, (), UNPLACED) if self.span.is_unbounded else ()
+        unplaced = now.scan(self._wanted, (), HAS_NO_SEQUENCE) if self.span.is_unbounded else ()
         return now.places(self._wanted), sum(part.num_rows for part in unplaced)
 
     def messages(self, places: SequencesByShard, *, max_bytes: int) -> pa.Table | None:
@@ -670,7 +670,7 @@ def _find_examples(
             assert kind._at is not None
             _, is_unplaced, shard, sequence = kind._at
             by_place.setdefault((shard, None if is_unplaced else sequence), []).append(kind)
-            part = UNPLACED if is_unplaced else f"_sequence = {sequence}"
+            part = HAS_NO_SEQUENCE if is_unplaced else f"_sequence = {sequence}"
             conditions.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND {part})")
         for batch in snapshot.scan(wanted, names, f"({' OR '.join(dict.fromkeys(conditions))})"):
             for index in range(batch.num_rows):

@@ -34,7 +34,7 @@ from spark_jobs.ledger.table_rows import (
     is_within,
     scan,
 )
-from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL
+from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_COLUMNS, STREAM_DDL
 from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.delta_table import check_landed, is_conflict, read_table
@@ -53,7 +53,7 @@ _MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
 # These columns identify a dead letter without a sequence. In its dismissal, `dismisses` replaces `_batch`.
 _UNPLACED_KEY = ("_batch", "_stream", "_shard", "error", "offset")
-UNPLACED = "_sequence IS NULL"
+HAS_NO_SEQUENCE = "_sequence IS NULL"
 """A SQL condition: the dead letters without a sequence."""
 DEAD_LETTER_SCHEMA: pa.Schema = pa.schema(
     (
@@ -183,16 +183,16 @@ class DeadLetterTable:
             WriteError: Spark failed, and the commit did not land.
             LedgerUnreadableError: it is unknown whether the commit landed.
         """
-        names = {f"_{name}": name for name in ("key", "payload", "headers", "error", "offset", "is_message")}
+        names = {f"_{name}": name for name in COPIED_COLUMNS if name not in STREAM_COLUMNS}
         own = dead_letters.withColumnsRenamed(names)
         if kept is not None:
             own = own.unionByName(kept, allowMissingColumns=True)
         return self.append(own, ledger=ledger, number=number, bid=bid)
 
     def append(self, dead_letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
-        """Append rows that have this table's column names, like :meth:`write`.
+        """Append rows with columns of this table in one commit; :meth:`write` documents the arguments and errors.
 
-        It adds the columns of the batch, and null for each missing column.
+        The columns of the batch, ``_batch`` to ``_recorded_at``, are set here; other missing columns are null.
         """
         snapshot = self.log().snapshot()
         base, own_number = (snapshot.version, snapshot.last_number(ledger.app) + 1) if snapshot else (-1, 1)
@@ -301,25 +301,25 @@ class DeadLetterTable:
                 found.update(map(str, part.column("_batch").to_pylist()))
         return found
 
-    def uncounted(self, ledger: Ledger) -> Uncounted:
+    def uncounted_ranges(self, ledger: Ledger) -> Uncounted:
         """Return the dead letters that do not count: orphaned, or in a range that was replaced since."""
         state = ledger.read()
         return _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
 
     def not_counting(self, ledger: Ledger, *, version: int | None = None) -> NotCounting:
-        """Return what :meth:`uncounted` does, and the dead letters without a sequence that others replace.
+        """Return what :meth:`uncounted_ranges` does, and the dead letters without a sequence that others replace.
 
         Args:
             ledger: the ledger of the main table.
             version: the version of the dead-letter table, the newest by default.
         """
-        ranges = self.uncounted(ledger)
+        ranges = self.uncounted_ranges(ledger)
         known = column_names(self.log(), version=version) if self.log().snapshot() is not None else ()
         columns = [name for name in (*_UNPLACED_KEY, "_recorded_at", "dismisses") if name in known]
         if not {*_UNPLACED_KEY, "_recorded_at"} <= set(columns):
             return NotCounting(ranges)
         # Files without such rows are skipped by the statistics of _sequence.
-        found = self.scan(ledger.group, NotCounting(ranges), columns, where=UNPLACED, version=version)
+        found = self.scan(ledger.group, NotCounting(ranges), columns, where=HAS_NO_SEQUENCE, version=version)
         return NotCounting(ranges, frozenset(_superseded(row for part in found for row in part.to_pylist())))
 
     def clean_up(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> CheckedDeadLetters:
@@ -406,7 +406,7 @@ class DeadLetterTable:
             state: the state of that ledger; only versions after its ``dead_letters_version`` are checked.
         """
         state = state or ledger.read()
-        written, deleted = self._written(ledger, state.dead_letters_version)
+        written, delete_conditions = self._written(ledger, state.dead_letters_version)
         if not written:
             return []
         last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in {s.app for s in written}}
@@ -417,7 +417,7 @@ class DeadLetterTable:
         surviving = _numbers(ledger.surviving(), needed) if needed else {}
         found = []
         for batch in written:
-            if batch.bid in deleted or batch.bid in surviving.get(batch.app, {}).values():
+            if batch.bid in delete_conditions or batch.bid in surviving.get(batch.app, {}).values():
                 continue
             other = numbers.get(batch.app, {}).get(batch.number)
             if other is None and batch.number <= last[batch.app]:
@@ -427,11 +427,11 @@ class DeadLetterTable:
         return found
 
     def _written(self, ledger: Ledger, after: int) -> tuple[list[OrphanedBatch], str]:
-        """Return the batches with dead letters after version ``after``, and the conditions of the DELETEs since."""
+        """Return the batches with dead letters after version ``after``, and the conditions of later DELETEs."""
         log = self.log()
         snapshot = log.snapshot()
         found: list[OrphanedBatch] = []
-        deleted = ""
+        delete_conditions = ""
         newest = snapshot.version if snapshot else -1
         # If that version does not exist, the table was deleted and created again.
         oldest = after if after <= newest else -1
@@ -439,11 +439,11 @@ class DeadLetterTable:
             commit = log.commit(version)
             if commit is None:
                 break
-            deleted += commit.predicate
+            delete_conditions += commit.predicate
             batch = _written_batch(commit, self.path)
             if batch is not None and batch.app.startswith(f"{ledger.group}/"):
                 found.append(batch)
-        return found, deleted
+        return found, delete_conditions
 
 
 def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
@@ -493,11 +493,11 @@ class Replacements:
 
     Args:
         ranges: per shard, each replaced range with the number of batches in the log that are newer than the replace.
-        newer: for each batch, the number of newer batches; a missing batch is older than every replace.
+        ages: for each batch, the number of newer batches; a missing batch is older than every replace.
     """
 
     ranges: Mapping[Shard, list[tuple[Range, int]]]
-    newer: Mapping[str, int]
+    ages: Mapping[str, int]
 
     def of(self, shard: Shard, bid: str, sequences: Sequences) -> list[Range]:
         """Return the ranges in which the dead letters of a batch, which have these sequences, no longer count.
@@ -512,8 +512,8 @@ class Replacements:
             >>> replacements.of(orders, "first", dead_letters), replacements.of(orders, "second", dead_letters)
             ([Range(start=2, end=10)], [])
         """
-        age = self.newer.get(bid, len(self.newer))
-        parts = [part for part, newer in self.ranges.get(shard, ()) if newer < age]
+        age = self.ages.get(bid, len(self.ages))
+        parts = [part for part, age_of_replace in self.ranges.get(shard, ()) if age_of_replace < age]
         sequences = np.sort(sequences)
         starts = np.searchsorted(sequences, [part.start for part in parts])
         ends = np.searchsorted(sequences, [part.end for part in parts])
@@ -524,21 +524,21 @@ class Replacements:
 def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
-    newer: dict[str, int] = {}
+    ages: dict[str, int] = {}
     left = state.totals.replaced - state.replaces_considered
     for commit in ledger.surviving(state.version) if left > 0 else ():
         if commit.entry is None:
             continue
-        if commit.entry.write_mode.uncounts_dead_letters:
+        if commit.entry.write_mode.replaces_dead_letters:
             for shard, parts in commit.entry.affected.items():
                 # A batch may have an empty part of a shard.
                 if parts:
-                    ranges.setdefault(shard, []).extend((part, len(newer)) for part in parts)
+                    ranges.setdefault(shard, []).extend((part, len(ages)) for part in parts)
             left -= 1
-        newer[commit.entry.bid] = len(newer)
+        ages[commit.entry.bid] = len(ages)
         if not left:
             break
-    return Replacements(ranges, newer)
+    return Replacements(ranges, ages)
 
 
 def _is_of(group: str) -> str:

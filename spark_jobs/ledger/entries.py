@@ -251,7 +251,7 @@ class WriteMode(NamedTuple):
         overwrites: all rows at its places are removed before its own are added.
         rewrites_files: data files that it removes have rows that it replaces.
         keeps_last_copies: rows at its places whose messages cannot be read again are written again.
-        uncounts_dead_letters: dead letters of older batches at its places no longer count.
+        replaces_dead_letters: dead letters of older batches at its places no longer count.
         reduces_redo: its places are removed from ``redo``; otherwise rewritten sequences are added to ``redo``.
     """
 
@@ -260,14 +260,14 @@ class WriteMode(NamedTuple):
     overwrites: bool = False
     rewrites_files: bool = False
     keeps_last_copies: bool = False
-    uncounts_dead_letters: bool = False
+    replaces_dead_letters: bool = False
     reduces_redo: bool = False
 
 
 MODES: Mapping[str, WriteMode] = {
     "append": WriteMode(fits_one_pass=True, repeats_rows=True),
     "replace": WriteMode(
-        overwrites=True, rewrites_files=True, keeps_last_copies=True, uncounts_dead_letters=True, reduces_redo=True
+        overwrites=True, rewrites_files=True, keeps_last_copies=True, replaces_dead_letters=True, reduces_redo=True
     ),
 }
 

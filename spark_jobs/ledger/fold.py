@@ -175,7 +175,7 @@ def totals_after(totals: Totals, entry: LedgerEntry) -> Totals:
         # Dismissed dead letters were counted when they were first written.
         dead=totals.dead + (0 if entry.kind == "dismiss" else entry.dead),
         lost=lost,
-        replaced=totals.replaced + entry.write_mode.uncounts_dead_letters,
+        replaced=totals.replaced + entry.write_mode.replaces_dead_letters,
         replays=replays,
         has_dropped_replays=has_dropped_replays,
     )

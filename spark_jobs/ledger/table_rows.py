@@ -27,7 +27,7 @@ from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, Shard
 
 ROW_PLACE = ("_stream", "_shard", "_sequence")
 """The columns that identify the message of a row: its place in the stream."""
-UNPLACED = " OR ".join(f"{name} IS NULL" for name in ROW_PLACE)
+HAS_NO_PLACE = " OR ".join(f"{name} IS NULL" for name in ROW_PLACE)
 """A SQL condition: the rows without a place. Other programs wrote them, or changed them."""
 TIME = "_timestamp"
 ROW_TIME = (*ROW_PLACE, TIME)

@@ -48,8 +48,8 @@ class BlockDecoder:
             columns = [column.take(places) for column in decoded.columns]
             errors = pc.coalesce(unreadable, decoded.errors.take(places))
             undeclared = None if decoded.undeclared is None else decoded.undeclared.take(places)
-        kept_columns, wrong = decode_kept(messages, self.decoder, pa.schema(list(self.schema)[len(self.wanted) :]))
-        columns += kept_columns
+        key_and_headers, wrong = decode_kept(messages, self.decoder, pa.schema(list(self.schema)[len(self.wanted) :]))
+        columns += key_and_headers
         return self._rows(messages, timestamps, unreadable, columns, pc.coalesce(errors, wrong), undeclared=undeclared)
 
     def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
@@ -70,23 +70,30 @@ class BlockDecoder:
         undeclared: Column | None = None,
     ) -> pa.RecordBatch:
         """Add the columns of the stream and of dead letters to the decoded ones."""
-        kept = [messages.column("key"), messages.column("payload"), messages.column("headers"), pc.is_null(unreadable)]
+        originals = [
+            messages.column("key"),
+            messages.column("payload"),
+            messages.column("headers"),
+            pc.is_null(unreadable),
+        ]
         failed = pc.is_valid(errors)
         is_clean = errors.null_count == len(errors)
         if not is_clean:
             columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
         if is_clean and not self.keeps_payloads:
-            kept = [pa.nulls(len(messages), column.type) for column in kept]
+            originals = [pa.nulls(len(messages), column.type) for column in originals]
         elif not self.keeps_payloads:
-            kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
-        *kept, is_message = kept
+            originals = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in originals]
+        key, payload, headers, is_message = originals
         arrays = [
             *columns,
             messages.column("stream"),
             messages.column("shard"),
             messages.column("sequence"),
             timestamps.cast(pa.timestamp("ms", "UTC")),
-            *kept,
+            key,
+            payload,
+            headers,
             errors,
             messages.column("offset"),
             is_message,
@@ -95,7 +102,7 @@ class BlockDecoder:
         return pa.RecordBatch.from_arrays(
             [
                 array if array.type == field.type else array.cast(field.type)
-                for array, field in zip(arrays, self.schema)
+                for array, field in zip(arrays, self.schema, strict=True)
             ],
             names=self.schema.names,
         )

@@ -77,7 +77,17 @@ def _type_of_key(key: Decoder) -> DataType:
 
 STREAM_TYPES = {"_stream": "string", "_shard": "bigint", "_sequence": "bigint", "_timestamp": "timestamp"}
 STREAM_COLUMNS = tuple(STREAM_TYPES)
-DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message", "_undeclared")
+DEAD_LETTER_TYPES = {
+    "_key": "BINARY",
+    "_payload": "BINARY",
+    "_headers": HEADERS_DDL,
+    "_error": "STRING",
+    "_offset": "BIGINT",
+    "_is_message": "BOOLEAN",
+    "_undeclared": "STRING",
+}
+DEAD_LETTER_COLUMNS = tuple(DEAD_LETTER_TYPES)
+"""The last columns of each row that is read; dead letters are made of them. The dead-letter table has other columns."""
 STREAM_DESCRIPTIONS = {
     "_stream": "The stream of the message.",
     "_shard": "The shard of the message: the partition of a Kafka topic.",
@@ -86,10 +96,7 @@ STREAM_DESCRIPTIONS = {
 }
 """The comments of these columns in a new table."""
 STREAM_DDL = ", ".join(f"{name} {kind} COMMENT '{STREAM_DESCRIPTIONS[name]}'" for name, kind in STREAM_TYPES.items())
-DEAD_LETTER_DDL = (
-    f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN, "
-    "_undeclared STRING"
-)
+DEAD_LETTER_DDL = ", ".join(f"{name} {kind}" for name, kind in DEAD_LETTER_TYPES.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,7 +360,7 @@ def _listed(examples: Sequence[str], *, count: int) -> str:
 
 def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
     """Yield notes on what cannot be compared, and on changes by other writers, which may explain differences."""
-    from spark_jobs.ledger.table_rows import ROW_PLACE, UNPLACED, column_names, count_where
+    from spark_jobs.ledger.table_rows import HAS_NO_PLACE, ROW_PLACE, column_names, count_where
 
     if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
         yield f"{', '.join(ended)}: the stream is gone, so its rows cannot be compared"
@@ -374,7 +374,7 @@ def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
         where = re.sub(rf"\b({names})#\d+L?", r"\1", commit.predicate)
         parts += [f"where {where}"] if where else []
         yield f"another writer changed rows of the table: {' '.join(parts)}"
-    if count := count_where(ledger.log, UNPLACED):
+    if count := count_where(ledger.log, HAS_NO_PLACE):
         yield (
             f"{count} rows have no {' or '.join(ROW_PLACE)}: they are not compared, and no replay replaces them. If "
             "another writer set these to null, RESTORE the table, or delete the rows before a replay writes them again"
