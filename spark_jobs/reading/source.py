@@ -87,7 +87,8 @@ DEAD_LETTER_TYPES = {
     "_undeclared": "STRING",
 }
 DEAD_LETTER_COLUMNS = tuple(DEAD_LETTER_TYPES)
-"""The last columns of each row that is read; dead letters are made of them. The dead-letter table has other columns."""
+"""The last columns of each row that is read; dead letters are made of them. The dead-letter table names them
+without the underscore, does not have ``undeclared``, and has more columns."""
 STREAM_DESCRIPTIONS = {
     "_stream": "The stream of the message.",
     "_shard": "The shard of the message: the partition of a Kafka topic.",
