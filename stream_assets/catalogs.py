@@ -18,7 +18,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field
 
 from stream_assets.resources import TableLocation, is_deferred, resolved_text, shown_text
-from stream_consumers.client_config import check_header_value
+from stream_consumers.client_config import check_header_value, redact_options
 from stream_consumers.errors import (
     AccessDeniedError,
     CatalogUnavailableError,
@@ -162,14 +162,13 @@ class UnityCatalog(TableCatalog):
         found = self._get(f"tables/{quote(name, safe='.')}", what=name)
         kind, place = found.get("data_source_format"), found.get("storage_location")
         if kind != "DELTA" or not isinstance(place, str) or not place:
-            raise _not_delta_error(name, self.shown, f"{found.get('table_type')} of format {kind}")
+            raise _not_delta_error(name, self.shown, self._redacted(f"{found.get('table_type')} of format {kind}"))
         return place
 
     def _get(self, path: str, *, what: str) -> Mapping[str, Any]:
         url = _checked_url(resolved_text("url", self.url))
         request = urllib.request.Request(f"{url}/api/2.1/unity-catalog/{path}")  # noqa: S310 - the scheme is checked
-        if self.token is not None:
-            token = check_header_value(resolved_text("token", self.token), "token")
+        if token := self._token():
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             with _OPENER.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
@@ -179,7 +178,7 @@ class UnityCatalog(TableCatalog):
                 raise self._status_error(error.code, what) from None
         except (OSError, HTTPException) as error:
             raise CatalogUnavailableError(
-                f"the catalog at {self.shown} does not answer: {getattr(error, 'reason', error)}",
+                f"the catalog at {self.shown} does not answer: {self._redacted(str(getattr(error, 'reason', error)))}",
                 remedy="Check the address, and that it runs.",
             ) from None
         try:
@@ -189,6 +188,13 @@ class UnityCatalog(TableCatalog):
         if not isinstance(found, dict):
             raise InvalidOptionError(f"{self.shown} does not answer like a Unity Catalog", remedy="Correct its url.")
         return found
+
+    def _token(self) -> str:
+        return "" if self.token is None else check_header_value(resolved_text("token", self.token), "token")
+
+    def _redacted(self, text: str) -> str:
+        """Return a text of the server, which may repeat the request, as one line without the token."""
+        return " ".join(redact_options(text, {"token": self._token()}).split())
 
     def _status_error(self, code: int, what: str) -> StreamAssetsError:
         if code == HTTPStatus.NOT_FOUND:

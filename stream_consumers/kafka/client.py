@@ -24,7 +24,7 @@ from stream_consumers.errors import (
     TokenProviderError,
 )
 from stream_consumers.options import is_plain_text
-from stream_consumers.urls import StreamUrl
+from stream_consumers.urls import NOT_SHOWN, StreamUrl
 
 DEFAULT_PORT = 9092
 TOKEN_PROVIDER = "oauth_token_provider"  # noqa: S105 - the name of an option
@@ -63,6 +63,8 @@ _CONSUMER_ONLY = {
 }
 # Ten years: an expiry in milliseconds, which is a mistake, exceeds it.
 MAX_TOKEN_LIFE_SECONDS = 10 * 365 * 86400.0
+MAX_ISSUED = 64
+"""The number of tokens and extensions that are hidden in texts; a broker repeats only those of late."""
 _DENIED = {
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -206,13 +208,37 @@ def _is_consumer_only(name: str) -> bool:
     return name in _CONSUMER_ONLY or name.startswith("fetch.")
 
 
+class ClientSecrets:
+    """Removes the secrets of the clients of a cluster from their texts, which may repeat those of a broker.
+
+    Args:
+        settings: the settings of the clients.
+    """
+
+    def __init__(self, settings: Mapping[str, Scalar]) -> None:
+        self._settings = settings
+        # The name and the value of each.
+        self._issued: deque[tuple[str, str]] = deque(maxlen=MAX_ISSUED)
+
+    def add(self, token: str, extensions: Mapping[str, str]) -> None:
+        """Remember a token and its extensions; threads of several clients call this."""
+        for issued in (("token", token), *extensions.items()):
+            if issued not in tuple(self._issued):
+                self._issued.append(issued)
+
+    def redacted(self, text: str) -> str:
+        """Return the text without the values of the settings, and without the last tokens."""
+        issued = {f"{place} {name}": value for place, (name, value) in enumerate(tuple(self._issued))}
+        return redact_options(text, {**self._settings, **issued})
+
+
 @contextmanager
-def options_explained(settings: Mapping[str, Scalar]) -> Iterator[None]:
+def options_explained(secrets: ClientSecrets) -> Iterator[None]:
     """Turn an error of the client about its options into an InvalidOptionError without their values."""
     try:
         yield
     except KafkaException as error:
-        said = redact_options(error.args[0].str(), settings)
+        said = secrets.redacted(error.args[0].str())
         raise InvalidOptionError(
             f"the Kafka client refuses its options: {said}", remedy="Correct the client options."
         ) from None
@@ -230,7 +256,7 @@ def check_token_provider(name: object) -> None:
     module, colon, function = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise InvalidOptionError(
-            f"{TOKEN_PROVIDER}={name!r} does not name a function",
+            f"{TOKEN_PROVIDER} does not name a function; {NOT_SHOWN}",
             remedy="Write module:function, like aws_tokens:token.",
         )
 
@@ -245,15 +271,16 @@ class TokenProvider:
 
     Args:
         name: ``module:function``.
+        secrets: hides the tokens in the texts of the client.
 
     Raises:
         InvalidOptionError: the function cannot be imported, or the name is not that of a function.
         TokenProviderError: the function raised an error, or did not return a valid token.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, secrets: ClientSecrets) -> None:
         check_token_provider(name)
-        self._name = name
+        self._name, self._secrets = name, secrets
         self._function = _imported(name)
         self._first: tuple[Any, ...] | None = self._call()
         self.error: TokenProviderError | None = None
@@ -290,22 +317,23 @@ class TokenProvider:
                 "and a mapping of extensions.",
             )
         token, expiry, *rest = found
+        self._secrets.add(token, rest[1] if len(rest) > 1 else {})
         return (token, float(expiry), *rest)
 
 
-def with_tokens(settings: Mapping[str, Scalar]) -> dict[str, Any]:
+def with_tokens(settings: Mapping[str, Scalar], secrets: ClientSecrets) -> dict[str, Any]:
     """Return the settings of one client of librdkafka, with the named token provider as its ``oauth_cb``.
 
     Raises:
         InvalidOptionError, TokenProviderError: see :class:`TokenProvider`.
 
     Example:
-        >>> with_tokens({"security.protocol": "SASL_SSL"})
+        >>> with_tokens({"security.protocol": "SASL_SSL"}, ClientSecrets({}))
         {'security.protocol': 'SASL_SSL'}
     """
     left = dict(settings)
     name = left.pop(TOKEN_PROVIDER, None)
-    return left if name is None else {**left, "oauth_cb": TokenProvider(str(name))}
+    return left if name is None else {**left, "oauth_cb": TokenProvider(str(name), secrets)}
 
 
 def _imported(name: str) -> Callable[[], Any]:
@@ -385,40 +413,33 @@ def is_lost(error: KafkaError) -> bool:
 
 
 class ClientLog:
-    """Logs the lines of a client, which may repeat a broker's text, without its options; pass it as ``logger``.
+    """Logs the lines of a client, which may repeat a broker's text, without its secrets; pass it as ``logger``."""
 
-    Args:
-        settings: the settings of the client, with its secrets.
-    """
-
-    def __init__(self, settings: Mapping[str, object]) -> None:
-        self._settings = settings
+    def __init__(self, secrets: ClientSecrets) -> None:
+        self._secrets = secrets
 
     def log(self, level: int, form: str, *values: object) -> None:
         """Log a line; the client calls this."""
         if _log.isEnabledFor(level):
-            _log.log(level, "%s", redact_options(form % values, self._settings))
+            _log.log(level, "%s", self._secrets.redacted(form % values))
 
 
 class ConnectionReasons:
-    """Keeps the errors of a client about its connections, without its options; pass it as ``error_cb``.
-
-    Args:
-        settings: the settings of the client, with its secrets.
+    """Keeps the errors of a client about its connections, without its secrets; pass it as ``error_cb``.
 
     Attributes:
         tokens: the token provider of the client, if any; the client itself reports only that it failed.
     """
 
-    def __init__(self, settings: Mapping[str, object]) -> None:
-        self._settings = settings
+    def __init__(self, secrets: ClientSecrets) -> None:
+        self._secrets = secrets
         self._said: deque[str] = deque(maxlen=4)
         self._down_since: float | None = None
         self.tokens: TokenProvider | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Record an error; the client calls this."""
-        said = redact_options(error.str(), self._settings)
+        said = self._secrets.redacted(error.str())
         _log.debug("kafka client: %s", said)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._said.append(said)

@@ -30,7 +30,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from stream_consumers.client_config import ClientConfig, Scalar, redact_options, resolve
+from stream_consumers.client_config import ClientConfig, Scalar, resolve
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -43,6 +43,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.kafka.client import (
     ClientLog,
+    ClientSecrets,
     ConnectionReasons,
     client_settings,
     explain,
@@ -115,14 +116,15 @@ class KafkaBrokers(ClosesOnExit):
         self.client = resolve(client or {})
         self.settings = client_settings(url, self.client)
         self.isolation = isolation(self.settings)
-        self._reasons = ConnectionReasons(self.settings)
-        self._log = ClientLog(self.settings)
+        self._secrets = ClientSecrets(self.settings)
+        self._reasons = ConnectionReasons(self._secrets)
+        self._log = ClientLog(self._secrets)
         # The clients that request the positions of a group without being a member of it.
         self._position_clients: dict[str, Consumer] = {}
 
     @cached_property
     def _admin(self) -> AdminClient:
-        with options_explained(self.settings):
+        with options_explained(self._secrets):
             return AdminClient(self._own_settings(), logger=self._log)
 
     def _own_settings(self) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class KafkaBrokers(ClosesOnExit):
 
     def _for_client(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of one client, with its callbacks."""
-        made = with_tokens(settings)
+        made = with_tokens(settings, self._secrets)
         self._reasons.tokens = made.get("oauth_cb")
         return {**made, "error_cb": self._reasons}
 
@@ -140,7 +142,7 @@ class KafkaBrokers(ClosesOnExit):
         settings: dict[str, Scalar] = {name.replace("_", "."): value for name, value in own.items()}
         # The client requires a group id; without a subscription or a commit no broker sees it.
         settings["group.id"] = group or "stream-assets-no-group"
-        with options_explained(self.settings):
+        with options_explained(self._secrets):
             return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=self._log)
 
     def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
@@ -153,7 +155,7 @@ class KafkaBrokers(ClosesOnExit):
         Raises:
             InvalidOptionError: the client refuses its settings.
         """
-        with options_explained(self.settings):
+        with options_explained(self._secrets):
             return Producer({**defaults, **self._own_settings(), **fixed}, logger=self._log)
 
     def check(self) -> None:
@@ -305,7 +307,7 @@ class KafkaBrokers(ClosesOnExit):
                 # The committed position counts, even if a transaction is about to commit another one.
                 "isolation.level": "read_uncommitted",
             }
-            with options_explained(self.settings):
+            with options_explained(self._secrets):
                 self._position_clients[group] = Consumer({**self._own_settings(), **own}, logger=self._log)
         return self._position_clients[group]
 
@@ -438,7 +440,7 @@ class KafkaBrokers(ClosesOnExit):
         reports the errors of the outage.
         """
         self.close()
-        self._reasons = ConnectionReasons(self.settings)
+        self._reasons = ConnectionReasons(self._secrets)
 
     def close(self) -> None:
         """Release the clients; a later request creates new ones.
@@ -472,8 +474,8 @@ class KafkaBrokers(ClosesOnExit):
         )
 
     def said(self, error: KafkaError) -> str:
-        """Return the text of an error, which may repeat a broker's text, without values of options."""
-        return redact_options(error.str(), self.settings)
+        """Return the text of an error, which may repeat a broker's text, without secrets."""
+        return self._secrets.redacted(error.str())
 
     def reason(self, error: KafkaError) -> str:
         """Return the last error about the connection, if the given error is about it; else empty."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 SECRET = "marked-secret"
 CALLS_VARIABLE = "TOKEN_CALLS"
+NUMBERS: list[int] = []
 
 
 def token() -> tuple[str, float]:
@@ -42,6 +43,12 @@ def reversed_token() -> tuple[float, str]:
 def in_milliseconds() -> tuple[str, float]:
     """Return an expiry in milliseconds."""
     return SECRET, (time.time() + 60) * 1000
+
+
+def numbered_token() -> tuple[str, float, str, dict[str, str]]:
+    """Another one each time, with an extension."""
+    NUMBERS.append(len(NUMBERS))
+    return f"{SECRET}-{NUMBERS[-1]}", time.time() + 60, "reader", {"logicalCluster": f"{SECRET}-cluster"}
 
 
 not_a_function = SECRET

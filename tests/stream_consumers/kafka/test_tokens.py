@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError, StreamAssetsError, TokenProviderError
-from stream_consumers.kafka.client import TokenProvider
+from stream_consumers.kafka.client import ClientSecrets, TokenProvider, options_explained
 from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.options import Limits
 from tests.support import tokens
@@ -142,8 +144,9 @@ def test_a_token_that_the_broker_refuses_is_no_access(url: str) -> None:
 @pytest.mark.parametrize("name", ["", "tokens", "a:b:c", ":token", "tokens:", "../a:b", "a.b:c d", 7])
 def test_a_name_that_names_no_function_is_refused_before_anything_is_imported(name: object) -> None:
     options: dict[str, object] = {"oauth_token_provider": name}
-    with pytest.raises(InvalidOptionError):
+    with pytest.raises(InvalidOptionError) as refused:
         StreamSource("kafka://127.0.0.1:1/orders", client=options)  # type: ignore[arg-type]
+    assert repr(name) not in str(refused.value)
 
 
 def test_a_function_itself_is_refused_and_the_error_names_the_option() -> None:
@@ -166,6 +169,23 @@ def test_a_provider_that_fails_later_is_named_where_the_broker_cannot_be_reached
         assert tokens.SECRET not in str(cluster._reasons)
 
 
+def test_no_text_of_a_broker_repeats_the_last_tokens_or_their_extensions(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with KafkaBrokers("kafka://127.0.0.1:1/orders", client("numbered_token")) as cluster:
+        for _ in range(2):
+            cluster._for_client(cluster.settings)
+        said = " ".join(f"Bearer {tokens.SECRET}-{number} of {tokens.SECRET}-cluster" for number in tokens.NUMBERS)
+        error = KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, said)
+        cluster._reasons(error)
+        cluster._log.log(logging.WARNING, "%s", said)
+        shown = [cluster.said(error), str(cluster._reasons), *caplog.messages]
+        assert len(shown) == 4
+        assert not any(tokens.SECRET in text for text in shown)
+        with pytest.raises(InvalidOptionError) as refused, options_explained(cluster._secrets):
+            raise KafkaException(error)
+        assert tokens.SECRET not in kept(refused.value)
+
+
 @pytest.mark.parametrize("name", ["sasl.oauthbearer.config", "ssl.key.pem"])
 def test_no_error_repeats_an_option(name: str) -> None:
     unsecured = {"sasl.mechanism": "OAUTHBEARER", "enable.sasl.oauthbearer.unsecure.jwt": True}
@@ -182,7 +202,7 @@ def test_what_a_module_of_a_provider_raises_is_not_repeated(tmp_path: Path, monk
     (tmp_path / "lacking_tokens.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidOptionError, match="RuntimeError") as raised:
-        TokenProvider("leaking_tokens:token")
+        TokenProvider("leaking_tokens:token", ClientSecrets({}))
     assert "hunter2" not in kept(raised.value)
     with pytest.raises(InvalidOptionError, match="no_such_module"):
-        TokenProvider("lacking_tokens:token")
+        TokenProvider("lacking_tokens:token", ClientSecrets({}))
