@@ -7,9 +7,8 @@ It applies the commits in log order:
     RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; if rows were adopted
                    after v, the origin moves back to the first of them
     dismiss        covered |= R
-    late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit; a late commit does this in
-                   place of the ``redo`` change in its line above ; after a RESTORE undid an adopt,
-                   all of R
+    late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit, in place of the first
+                   change of redo in its line above ; all of R after a RESTORE undid an adopt
     init, adopt    set origins (adopt: after the last row) and what the source reported at them
     init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
