@@ -422,18 +422,27 @@ class KafkaBatchSource(BatchSource):
     def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage | None) -> bool:
         """Return true also if the message is missing in a topic that starts before it and deletes only at its start.
 
-        The start is requested again after the look-up of the message. A message in a damaged batch cannot be compared.
+        The start is requested again after the look-up of the message.
+
+        Raises:
+            FormatError: the message is not found, and a batch is damaged that may have held it.
         """
         if super().is_replaced(shard, read, held):
             return True
-        if shard in self._damaged:
-            return False
         start, end, _ = self._extents[shard]
         is_there = held is not None and held.sequence == read.sequence
         # A message after the end may be in a transaction that is still open.
-        if is_there or not start <= read.sequence < end or self.cluster.is_compacted(shard.stream):
+        if is_there or not start <= read.sequence < end:
             return False
-        return self.cluster.starts([shard])[shard] <= read.sequence
+        if shard in self._damaged:
+            raise FormatError(
+                f"{shard} of {self.url} has a damaged batch at offset {read.sequence}, the last one that was read: it "
+                "is unknown whether the brokers lost their newest messages",
+                remedy="Repair the disk of the broker or use another replica, then run again. Or, if no messages were "
+                "lost, delete the records of the partition up to the end of the batch with kafka-delete-records.",
+                offset=read.sequence,
+            )
+        return not self.cluster.is_compacted(shard.stream) and self.cluster.starts([shard])[shard] <= read.sequence
 
     def _at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
         if not offsets:

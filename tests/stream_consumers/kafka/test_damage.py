@@ -119,10 +119,25 @@ def test_a_group_that_was_moved_past_a_damaged_batch_can_continue(broker: Broker
         held = source.last_messages({shard: Range(0, 20)})[shard]
         assert held.sequence == 9
         assert not source.is_replaced(shard, held, held)
-        read_before_the_damage = LastMessage(13, held.timestamp_ms, 1, held.epoch)
-        assert not source.is_replaced(shard, read_before_the_damage, held), "it cannot be compared"
         assert source.last_messages({shard: Range(10, 20)}) == {}
         assert source.last_messages({shard: Range(0, 30)})[shard].sequence == 29
+
+
+def test_a_damaged_message_that_was_read_is_not_compared(broker: Broker, topic: str, log: Path) -> None:
+    flip(log, payload, 0x04)
+    shard = Shard(topic)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        source.extents()
+        held = source.last_messages({shard: Range(0, 20)})[shard]
+        read = LastMessage(19, held.timestamp_ms, 1, held.epoch)
+        for found in (held, None):
+            with pytest.raises(FormatError) as raised:
+                source.is_replaced(shard, read, found)
+            assert raised.value.facts == {"offset": 19}
+        broker.remove_before(topic, 20)
+        source.extents()
+        held = source.last_messages({shard: Range(0, 20)}).get(shard)
+        assert not source.is_replaced(shard, read, held), "the batch was deleted"
 
 
 def test_a_consumer_stops_at_a_damaged_batch(broker: Broker, topic: str, log: Path) -> None:
