@@ -23,7 +23,7 @@ from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH
 from spark_jobs.decoding.decoders import import_library, shortened
 from spark_jobs.decoding.schema_limits import TYPE_WEIGHT, WeightBudget, cached_by_size, schema_use
 from spark_jobs.decoding.schema_registry import StoredSchema
-from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.errors import SchemaMismatchError, SchemaRegistryError
 
 OWN_FILE = "stream_assets/schema.proto"
 PROTOBUF_FOLDER = "google/protobuf/"
@@ -296,12 +296,15 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
 
     Raises:
         SchemaMismatchError: the compiler rejects the file; the error has its reason.
+        SchemaRegistryError: the compiler does not get enough time on this machine for now.
         MissingDependencyError: the compiler is not installed.
     """
     package = import_library("grpc_tools", extra="protobuf")
+    # Some file systems do not distinguish upper and lower case.
+    lowered = {file.lower() for file in texts}
     for file in texts:
         check_file_name(file)
-        if any(str(folder) in texts for folder in PurePosixPath(file).parents):
+        if any(str(folder).lower() in lowered for folder in PurePosixPath(file).parents):
             raise SchemaMismatchError(
                 f"the Protobuf schema has the file {shortened(repr(file))} within another file", remedy="Rename it."
             )
@@ -338,9 +341,10 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise SchemaMismatchError(
-                "the Protobuf schema cannot be compiled in time",
-                remedy="Shorten it, or use a descriptor set.",
+            # A schema that takes long reaches the limit of CPU time before.
+            raise SchemaRegistryError(
+                "this machine cannot compile the Protobuf schema in time for now",
+                remedy="Check the load of the machine; nothing was lost, run again.",
                 seconds=_COMPILE_SECONDS,
             ) from error
         if made.returncode:
