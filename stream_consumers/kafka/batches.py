@@ -41,7 +41,14 @@ from stream_consumers.errors import (
     StreamRemovedError,
 )
 from stream_consumers.kafka.cluster import KafkaBrokers
-from stream_consumers.kafka.messages import bytes_of, last_message, message_bytes, record_batch, shard_of
+from stream_consumers.kafka.messages import (
+    MAX_BATCH_BYTES,
+    bytes_of,
+    last_message,
+    message_bytes,
+    record_batches,
+    shard_of,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
@@ -53,6 +60,9 @@ STALL_SECONDS = 60.0
 # The client's own default for each partition.
 MAX_FETCHED_AHEAD = 100_000
 SAMPLE_MESSAGES = 256
+# A look-up of one message fetches batches of this many bytes from each partition, or one larger batch. No codec makes
+# them more than 32,768 times as large, so that they take no more memory than the largest batch.
+LOOKUP_FETCH_BYTES = MAX_BATCH_BYTES // 32_768
 # A batch whose estimated size is below this fraction of the limit is not measured message by message.
 SAFE_FRACTION = 0.5
 # A batch that would stay below the limit with messages this many times as large as any sampled one is not sampled.
@@ -90,8 +100,7 @@ class KafkaSplit:
             KafkaBrokers(self.url, self.client) as cluster,
             RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
         ):
-            for messages in reader:
-                batch = record_batch(messages, self.ranges)
+            for batch in chain.from_iterable(record_batches(messages, self.ranges) for messages in reader):
                 size += bytes_of(batch)
                 if self.max_bytes is not None and size > self.max_bytes:
                     raise BatchTooLargeError(
@@ -213,13 +222,17 @@ class RangeReader(ClosesOnExit):
         """Refuse an invented offset, because it would end a range before its messages are read."""
         lowest, is_invented = self._lowest[place], False
         if place in self.next and offset >= self._ends[place]:
-            # The end that the broker returned with the message; it is negative if it is unknown.
+            # The end that the broker returned with the message; it is negative if it is unknown. That of a replica may
+            # lag, so that only the leader's shows that the offset is invented.
             _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            is_invented = 0 <= end <= offset
+            is_invented = 0 <= end <= offset and self._leader_end(Shard(*place)) <= offset
         if is_invented or offset < lowest:
             reason = f"offset {offset} is {'after the end' if is_invented else 'smaller than the one before it'}"
             raise self._cluster.damaged(f"{place[0]}/{place[1]}", lowest, reason, found=offset)
         self._lowest[place] = offset + 1
+
+    def _leader_end(self, shard: Shard) -> int:
+        return self._cluster.ends([shard], IsolationLevel.READ_UNCOMMITTED)[shard]
 
     def _failed(self, error: KafkaError, message: KafkaMessage) -> Exception:
         place = f"{message.topic()}/{message.partition()} of {self._cluster.url}"
@@ -268,7 +281,10 @@ class FirstMessages(ClosesOnExit):
     def __init__(self, cluster: KafkaBrokers) -> None:
         self._cluster = cluster
         self._consumer: Consumer = cluster.consumer(
-            enable_partition_eof=True, queued_min_messages=1, fetch_wait_max_ms=10
+            enable_partition_eof=True,
+            queued_min_messages=1,
+            fetch_wait_max_ms=10,
+            max_partition_fetch_bytes=LOOKUP_FETCH_BYTES,
         )
         self.damaged: set[Shard] = set()
 

@@ -57,7 +57,7 @@ from stream_consumers.kafka.client import (
     until_found,
     with_tokens,
 )
-from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES
+from stream_consumers.kafka.messages import MAX_BATCH_BYTES
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -74,7 +74,7 @@ _CONSUMER_DEFAULTS: Mapping[str, Scalar] = {
     # By default the client pauses for a second after its queue was full; with this, it reads six times as fast.
     "fetch.queue.backoff.ms": 10,
     # The client decompresses a batch only up to this size, by default 100 MB.
-    "receive.message.max.bytes": 2 * MAX_PAYLOAD_BYTES,
+    "receive.message.max.bytes": MAX_BATCH_BYTES,
 }
 
 

@@ -15,6 +15,8 @@ from stream_consumers.messages import DeadLetter, Message, Shard
 
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 """The longest payload; a message with a longer one, which only compression gets to a broker, is a dead letter."""
+MAX_BATCH_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""The size up to which the client decompresses a batch of the broker."""
 _NOT_UTF8 = "a header's name is not UTF-8"
 # The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: a second call for the headers of
 # such a message would crash the process.
@@ -50,8 +52,12 @@ def last_message(message: KafkaMessage) -> LastMessage:
     return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
 
 
-def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
-    """Convert messages of these shards to a record batch, reading only the fields that may differ between messages."""
+def record_batches(messages: list[KafkaMessage], shards: Collection[Shard]) -> list[pa.RecordBatch]:
+    """Convert messages of these shards, reading only the fields that may differ between messages.
+
+    Returns:
+        One record batch; several if the messages have more bytes than a column can have, which is 2 GiB.
+    """
     count = len(messages)
     streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
     headers, errors = _headers_column(messages)
@@ -60,7 +66,7 @@ def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.
         for place, message in enumerate(messages):
             if len(message) > MAX_PAYLOAD_BYTES:
                 payloads[place], errors[place] = None, _too_long(message)
-    columns: list[pa.Array[Any]] = [
+    columns: list[pa.Array[Any] | pa.ChunkedArray[Any]] = [
         _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
         _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
         pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
@@ -73,7 +79,7 @@ def record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.
         else pa.nulls(count, pa.string()),
         pa.nulls(count, pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+    return pa.Table.from_arrays(columns, schema=MESSAGE_SCHEMA).to_batches()
 
 
 def message_bytes(message: KafkaMessage) -> int:

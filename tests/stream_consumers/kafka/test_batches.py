@@ -1,4 +1,4 @@
-"""What a split of Kafka partitions reads, column by column, on a real broker."""
+"""What a split of Kafka partitions reads, column by column, most of it on a real broker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 
 from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, Range, message_checksum
-from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError
+from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError, FormatError
 from stream_consumers.kafka import batches
-from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
+from stream_consumers.kafka import cluster as kafka_cluster
+from stream_consumers.kafka.batches import FirstMessages, KafkaBatchSource, KafkaSplit, RangeReader
 from stream_consumers.kafka.cluster import KafkaBrokers
+from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES, bytes_of, record_batches
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -250,3 +253,69 @@ def test_keys_and_headers_count_towards_the_limit(broker: Broker, part: dict[str
 def payloads_of(batch: Any) -> list[bytes]:
     found: list[bytes] = batch.column("payload").to_pylist()
     return found
+
+
+@pytest.mark.parametrize("name", ["max.partition.fetch.bytes", "fetch.message.max.bytes"])
+def test_a_look_up_of_one_message_fetches_few_bytes_of_a_partition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[tuple[str, Any]] = []
+    made = kafka_cluster.Consumer
+
+    def watched(given: dict[str, Any], **more: Any) -> Any:
+        settings.extend(given.items())
+        return made(given, **more)
+
+    monkeypatch.setattr(kafka_cluster, "Consumer", watched)
+    with KafkaBrokers("kafka://127.0.0.1:1/orders", {name: 10_000_000}) as cluster, FirstMessages(cluster):
+        # Of the two names of the setting, the client takes the last one.
+        fetched = [
+            value for name, value in settings if name in ("max.partition.fetch.bytes", "fetch.message.max.bytes")
+        ]
+    assert fetched[-1] == 16_384
+
+
+@pytest.mark.parametrize(("leader_end", "is_invented"), [(45, True), (46, False)])
+def test_an_offset_after_the_end_of_a_lagging_replica_is_compared_with_the_leader(
+    leader_end: int, is_invented: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lagging:
+        def __init__(self, *given: Any, **more: Any) -> None:
+            self.found = [made_message(9), made_message(45)]
+
+        def assign(self, places: object) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def consume(self, count: int, seconds: float) -> list[Message]:
+            found, self.found = self.found[:1], self.found[1:]
+            return found
+
+        def get_watermark_offsets(self, place: object, *, cached: bool) -> tuple[int, int]:
+            assert cached
+            return 0, 40
+
+    shard = Shard("orders")
+    monkeypatch.setattr(kafka_cluster, "Consumer", Lagging)
+    monkeypatch.setattr(KafkaBrokers, "ends", lambda self, shards, level: dict.fromkeys(shards, leader_end))
+    with (
+        KafkaBrokers("kafka://127.0.0.1:1/orders") as cluster,
+        RangeReader(cluster, {shard: Range(9, 30)}, SECONDS) as reader,
+    ):
+        if is_invented:
+            with pytest.raises(FormatError):
+                list(reader)
+        else:
+            assert [message.offset() for block in reader for message in block] == [9]
+
+
+def made_message(offset: int, value: bytes = b"{}") -> Message:
+    return Message(topic="orders", partition=0, offset=offset, value=value, timestamp=(1, 1))
+
+
+@pytest.mark.slow
+def test_more_bytes_than_a_column_can_have_become_several_record_batches() -> None:
+    value = bytes(MAX_PAYLOAD_BYTES)
+    found = record_batches([made_message(offset, value) for offset in range(9)], [Shard("orders")])
+    assert [offset for batch in found for offset in batch.column("sequence").to_pylist()] == list(range(9))
+    assert sum(map(bytes_of, found)) == 9 * MAX_PAYLOAD_BYTES
