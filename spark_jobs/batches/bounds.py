@@ -25,7 +25,7 @@ class Bound:
 
     Args:
         edge: the earliest message that the stream holds, or its end.
-        sequences: a sequence for some shards; other shards have no bound.
+        sequences: a sequence for some shards. A start leaves the other shards out; an end does not bound them.
         sequence: the same sequence for every shard.
         moment: stands for the first message with this timestamp or a later one.
 
