@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from stream_consumers.client_config import redact_options
-from stream_consumers.urls import USER_INFO, is_server, passwords
+from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, is_server, passwords
 
 STORES = ("AWS_", "AZURE_", "GOOGLE_")
 """As the environment variables begin that delta-rs takes for storage options."""
@@ -18,7 +19,7 @@ JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPA
 HIDDEN_SETTINGS = (
     r"(?is)^(?!.*provider$).*"
     r"(secret|pass|pwd|pw$|[._-]pat$|token|(access|account|private|encryption|provided|signing|ssh|api).?key"
-    rf"|credential|authorization|[.]sas[.]|[?&;]sig=|ConnectionURL|{USER_INFO})"
+    rf"|credential|authorization|[.]sas[.]|{SECRET_PARAMETER}|ConnectionURL|{USER_INFO})"
 )
 """A pattern, for Python and for Java, of the names of Spark settings whose values may be secrets.
 
@@ -26,8 +27,8 @@ Spark hides a setting in its user interface and its event logs if the pattern is
 the pattern includes an address with a user or a signature. The name of a class that provides credentials is no secret.
 """
 _SECRET_SETTING = re.compile(HIDDEN_SETTINGS)
-# An option within a value, such as one of Java, of an agent in it, or of an address.
-_SECRET_OPTION = re.compile(r"pass|pwd|secret|token|key|credential|[?&]sig", re.IGNORECASE)
+# An option within a value, such as one of Java, of an agent in it, or of an address, may also have a shorter name.
+_SECRET_OPTION = re.compile(rf"{HIDDEN_SETTINGS}|key|[?&;]sig")
 # Java repeats its options from the environment when it starts.
 _PICKED_UP = re.compile(r"^(NOTE: )?Picked up \w+: .*\n?", re.MULTILINE)
 _hidden: dict[str, str] = {}
@@ -42,9 +43,7 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
         remote: a Spark Connect address; what is behind the server is hidden.
     """
     secrets = {name: value for name, value in settings.items() if _SECRET_SETTING.search(name)}
-    for name, value in settings.items():
-        secrets |= {f"{name} {option}": secret for option, secret in _secret_options(value)}
-        secrets |= {f"{name} password {place}": secret for place, secret in enumerate(passwords(value))}
+    secrets |= _secrets_within(settings)
     if remote:
         secrets["token"] = _behind_server(remote)
     # A later session may have other values, and texts may still have the earlier ones.
@@ -62,9 +61,7 @@ def redacted(text: str, options: Mapping[str, str] | None = None) -> str:
     given = {f"environment {name}": value for name, value in os.environ.items() if name.startswith(STORES)}
     if remote := os.environ.get(REMOTE_VARIABLE):
         given["environment token"] = _behind_server(remote)
-    for variable in JAVA_VARIABLES:
-        for option, secret in _secret_options(os.environ.get(variable, "")):
-            given[f"environment {variable} {option}"] = secret
+    given |= _secrets_within({f"environment {name}": os.environ.get(name, "") for name in JAVA_VARIABLES})
     return redact_options(text, {**given, **_hidden, **(options or {})})
 
 
@@ -75,16 +72,29 @@ def jvm_output(text: str) -> str:
         >>> jvm_output("Picked up JAVA_TOOL_OPTIONS: -Dpassword=s3cret" + chr(10) + "Error: no such jar")
         'Error: no such jar'
     """
+    for variable in JAVA_VARIABLES:
+        # A value may have several lines.
+        if value := os.environ.get(variable):
+            text = text.replace(f"Picked up {variable}: {value}", f"Picked up {variable}: ")
     return redacted(_PICKED_UP.sub("", text)).strip()
+
+
+def _secrets_within(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the options within values that may be secrets, and the passwords in addresses, with a name for each."""
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        secrets = [*_secret_options(value), *(("password", secret) for secret in passwords(value))]
+        found |= {f"{name} {place} {option}": secret for place, (option, secret) in enumerate(secrets)}
+    return found
 
 
 def _secret_options(value: str) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the options within a setting that may be secrets."""
-    try:
-        words = shlex.split(value)
-    except ValueError:  # a quotation is not closed
-        words = value.split()
-    for word in words:
+    words = value.split()
+    # Spark removes quotes and backslashes, Java only quotes; a quotation may not be closed.
+    with suppress(ValueError):
+        words += shlex.split(value)
+    for word in dict.fromkeys(words):
         name, _, rest = word.partition("=")
         while rest and not _SECRET_OPTION.search(name):
             name, _, rest = rest.partition("=")

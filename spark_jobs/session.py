@@ -161,8 +161,7 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
             "address that a library accepts only with a password into spark-defaults.conf, with mode 0600.",
         )
     remote = options.remote or os.environ.get(REMOTE_VARIABLE)
-    hide(options.storage_options, options.config, remote)
-    hide({}, spark_defaults(), None)
+    hide_secrets(options)
     try:
         return check_session(_session(options))
     except (PySparkException, RuntimeError, OSError) as error:
@@ -174,6 +173,12 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
                 f"{tempfile.gettempdir()}, which holds Spark's own files; or set {CACHE_VARIABLE} or TMPDIR."
             )
         raise SparkSessionError(f"no Spark session at {where}: {first_line(error)}", remedy=remedy) from None
+
+
+def hide_secrets(options: SparkOptions) -> None:
+    """Let errors hide the secrets of these options and of ``spark-defaults.conf`` from now on."""
+    hide(options.storage_options, options.config, options.remote or os.environ.get(REMOTE_VARIABLE))
+    hide({}, spark_defaults(), None)
 
 
 def _session(options: SparkOptions) -> SparkSession:

@@ -47,6 +47,12 @@ FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
 """The settings for the folders of Spark's own files, and of files that Hadoop is about to upload to an object store."""
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """The variable that overrides ``spark.local.dir``."""
+# Properties of Java: a line, unless it is a comment, continues after an odd number of backslashes.
+_LINES = re.compile(r"^(?![ \t\f]*[#!])[ \t\f]*((?:\\[\s\S]|[^\\\n])*)", re.MULTILINE)
+_CONTINUED = re.compile(r"(\\[^\n])|\\\n[ \t\f]*")
+_PROPERTY = re.compile(r"((?:\\.|[^\\ \t\f=:])+)[ \t\f]*[=:]?[ \t\f]*(.*)")
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def configuration_folder(environment: Mapping[str, str]) -> Path:
@@ -58,11 +64,24 @@ def configuration_folder(environment: Mapping[str, str]) -> Path:
 def spark_defaults() -> dict[str, str]:
     """The settings in ``spark-defaults.conf``, which are behind those of a session; none if it cannot be read."""
     try:
-        text = (configuration_folder(os.environ) / "spark-defaults.conf").read_text(errors="replace")
+        return _properties((configuration_folder(os.environ) / "spark-defaults.conf").read_text(errors="replace"))
     except OSError:
         return {}
-    settings = re.findall(r"^[ \t]*(?![#!])([^\s=:]+)[ \t=:]+(.+)$", re.sub(r"\\\n[ \t]*", "", text), re.MULTILINE)
-    return {name: re.sub(r"\\(?!u)(.)", r"\1", value) for name, value in settings}
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Parse a text in the format of ``java.util.Properties``, which is that of Spark's configuration."""
+    settings = {}
+    for lines in _LINES.finditer(text):
+        if found := _PROPERTY.match(_CONTINUED.sub(r"\1", lines[1])):
+            settings[_unescaped(found[1])] = _unescaped(found[2]).strip()
+    return settings
+
+
+def _unescaped(text: str) -> str:
+    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else _LETTERS.get(found[2], found[2]), text)
+    # A character outside of the basic plane is written as two.
+    return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def launch(settings: Mapping[str, str]) -> JavaGateway:

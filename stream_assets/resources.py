@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
-from spark_jobs.session import SparkOptions, create_session, running_session
+from spark_jobs.session import SparkOptions, create_session, hide_secrets, running_session
 from spark_jobs.table_location import LOCAL, check_location, check_table_uri, is_s3, scheme
 from stream_consumers.client_config import ClientConfig, Deferred, resolve_value, variable_name
 from stream_consumers.errors import InvalidOptionError
@@ -399,8 +399,11 @@ def _wait_for_session(context: Any, resource: Any, table: TableLocation) -> Spar
     context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")
     since = time.monotonic()
     session: SparkSession
+    options = table.options()
+    # A session that exists was created for another table, or elsewhere.
+    hide_secrets(SparkOptions(storage_options=options))
     if isinstance(resource, SparkSessionResource):
-        session = resource.session_for(table.path, table.options())
+        session = resource.session_for(table.path, options)
     else:
         session = resource.spark_session
     context.log.info(f"Spark is ready after {time.monotonic() - since:.1f} s")

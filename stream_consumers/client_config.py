@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import is_plain_text
-from stream_consumers.urls import USER_INFO, is_address
+from stream_consumers.urls import SECRET_PARAMETER, USER_INFO, is_address
 
 Scalar = str | int | float | bool
 HIDDEN = "[hidden]"
@@ -50,6 +50,7 @@ _NO_PARTS = frozenset({
 _BACKSLASHES = re.compile(r"\\+")
 _MIN_PART_CHARACTERS = 4
 _USER_INFO = re.compile(USER_INFO)
+_PARAMETER = re.compile(rf"({SECRET_PARAMETER})[^\s&;\"'<>]+", re.IGNORECASE)
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _MIN_PREFIX_CHARACTERS = 12
@@ -192,7 +193,7 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     digits and escaped. A secret of fewer than 12 characters is recognized only as a whole word. A longer one is also
     recognized in another case and by its beginning, but not without its first 12 characters. The parts of a secret,
     such as the password in a URL, are secrets as well, unless the value is the path of a file. The user and the
-    password of any URL in the text are secrets, too.
+    password of any URL in the text are secrets, too, as are its parameters with names like ``password`` or ``sig``.
 
     Args:
         text: the text of an error.
@@ -208,12 +209,12 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
         text = _redact(text, secret)
-    return _USER_INFO.sub(f"://{HIDDEN}@", text)
+    return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
 
 
 def _may_be_secret(name: str, value: object) -> bool:
     text = "" if value is None or isinstance(value, bool) else str(value)
-    if not text.strip() or _WORD.fullmatch(text) or not is_plain_text(text):
+    if not text.strip() or _WORD.fullmatch(text):
         return False
     if _FILE.search(name) and _PATH.fullmatch(text):
         return False
@@ -235,7 +236,7 @@ def _secrets(value: str, *, has_parts: bool) -> frozenset[str]:
         plain |= {part for part in parts - _NO_PARTS if len(part) >= _MIN_PART_CHARACTERS}
     plain |= set(map(unquote, plain))
     codes = (b64encode, urlsafe_b64encode, hexlify)
-    coded = {encode(one.encode()).decode().rstrip("=") for one in plain for encode in codes}
+    coded = {encode(_encoded(one)).decode().rstrip("=") for one in plain for encode in codes}
     # A text may repeat a space or a backslash any number of times.
     return frozenset(_BACKSLASHES.sub(r"\\", " ".join(one.split())) for one in plain | coded) - {""}
 
@@ -249,6 +250,14 @@ def _beginning(secret: str) -> re.Pattern[str]:
     before = _BEFORE_WORD if secret[0].isalnum() else ""
     after = _AFTER_WORD if secret[-1].isalnum() else ""
     return re.compile(f"{before}{pattern}{after}")
+
+
+def _encoded(text: str) -> bytes:
+    """Return the bytes of a text; Python reads bytes that are not UTF-8 as lone surrogates."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
 
 
 def _redact(text: str, secret: str) -> str:
@@ -273,7 +282,7 @@ def _written(char: str) -> str:
     # Repetitions are bounded, because an untrusted text may repeat a character any number of times.
     if char == " ":
         return r"(?:\s|\+|%(?:25){0,3}(?:20|0[9ABCDabcd])|\\{1,4}[fnrtv]){1,40}"
-    utf_8, utf_16 = char.encode(), char.encode("utf-16-be").hex()
+    utf_8, utf_16 = _encoded(char), char.encode("utf-16-be", "surrogatepass").hex()
     codes = (
         "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in utf_8),
         "".join(rf"\\{{1,4}}x{byte:02x}" for byte in utf_8),
@@ -283,4 +292,7 @@ def _written(char: str) -> str:
     )
     escaped = rf"\\{{0,4}}{re.escape(char)}"
     plain = r"\\{1,16}" if char == "\\" else re.escape(char) if char.isalnum() else escaped
+    if not is_plain_text(char):
+        # A text may have a replacement for a byte that is not UTF-8.
+        plain = f"[{char}\ufffd?]"
     return f"(?:{plain}|(?i:{'|'.join(codes)}))"

@@ -22,10 +22,12 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PARAMETERS = frozenset("?#;")
 # An address in a text ends at white space or before the next address of a list; a password may contain a comma.
 _IN_TEXT = re.compile(rf"({_SCHEME.pattern}://[^\s\"]+?)(?=[\s\"]|$|,{_SCHEME.pattern}://)")
-# A Kerberos principal in an address is not a credential.
-_PRINCIPAL = re.compile(r"(?<=principal=)[\w./-]+@[\w.-]+", re.IGNORECASE)
+# A Kerberos principal in an address of Hive is not a credential.
+_PRINCIPAL = re.compile(r"(jdbc:hive2://[^\s\"@]*;principal=)[\w./-]+@[\w.-]+", re.IGNORECASE)
 # The user and the password of an address, or only the user, unless that is the container of an address of Azure.
 USER_INFO = r"(?<!abfs|wasb)(?<!abfss|wasbs)://[^/\s]*@|://[^/\s:@]*:[^/\s]*@"
+# A parameter of an address whose value is a secret, such as a password of JDBC or the signature of a storage.
+SECRET_PARAMETER = r"[?&;][\w.-]*(?:password|pwd|pw|token|secret|sig|signature)="  # noqa: S105 - names of parameters
 # Protocols whose stream keys may be arbitrary bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
 # Characters that may belong to, or precede, a password.
@@ -139,7 +141,7 @@ def passwords(text: str) -> Iterator[str]:
 
 def _credentials(text: str) -> Iterator[str]:
     """Yield what precedes the ``@`` in each address of a text that contains a user or a password."""
-    for address in _IN_TEXT.findall(_PRINCIPAL.sub("", text)):
+    for address in _IN_TEXT.findall(_PRINCIPAL.sub(r"\1", text)):
         scheme, host, path = _parts(address)
         if _has_credentials(scheme, host, path, has_host=False):
             # A password may contain a slash, or encode the "@".

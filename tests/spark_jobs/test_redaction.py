@@ -12,6 +12,7 @@ from spark_jobs import redaction
 from spark_jobs.redaction import JAVA_VARIABLES, hide, jvm_output, redacted
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.spark_server.client import _raise_start_error
+from spark_jobs.spark_start import spark_defaults
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 from stream_consumers.urls import check_no_credentials
 from tests.support.held_servers import made
@@ -73,6 +74,14 @@ def test_other_settings_are_shown_in_the_text_of_an_error() -> None:
         f"-Xmx2g -Djavax.net.ssl.keyStorePassword={SECRET} -Duser.timezone=UTC",
         f"--conf spark.hadoop.fs.s3a.secret.key={SECRET} pyspark-shell",
         f"--conf 'spark.driver.extraJavaOptions=-Duser.timezone=UTC -Dpassword={SECRET}' pyspark-shell",
+        f"--conf spark.hadoop.fs.azure.sas.lake.account={SECRET} pyspark-shell",
+        f"--conf spark.executorEnv.DB_PW={SECRET} pyspark-shell",
+        f"--conf 'spark.sql.catalog.rest.header.Authorization=Bearer {SECRET}' pyspark-shell",
+        f"--repositories https://robot:{SECRET}@repo.example/maven pyspark-shell",
+        f"-Dproxy=http://robot:{SECRET}@proxy:3128",
+        f"-Dpassword={SECRET} -Dpassword=last",
+        f"-Dpassword=pa\\{SECRET}",
+        f"-Da=b\n-Dpassword={SECRET}",
     ],
 )
 def test_options_of_java_from_the_environment_are_in_no_text(
@@ -81,6 +90,7 @@ def test_options_of_java_from_the_environment_are_in_no_text(
     monkeypatch.setenv(variable, options)
     assert SECRET not in redacted(f"{options}: unrecognized in UTC")
     assert redacted("unrecognized in UTC") == "unrecognized in UTC"
+    assert SECRET not in redacted(f"cannot use {SECRET}")
     for begin in ("", "NOTE: "):
         assert jvm_output(f"{begin}Picked up {variable}: {options}\nError: no such jar\n") == "Error: no such jar"
 
@@ -109,8 +119,34 @@ def test_secrets_of_the_defaults_of_spark_are_in_no_text(
 
 
 @pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (" spark.a b \n\n\t!c d\n#e f", {"spark.a": "b"}),
+        ("spark.a=b\nspark.c : d\nspark.e", {"spark.a": "b", "spark.c": "d", "spark.e": ""}),
+        ("# C:\\spark\\\nspark.a b", {"spark.a": "b"}),
+        ("spark.a C:\\\\spark\\\\\nspark.b c", {"spark.a": "C:\\spark\\", "spark.b": "c"}),
+        ("spark.a b\\\n  #c\\\n\\\n d\\", {"spark.a": "b#cd"}),
+        ("spark.\\\n  a \\\n  b", {"spark.a": "b"}),
+        ("spark.a b\\\r\n  c\rspark.d e", {"spark.a": "bc", "spark.d": "e"}),
+        ("\fspark.a\fb", {"spark.a": "b"}),
+        ("spark.a p\\u0040\\ud83d\\udd11\\t\\q\\u00", {"spark.a": "p@\U0001f511\tqu00"}),
+        ("spark.a\\=b\\:c\\ d=e=f", {"spark.a=b:c d": "e=f"}),
+    ],
+)
+def test_defaults_of_spark_are_read_as_java_reads_properties(
+    text: str, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_bytes(text.encode())
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert spark_defaults() == settings
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
+        ("jdbc:mysql://db/hive?user=me&amp;password=a,b", "jdbc:mysql://db/hive?user=me&amp;password=[hidden]"),
+        ("(jdbc:sqlserver://db;PWD=a;user=me)", "(jdbc:sqlserver://db;PWD=[hidden];user=me)"),
+        ("https://a/b?X-Amz-Signature=0a1b&c=d", "https://a/b?X-Amz-Signature=[hidden]&c=d"),
         (f"https://robot:{SECRET}@repo.example/a added", "https://[hidden]@repo.example/a added"),
         (f"https://repo.example,k8s://https://{SECRET}@a", "https://repo.example,k8s://https://[hidden]@a"),
         (f"wasbs://robot:{SECRET}@account/a", "wasbs://[hidden]@account/a"),
@@ -156,6 +192,8 @@ def test_the_end_of_the_log_of_a_server_is_repeated_without_secrets(tmp_path: Pa
         f"abfss://lake@account/a,wasbs://robot:{SECRET}@account/b",
         f"-Xss2m -Dhttp.proxy=http://robot:{SECRET}@proxy:3128 -Xmx2g",
         f"k8s://https://robot:{SECRET}@cluster:6443",
+        f"https://robot:principal={SECRET}@repo.example",
+        f"jdbc:hive2://robot:{SECRET}@hs2/default;principal=hive@EXAMPLE.COM",
     ],
 )
 def test_an_address_with_a_password_is_refused_and_not_repeated(value: str) -> None:
@@ -175,6 +213,7 @@ def test_a_master_with_a_password_is_refused_and_not_repeated() -> None:
     "value",
     [
         "jdbc:hive2://hs2:10000/default;principal=hive/_HOST@EXAMPLE.COM",
+        "jdbc:hive2://hs2;principal=hive@EXAMPLE.COM",
         '{"url": "https://wiki", "owner": "me@corp"}',
         "abfss://lake@account/a,abfss://other@account/b",
         "hdfs://namenode:8020/user/me@CORP",

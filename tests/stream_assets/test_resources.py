@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 from pydantic import ValidationError
 
+from spark_jobs import redaction
 from stream_assets import (
     DeltaLake,
     KafkaCluster,
@@ -251,6 +252,24 @@ def test_the_log_of_a_run_says_where_jars_go_while_it_waits_for_spark(
         assert session == "a session"
     waiting, _ = told
     assert (str(tmp_path) in waiting) == (remote is None), "a server has the jars of its own"
+
+
+@pytest.mark.parametrize("make", [SimpleNamespace, SparkSessionResource])
+def test_errors_hide_the_secrets_of_a_table_whose_session_was_made_before(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redaction, "_hidden", {})
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text("spark.hadoop.fs.s3a.secret.key hunter2-of-spark\n")
+    spark = make()
+    if isinstance(spark, SparkSessionResource):
+        monkeypatch.setattr(spark, "_session", "a session")
+    else:
+        spark.spark_session = "a session"
+    context = SimpleNamespace(log=SimpleNamespace(info=print), resources=SimpleNamespace(spark=spark))
+    table = LakeTable("/lake/orders", (), {"AWS_SECRET_ACCESS_KEY": "hunter2-of-the-table"})
+    with run_session(context, "spark", table):
+        assert redaction.redacted("hunter2-of-the-table, hunter2-of-spark") == "[hidden], [hidden]"
 
 
 @pytest.mark.parametrize(

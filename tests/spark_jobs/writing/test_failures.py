@@ -548,7 +548,7 @@ def test_settings_that_are_no_secrets_are_shown(hidden: dict[str, str], settings
 )
 def test_options_of_java_that_may_be_secrets_are_hidden(hidden: dict[str, str], options: str) -> None:
     redaction.hide({}, {"spark.driver.extraJavaOptions": options}, None)
-    assert len(hidden) == 1
+    assert hidden
     assert "hunter2" not in redaction.redacted(f"spark file: {options}, hunter2")
     assert redaction.redacted("spark file") == "spark file"
 
