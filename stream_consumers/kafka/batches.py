@@ -145,6 +145,8 @@ class RangeReader(ClosesOnExit):
         }
         # The lowest valid offset of the next message of each partition, also after its planned end.
         self._lowest = dict(self.next)
+        # The number of offsets in the ranges, of all partitions, that were skipped.
+        self._skipped = 0
         # Messages after the planned end of a partition would only take memory.
         ahead = max(1, min(MAX_FETCHED_AHEAD, max(widths(ranges).values(), default=1)))
         self._consumer: Consumer = cluster.consumer(
@@ -157,16 +159,24 @@ class RangeReader(ClosesOnExit):
         self._consumer.close()
 
     def __iter__(self) -> Iterator[list[KafkaMessage]]:
-        """Yield blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached."""
+        """Yield blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached.
+
+        If offsets were skipped, an invented offset may have reached the end. Messages that the client fetched together
+        with it show this, so they are checked, too.
+        """
         deadline = time.monotonic() + self._stall_seconds
         while self.next:
+            ended = [place for place, offset in self.next.items() if offset == self._ends[place]]
             left = sum(self._ends[place] - offset for place, offset in self.next.items())
-            found = self._consumer.consume(min(BATCH_ROWS, left), POLL_SECONDS)
+            wanted, seconds = (BATCH_ROWS, 0.0) if ended else (min(BATCH_ROWS, left), POLL_SECONDS)
+            found = self._consumer.consume(wanted, seconds)
             if found:
                 deadline = time.monotonic() + self._stall_seconds
-            elif time.monotonic() > deadline:
+            elif not ended and time.monotonic() > deadline:
                 raise self._stalled()
             block = self._take(found)
+            for place in ended:
+                self._finish(place)
             if block:
                 yield block
 
@@ -182,6 +192,7 @@ class RangeReader(ClosesOnExit):
                     break
                 following[place] = offset + 1
             else:
+                self._skipped += sum(following.values()) - sum(self.next.values()) - len(found)
                 self.next.update(following)
                 self._lowest.update(following)
                 return found
@@ -191,44 +202,48 @@ class RangeReader(ClosesOnExit):
         """Record the next offset of the partition; return whether the message is in its range."""
         error = message.error()
         place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-        end = self._ends[place] if place in self.next else -1
-        if error is None:
-            self._check_growth(place, offset)
-        if error is None and offset < end - 1:
-            self.next[place] = offset + 1
-            return True
-        return self._reach(message, error, place, offset)
-
-    def _reach(self, message: KafkaMessage, error: KafkaError | None, place: Partition, offset: int) -> bool:
-        """Handle an error, an end, or the last message of a range; return whether it is a message of the range."""
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            raise self._failed(error, message)
+        if error is not None:
+            self._handle_error(error, message, place, offset)
+            return False
+        self._check_growth(place, offset)
         if place not in self.next:
             return False
         end = self._ends[place]
-        if error is not None and offset < end:
+        self._skipped += min(offset, end) - self.next[place]
+        self.next[place] = min(offset + 1, end)
+        if offset == end - 1 and not self._skipped:
+            self._finish(place)
+        return offset < end
+
+    def _handle_error(self, error: KafkaError, message: KafkaMessage, place: Partition, offset: int) -> None:
+        """Finish a partition at its end, or whose range was read: its error is about later messages. Raise others."""
+        end = self._ends.get(place)
+        is_read = end is not None and self.next.get(place, end) == end
+        if not is_read and error.code() != KafkaError._PARTITION_EOF:
+            raise self._failed(error, message)
+        if not is_read and end is not None and offset < end:
             raise DataLossError(
                 f"{place[0]}/{place[1]} of {self._cluster.url} ends before the planned end",
                 remedy="The topic was truncated or recreated during the read. Run again to read what it has now.",
                 end=offset,
                 planned=end,
             )
-        del self.next[place]
-        if self.next:
+        self._finish(place)
+
+    def _finish(self, place: Partition) -> None:
+        if self.next.pop(place, None) is not None and self.next:
             self._consumer.incremental_unassign([TopicPartition(*place)])
-        return error is None and offset < end
 
     def _check_growth(self, place: Partition, offset: int) -> None:
-        """Refuse an invented offset, because it would end a range before its messages are read."""
+        """Refuse an invented offset, because the messages that it skips would not be read."""
         lowest, is_invented = self._lowest[place], False
-        if place in self.next and offset >= self._ends[place]:
+        if self.next.get(place, self._ends[place]) < self._ends[place] <= offset:
             # The end that the broker returned with the message; it is negative if it is unknown. That of a replica may
             # lag, so that only the leader's shows that the offset is invented.
             _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
             is_invented = 0 <= end <= offset and self._leader_end(Shard(*place)) <= offset
         if is_invented or offset < lowest:
-            reason = f"offset {offset} is {'after the end' if is_invented else 'smaller than the one before it'}"
-            raise self._cluster.damaged(f"{place[0]}/{place[1]}", lowest, reason, found=offset)
+            raise self._cluster.misplaced(f"{place[0]}/{place[1]}", lowest, offset)
         self._lowest[place] = offset + 1
 
     def _leader_end(self, shard: Shard) -> int:

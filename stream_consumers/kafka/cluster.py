@@ -458,19 +458,27 @@ class KafkaBrokers(ClosesOnExit):
     def explain_read(self, message: KafkaMessage, error: KafkaError) -> StreamAssetsError:
         """Map the error of a message of a consumer."""
         place = f"{message.topic()}/{message.partition()}"
-        if is_undecodable(error):
-            return self.damaged(place, message.offset() or 0, self.said(error), code=error.name())
-        return self.explain(error, f"reading {place} of {self.url}")
-
-    def damaged(self, place: str, offset: int, reason: str, **facts: object) -> FormatError:
-        """Return the error for a partition that has a batch that cannot be read; another attempt gets the same."""
+        if not is_undecodable(error):
+            return self.explain(error, f"reading {place} of {self.url}")
+        offset = message.offset() or 0
         return FormatError(
-            f"{place} of {self.url} has a batch that cannot be read at offset {offset}: {reason}",
+            f"{place} of {self.url} has a batch that cannot be read at offset {offset}: {self.said(error)}",
             remedy="Nothing of it was read. Repair the disk of the broker or use another replica, then run again; if "
             "only decompression fails, raise the client option receive.message.max.bytes. Or give up the messages of "
             f"the batch: stream-assets rewind --to {place}=OFFSET, with the first offset after it.",
             offset=offset,
-            **facts,
+            code=error.name(),
+        )
+
+    def misplaced(self, place: str, lowest: int, found: int) -> FormatError:
+        """Return the error for an offset that is below the lowest valid one, or after the end of the partition."""
+        return FormatError(
+            f"{place} of {self.url} has a damaged batch: offset {found} is found where an offset from {lowest} up to "
+            "the end is expected",
+            remedy="Repair the disk of the broker or use another replica. Messages before this position may have been "
+            "skipped: run stream-assets verify, and replay what it reports; or rewind to before the damaged batch.",
+            offset=lowest,
+            found=found,
         )
 
     def said(self, error: KafkaError) -> str:

@@ -130,8 +130,8 @@ class KafkaConsumer(LockedConsumer):
         # The positions after the messages that were acknowledged since the last commit.
         self._acknowledged: dict[Shard, int] = {}
         self._acknowledged_lock = threading.Lock()
-        # The offsets where reading began; the client reports the positions after them.
-        self._started_at: dict[Shard, int] = {}
+        # The lowest valid offset of the next message of each shard.
+        self._lowest: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
         self._next_check = time.monotonic() + METADATA_SECONDS
@@ -370,6 +370,11 @@ class KafkaConsumer(LockedConsumer):
         if error is not None:
             self._handle_error(error, shard, found)
             return None
+        offset, lowest = found.offset() or 0, self._lowest.get(shard, 0)
+        if offset < lowest:
+            self._damage = self._cluster.misplaced(str(shard), lowest, offset)
+            raise self._damage
+        self._lowest[shard] = offset + 1
         item = read_message(found)
         self._forget_ends(frozenset([shard]))
         if isinstance(item, Message):
@@ -436,8 +441,8 @@ class KafkaConsumer(LockedConsumer):
         if new:
             self._known |= new
             self._assigned |= new
-            self._started_at |= self._cluster.starts(new)
-            self._consumer.incremental_assign(places_of({shard: self._started_at[shard] for shard in new}))
+            self._lowest |= self._cluster.starts(new)
+            self._consumer.incremental_assign(places_of({shard: self._lowest[shard] for shard in new}))
 
     def _is_at_its_end(self) -> bool:
         """Return whether every shard was read to its end; false for a member before its first assignment."""
@@ -468,7 +473,7 @@ class KafkaConsumer(LockedConsumer):
     def _go_to(self, positions: Positions) -> None:
         """Read from these positions; the client drops fetched messages."""
         self._reached, self._newly_reached = {}, {}
-        self._started_at |= positions
+        self._lowest |= positions
         if self._removed is not None:
             # Accept the topics as they are now.
             self._topic_ids, self._removed = {}, None
@@ -477,7 +482,7 @@ class KafkaConsumer(LockedConsumer):
 
     def _position(self, shard: Shard) -> int:
         (place,) = self._consumer.position([TopicPartition(shard.stream, shard.id)])
-        return int(place.offset) if place.offset >= 0 else self._started_at[shard]
+        return int(place.offset) if place.offset >= 0 else self._lowest[shard]
 
     def _is_incremental(self) -> bool:
         """Return whether the group, and so the client, assigns and revokes single shards (cooperative)."""
@@ -501,7 +506,7 @@ class KafkaConsumer(LockedConsumer):
     def _begin(self, first: Positions) -> None:
         """Start to read shards that the group has assigned."""
         shards = frozenset(first)
-        self._started_at |= first
+        self._lowest |= first
         self._assign_in_client(first, had=self._without_start)
         self._without_start -= shards
         with self._committing:

@@ -45,17 +45,21 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture
 def log(topic: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return log_of(topic, tmp_path_factory)
+
+
+def log_of(topic: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found,) = tmp_path_factory.getbasetemp().rglob(f"data/{topic}-0/*.log")
     return found
 
 
 def flip(log: Path, place: Callable[[bytes], int], bit: int) -> None:
-    """Flip a bit in the second batch; ``place`` finds the byte in it."""
+    """Flip bits of a byte in the last batch but one; ``place`` finds the byte in it."""
     data = log.read_bytes()
     starts = [0]
     while starts[-1] < len(data):
         starts.append(starts[-1] + HEADER.size + HEADER.unpack_from(data, starts[-1])[1])
-    _, start, end, _ = starts
+    *_, start, end, _ = starts
     at = start + place(data[start:end])
     with log.open("r+b") as file:
         file.seek(at)
@@ -73,6 +77,10 @@ def offset_delta(batch: bytes) -> int:
 
 def base_offset(batch: bytes) -> int:
     return 1
+
+
+def low_byte_of_base_offset(batch: bytes) -> int:
+    return 7
 
 
 def length_of_a_record(batch: bytes) -> int:
@@ -98,6 +106,41 @@ def test_a_flipped_bit_in_a_stored_batch_stops_the_read(
     assert sorted(read(broker, topic, 0, 10)) == list(range(10))
     if place is not base_offset:
         assert sorted(read(broker, topic, 20, 30)) == list(range(20, 30))
+
+
+@pytest.mark.parametrize("end", [12, 15, 20, 30])
+def test_a_batch_that_moved_to_higher_offsets_stops_the_read_that_skips_messages(
+    broker: Broker, topic: str, log: Path, end: int
+) -> None:
+    flip(log, low_byte_of_base_offset, 10 ^ 14)
+    with pytest.raises(FormatError) as raised:
+        read(broker, topic, 0, end)
+    assert raised.value.facts == {"offset": 24, "found": 20}
+    with KafkaConsumer(f"kafka://{broker.address}/{topic}", live=False) as consumer:
+        for _ in range(2):
+            with pytest.raises(FormatError) as raised:
+                list(consumer)
+            assert raised.value.facts == {"offset": 24, "found": 20}
+
+
+def test_a_batch_that_moved_to_lower_offsets_stops_the_read(broker: Broker, topic: str, log: Path) -> None:
+    flip(log, low_byte_of_base_offset, 10 ^ 8)
+    with pytest.raises(FormatError) as raised:
+        read(broker, topic, 0, 30)
+    assert raised.value.facts == {"offset": 10, "found": 8}
+
+
+def test_a_range_with_a_gap_is_read_up_to_a_damaged_batch(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    topic = broker.create()
+    broker.commit(topic, 2)
+    for message in (b"last of the range", b"number 13", b"after it"):
+        broker.send(topic, [message])
+    flip(log_of(topic, tmp_path_factory), payload, 0x04)
+    assert sorted(read(broker, topic, 0, 4)) == [0, 1, 3]
+    with pytest.raises(FormatError):
+        read(broker, topic, 0, 5)
 
 
 @pytest.mark.parametrize(("bit", "found"), [(0x40, 45), (0x01, 6)], ids=["after the end", "smaller"])
