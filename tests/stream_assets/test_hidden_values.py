@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches import job
+from spark_jobs.batches import read_and_commit
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.structured_logs import JsonFormatter
 from stream_assets import ErrorPolicy, Json, RunLimits, Text, reject, stream_asset
@@ -185,7 +185,7 @@ def test_no_value_of_a_message_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if reader == "executors":
-        monkeypatch.setattr(job, "read_on_driver", lambda *splits, **options: None)
+        monkeypatch.setattr(read_and_commit, "read_on_driver", lambda *splits, **options: None)
     said = run(CASES[name], instance, folder, spark)
     assert CASES[name].event in said
     captured = capfd.readouterr()

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sensors.lag import measure
-from spark_jobs.batches import job
+from spark_jobs.batches import telemetry
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.claims.claim_state import claim_state
@@ -168,7 +168,7 @@ def test_r2_losses_of_a_dead_member(spark: SparkSession, stream: Stream, monkeyp
     stream.client.xdel(stream.keys[0], *ids[:2])
     wanted = stream.ingestion(errors=RECORD)
     measured = MeasuredSteps()
-    monkeypatch.setattr(job, "recorders", lambda: Recorders([measured]))
+    monkeypatch.setattr(telemetry, "recorders", lambda: Recorders([measured]))
     reports = stream.drain(spark, wanted)
     assert sum(len(report.entry.lost) for report in reports) == 1
     stream.assert_each_once()
