@@ -43,6 +43,8 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
         remote: a Spark Connect address; what is behind the server is hidden.
     """
     secrets = {name: value for name, value in settings.items() if _SECRET_SETTING.search(name)}
+    # The address of a metastore names its database in errors. Secret are only the passwords within it.
+    secrets = {name: value for name, value in secrets.items() if not name.endswith("ConnectionURL")}
     secrets |= _secrets_within(settings)
     if remote:
         secrets["token"] = _behind_server(remote)

@@ -54,6 +54,13 @@ def test_a_secret_setting_is_in_no_text_of_an_error(name: str) -> None:
     assert redacted(f"Spark cannot use {SECRET}") == "Spark cannot use [hidden]"
 
 
+def test_the_address_of_a_metastore_is_shown_without_its_password() -> None:
+    name = "spark.hadoop.javax.jdo.option.ConnectionURL"
+    hide({}, {name: "jdbc:derby:;databaseName=/tmp/kept/metastore_db;create=true"}, None)
+    hide({}, {name: f"jdbc:mysql://db/hive?user=hive&password={SECRET}"}, None)
+    assert redacted(f"/tmp/kept/metastore_db is open: {SECRET}") == "/tmp/kept/metastore_db is open: [hidden]"
+
+
 def test_secrets_stay_hidden_when_a_later_session_has_others_of_the_same_names() -> None:
     secrets = [f"{number}-{name}-of-the-lake" for number in range(2) for name in ("option", "setting", "token")]
     for option, setting, token in (secrets[:3], secrets[3:]):
