@@ -19,6 +19,8 @@ from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import Listeners
 from tests.support.kafka_topics import Broker
 
+# They break stored batches, and what librdkafka does with the rest of a fetch differs from run to run.
+pytestmark = pytest.mark.slow
 SECONDS = 20.0
 # A batch begins with its base offset and its length, and its records after 61 bytes.
 HEADER = struct.Struct(">qi")
