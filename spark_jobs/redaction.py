@@ -42,10 +42,11 @@ def hide(options: Mapping[str, str], settings: Mapping[str, str], remote: str | 
         settings: of Spark; hidden are those that may be secrets, and options and passwords in addresses within others.
         remote: a Spark Connect address; what is behind the server is hidden.
     """
-    secrets = {name: value for name, value in settings.items() if _SECRET_SETTING.search(name)}
-    # The address of a metastore names its database in errors. Secret are only the passwords within it.
-    secrets = {name: value for name, value in secrets.items() if not name.endswith("ConnectionURL")}
-    secrets |= _secrets_within(settings)
+    secrets = _secrets_within(settings)
+    for name, value in settings.items():
+        # Errors name the database in the address of a metastore, of which only passwords are secret.
+        if _SECRET_SETTING.search(name) and not name.endswith("ConnectionURL"):
+            secrets[name] = value
     if remote:
         secrets["token"] = _behind_server(remote)
     # A later session may have other values, and texts may still have the earlier ones.

@@ -117,7 +117,7 @@ def serve() -> None:
         while process := os.fork():
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             if not is_busy[0]:
-                # The input has ended; or the child died while it wrote a reply, and nobody must wait for the rest.
+                # The input has ended, or the child died while it wrote a reply: end, so that the parent stops reading.
                 os._exit(0)
             is_busy[0] = False
             _end_with_parent(False)

@@ -7,6 +7,19 @@ from collections.abc import Iterator
 from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 
+def chain(log: State, version: int) -> list[int]:
+    """The places of the batches whose rows a version has, the newest first."""
+    found = []
+    at = version - 1
+    while at >= 0:
+        if log[at][0] == "R":
+            at = log[at][1] - 1
+            continue
+        found.append(at)
+        at -= 1
+    return found
+
+
 def model(
     *,
     numbers: str = "same",
@@ -148,18 +161,6 @@ def counting(
     # ('w', message, known, base) about to write. A batch is known by its place in the log.
     init = ((), 0, ("i",), restores, cleans)
 
-    def chain(log: State, version: int) -> list[int]:
-        """The places of the batches whose rows a version has, the newest first."""
-        found = []
-        at = version - 1
-        while at >= 0:
-            if log[at][0] == "R":
-                at = log[at][1] - 1
-                continue
-            found.append(at)
-            at -= 1
-        return found
-
     def is_late(log: State, cleaned: int, at: int) -> bool:
         base = log[at][3]
         return base < cleaned or any(log[i][0] == "R" for i in range(base, at))
@@ -242,15 +243,7 @@ def unplaced(
 
     def landed(log: State, version: int) -> list[int]:
         """The dead letters whose batches a version has, the newest first."""
-        found = []
-        at = version - 1
-        while at >= 0:
-            if log[at][0] == "R":
-                at = log[at][1] - 1
-                continue
-            found.append(log[at][1])
-            at -= 1
-        return found
+        return [log[at][1] for at in chain(log, version)]
 
     def counting(log: State, dead: State) -> list[int]:
         held = landed(log, len(log))
