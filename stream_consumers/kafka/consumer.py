@@ -388,6 +388,10 @@ class KafkaConsumer(LockedConsumer):
             self._reached[shard] = self._newly_reached[shard] = found.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._all_shards()
+            if self._consumed(shard) is None and found.offset() != self._lowest[shard]:
+                # It is about a fetch from before the shard was moved, and may have stopped the fetch that followed.
+                self._go_to({shard: self._position(shard) for shard in self._assigned})
+                return
             raise DataLossError(
                 f"{shard} of {self._url} no longer has the messages at the position",
                 remedy="Rewind to the beginning or the end to continue.",
@@ -481,8 +485,13 @@ class KafkaConsumer(LockedConsumer):
         self._assigned = frozenset(positions)
 
     def _position(self, shard: Shard) -> int:
+        consumed = self._consumed(shard)
+        return self._lowest[shard] if consumed is None else consumed
+
+    def _consumed(self, shard: Shard) -> int | None:
+        """Return the offset after the last message since the shard was moved; ``None`` if there was none."""
         (place,) = self._consumer.position([TopicPartition(shard.stream, shard.id)])
-        return int(place.offset) if place.offset >= 0 else self._lowest[shard]
+        return int(place.offset) if place.offset >= 0 else None
 
     def _is_incremental(self) -> bool:
         """Return whether the group, and so the client, assigns and revokes single shards (cooperative)."""

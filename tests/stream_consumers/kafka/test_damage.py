@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,8 +20,6 @@ from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import Listeners
 from tests.support.kafka_topics import Broker
 
-# They break stored batches, and what librdkafka does with the rest of a fetch differs from run to run.
-pytestmark = pytest.mark.slow
 SECONDS = 20.0
 # A batch begins with its base offset and its length, and its records after 61 bytes.
 HEADER = struct.Struct(">qi")
@@ -38,10 +37,14 @@ def topic(broker: Broker) -> str:
     """A topic with three batches of ten messages."""
     topic = broker.create()
     for first in (0, 10, 20):
-        producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 500})
+        # It sends a batch only when it has ten messages; flush() would send at once.
+        producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 60_000, "batch.num.messages": 10})
         for number in range(first, first + 10):
             producer.produce(topic, b"number %d" % number)
-        assert producer.flush(SECONDS) == 0
+        deadline = time.monotonic() + SECONDS
+        while len(producer) and time.monotonic() < deadline:
+            producer.poll(0.1)
+        assert not len(producer)
     return topic
 
 
@@ -104,8 +107,7 @@ def test_a_flipped_bit_in_a_stored_batch_stops_the_read(
     flip(log, place, 0x40)
     with pytest.raises(FormatError) as raised:
         read(broker, topic, 0, 30)
-    # Which message of the damaged batch is named depends on what the client has parsed.
-    assert 10 <= raised.value.facts["offset"] < 20
+    assert raised.value.facts["offset"] == 10
     assert sorted(read(broker, topic, 0, 10)) == list(range(10))
     if place is not base_offset:
         assert sorted(read(broker, topic, 20, 30)) == list(range(20, 30))

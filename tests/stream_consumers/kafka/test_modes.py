@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -306,6 +307,38 @@ def test_messages_that_are_gone_are_an_error_with_the_numbers(kafka: str) -> Non
         consumer.commit({Shard(topic): 3})
     with raises_with(DataLossError, earliest=12, end=20):
         read_all(kafka, topic, mode=RESUMABLE, group=group)
+
+
+class OneMessageBefore:
+    """A client whose first poll returns a given message."""
+
+    def __init__(self, client: Any, first: Any) -> None:
+        self._client, self._first = client, [first]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def poll(self, seconds: float) -> Any:
+        return self._first.pop() if self._first else self._client.poll(seconds)
+
+
+def test_an_error_about_the_position_before_a_move_is_not_about_the_new_one(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    topic = create_topic(kafka, 1)
+    fill(kafka, topic, 20, partitions=1)
+    settings = {"bootstrap.servers": kafka, "group.id": unique_group(), "auto.offset.reset": "error"}
+    client = Consumer(settings)
+    client.assign([TopicPartition(topic, 0, 99)])
+    late = until(lambda: client.poll(0.1), what="the error")
+    assert late.error() is not None
+    client.close()
+    with KafkaConsumer(url(kafka, topic), live=False) as consumer:
+        consumer.rewind(14)
+        monkeypatch.setattr(consumer, "_consumer", OneMessageBefore(consumer._consumer, late))
+        assert [message.sequence for message in consumer] == list(range(14, 20))
 
 
 def test_brokers_and_topics_that_are_not_there(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
