@@ -50,7 +50,10 @@ _NO_PARTS = frozenset({
 _BACKSLASHES = re.compile(r"\\+")
 _MIN_PART_CHARACTERS = 4
 _USER_INFO = re.compile(USER_INFO)
-_PARAMETER = re.compile(rf"({SECRET_PARAMETER})[^\s&;\"'<>]+", re.IGNORECASE)
+# S3 repeats the token of a session that a client got from the machine, so that its value is not known.
+_PARAMETER = re.compile(
+    rf"({SECRET_PARAMETER}|<Token-\d{{1,2}}>|x-amz-security-token\s?[:=]\s?)[^\s&;\"'<>]+", re.IGNORECASE
+)
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _MIN_PREFIX_CHARACTERS = 12
@@ -193,7 +196,8 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
     digits and escaped. A secret of fewer than 12 characters is recognized only as a whole word. A longer one is also
     recognized in another case and by its beginning, but not without its first 12 characters. The parts of a secret,
     such as the password in a URL, are secrets as well, unless the value is the path of a file. The user and the
-    password of any URL in the text are secrets, too, as are its parameters with names like ``password`` or ``sig``.
+    password of any URL in the text are secrets, too, as are its parameters with names like ``password`` or ``sig``, and
+    the session tokens in the answers of S3.
 
     Args:
         text: the text of an error.
@@ -289,6 +293,8 @@ def _written(char: str) -> str:
         "".join(rf"\\{{1,4}}u{utf_16[place : place + 4]}" for place in range(0, len(utf_16), 4)),
         rf"\\{{1,4}}x{ord(char):02x}",
         rf"\\{{1,4}}U{ord(char):08x}",
+        f"&#0{{0,5}}{ord(char)};",
+        f"&#x0{{0,5}}{ord(char):x};",
     )
     escaped = rf"\\{{0,4}}{re.escape(char)}"
     plain = r"\\{1,16}" if char == "\\" else re.escape(char) if char.isalnum() else escaped
