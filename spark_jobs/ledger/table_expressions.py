@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from deltalake import Schema
+
 from stream_consumers.display import printable, shortened
 from stream_consumers.errors import UnsupportedError
 
@@ -141,9 +143,10 @@ def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequ
 
 
 def check_checksum(path: str, text: str) -> None:
-    """Check the expressions in the metadata of a checksum file, which Spark uses as the metadata of the table.
+    """Check the expressions and types in the metadata of a checksum file, which Spark uses as those of the table.
 
     delta-rs ignores a checksum file that it cannot parse, and reads the commits. Java may still be able to parse it.
+    The types must be Delta's, because Spark loads the class that a user-defined type names.
 
     Args:
         path: the path of the table.
@@ -151,15 +154,17 @@ def check_checksum(path: str, text: str) -> None:
 
     Raises:
         UnsupportedError: an expression may run code or read other tables.
-        ValueError: it is not JSON, or has a name twice.
+        ValueError: it is not JSON, has a name twice, or a type that is not Delta's.
     """
     if not text.strip():
         return
     try:
         metadata = read_strictly(text).get("metadata") or {}
         configuration = {name: str(value) for name, value in metadata.get("configuration", {}).items()}
-        schema = read_strictly(metadata.get("schemaString") or '{"fields": []}')
-        check_expressions(path, configuration, schema["fields"])
+        schema = metadata.get("schemaString") or '{"type": "struct", "fields": []}'
+        # delta-rs knows only the types of Delta, at any depth.
+        Schema.from_json(schema)
+        check_expressions(path, configuration, read_strictly(schema)["fields"])
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it has an unknown form: {error}") from None
 

@@ -15,7 +15,7 @@ from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_expressions import check_expression, check_expressions
-from stream_consumers.errors import LedgerUnreadableError, UnsupportedError
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
 from tests.support.ledger_tables import write_batch
 
 CALL = "reflect('java.lang.System', 'load', '/x.so')"
@@ -309,6 +309,59 @@ def test_an_expression_in_a_checksum_is_refused_that_delta_rs_does_not_see(tmp_p
 def test_a_checksum_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(LedgerUnreadableError):
         put_checksum(tmp_path, text).snapshot()
+
+
+USER_DEFINED = {"type": "udt", "pyClass": "this.X", "serializedClass": "eA==", "sqlType": "string"}
+ITEMS = {"type": "array", "elementType": "string", "containsNull": True}
+PAIRS = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+FOREIGN_TYPES: dict[str, object] = {
+    "user-defined": USER_DEFINED,
+    "user-defined, for Java": {"type": "udt", "class": "javax.swing.JFrame", "pyClass": "this.X", "sqlType": "string"},
+    "with the parts of a struct": {**USER_DEFINED, "fields": []},
+    "with the parts of an array": {**ITEMS, **USER_DEFINED},
+    "with the parts of a map": {**PAIRS, **USER_DEFINED},
+    "in an array": {**ITEMS, "elementType": USER_DEFINED},
+    "in the keys of a map": {**PAIRS, "keyType": USER_DEFINED},
+    "in the values of a map": {**PAIRS, "valueType": {**ITEMS, "elementType": USER_DEFINED}},
+    "in a struct": {"type": "struct", "fields": [{**field(), "type": USER_DEFINED}]},
+    "unknown": "class",
+}
+foreign_types = pytest.mark.parametrize("kind", FOREIGN_TYPES.values(), ids=FOREIGN_TYPES)
+
+
+@foreign_types
+@pytest.mark.parametrize(
+    "unparsed",
+    [
+        lambda text: text.replace('"numFiles": 1', '"numFiles": "1"'),
+        lambda text: text[:-1] + ', "x": NaN}',
+        lambda text: text[:-1] + ', "\\ud800": 1}',
+    ],
+    ids=["number as text", "NaN", "half a character"],
+)
+def test_a_type_in_a_checksum_is_refused_that_delta_rs_does_not_see(
+    tmp_path: Path, kind: object, unparsed: Callable[[str], str]
+) -> None:
+    log = put_checksum(tmp_path, unparsed(checksum({}, {**field(), "type": kind})))
+    assert "made" not in DeltaTable(log.path).schema().to_json()
+    with pytest.raises(LedgerUnreadableError):
+        log.snapshot()
+
+
+@foreign_types
+def test_such_a_type_in_a_commit_is_refused(tmp_path: Path, kind: object) -> None:
+    table = expressed(tmp_path, lambda metadata, schema: schema["fields"].append({**field(), "type": kind}))
+    with pytest.raises(TableUnreadableError):
+        DeltaLog(table).snapshot()
+
+
+def test_a_checksum_with_all_types_of_delta_is_read(tmp_path: Path) -> None:
+    names = "string long integer short byte float double boolean binary date timestamp timestamp_ntz variant void"
+    kinds = [*names.split(), "decimal(38,18)", ITEMS, PAIRS, {"type": "struct", "fields": [field()]}]
+    columns = [{**field(), "name": f"c{at}", "type": kind} for at, kind in enumerate(kinds)]
+    assert put_checksum(tmp_path, checksum({}, *columns, files="1")).snapshot() is not None
+    # Without a schema, Spark has no types.
+    assert put_checksum(tmp_path, '{"metadata": {}}').snapshot() is not None
 
 
 def test_other_checksums_are_read_and_each_time_anew(tmp_path: Path) -> None:
