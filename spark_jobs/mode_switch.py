@@ -24,12 +24,12 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_removed_by_restore
+from spark_jobs.batches.source_checks import check_removed_by_restore, last_messages_before
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.claims.claim_state import ClaimStatus, ClaimStatuses, moved_forwards, skipped_entries
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import BatchSource, Range, position_facts_in
+from stream_consumers.batches import BatchSource, LastMessage, Range, position_facts_in
 from stream_consumers.display import counted
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError, StreamNotFoundError
@@ -84,7 +84,7 @@ def switch_sharing(
         if not is_leaving:
             _fence(spark, member, switch=SWITCHING)
     elif claims is not None and is_leaving:
-        _end_claims(spark, member, claims)
+        _end_claims(spark, member, claims, ingestion.in_epochs(source))
     elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_SEQUENCE:
         _fence(spark, member, switch=SWITCHING)
         # The shards are read only now, because no run plans on a shard that appears later.
@@ -106,7 +106,7 @@ def switch_sharing(
     return True
 
 
-def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) -> None:
+def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims, source: BatchSource) -> None:
     _fence(spark, ingestion, switch=LEAVING_CLAIMS)
     leave_claim_mode(claims)
 
@@ -119,7 +119,9 @@ def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) 
     for member in {c.entry.by for c in ingestion.ledger().newest_first() if c.entry and "/" not in c.entry.by}:
         _fence(spark, replace(ingestion, member=member), switch=None)
     ranges, hint = settle_claims(claims, ingestion.ledger(), fence)
-    _fence(spark, ingestion, switch=None, ranges=ranges, hint=hint)
+    source.extents()
+    last = last_messages_before(source, {shard: part.end for shard, part in ranges.items()})
+    _fence(spark, ingestion, switch=None, ranges=ranges, last_messages=last, hint=hint)
 
 
 _ONE_SEQUENCE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
@@ -132,10 +134,11 @@ def _fence(
     *,
     switch: str | None,
     ranges: Mapping[Shard, Range] | None = None,
+    last_messages: Mapping[Shard, LastMessage] | None = None,
     hint: Mapping[str, object] | None = None,
     prepare: Callable[[LedgerState], None] | None = None,
 ) -> None:
-    more = EntryFields(switch=switch, ranges=ranges or {})
+    more = EntryFields(switch=switch, ranges=ranges or {}, last_messages=last_messages or {})
     if hint:
         more["hint"] = hint
 

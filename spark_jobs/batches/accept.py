@@ -25,7 +25,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_only_group, recreations, truncations
+from spark_jobs.batches.source_checks import check_only_group, last_messages_before, recreations, truncations
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
@@ -197,7 +197,7 @@ def _continued(
     # A shard that is gone, but comes back later, begins with its first message.
     origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s, extent) for s, extent in own.items()}
     # The new epoch may be cut, too, before its first batch is written.
-    last = source.last_messages({shard: Range(MIN_SEQUENCE, begins[shard]) for shard in cut})
+    last = last_messages_before(source, {shard: begins[shard] for shard in cut})
     last = {**{s: m for s, m in state.last_messages.items() if s in ended and s in own and s not in cut}, **last}
     last = {Shard(name, shard.id): message for shard, message in last.items()}
     return AcceptedEpoch(name, before, source.identities()[before], origin, ended, last)

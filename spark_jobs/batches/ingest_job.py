@@ -23,6 +23,7 @@ from spark_jobs.batches.source_checks import (
     check_sharing,
     check_source,
     lag,
+    last_messages_before,
     without_positions,
 )
 from spark_jobs.batches.target_table import YieldTo, initialize, register_streams
@@ -190,8 +191,7 @@ class IngestJob(SourceJob):
     def _initialize(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         named = self._origin.resolve(self._source, extents)
         origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
-        # The last messages before the origin show whether the stream is cut below it later.
-        last = self._source.last_messages({shard: Range(MIN_SEQUENCE, start) for shard, start in origin.items()})
+        last = last_messages_before(self._source, origin)
         hint = self._source.hint(origin)
         initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
 
@@ -232,8 +232,9 @@ class IngestJob(SourceJob):
         check_only_group(self.ingestion, state, {shard.stream for shard in plan.ranges}, url=self._source.url)
         # In this order, and before the read: if the stream is cut between the two, the second check or the next plan
         # sees it.
-        before = {shard: Range(MIN_SEQUENCE, part.end) for shard, part in plan.ranges.items()}
-        last = {} if redo else self._source.last_messages(before)
+        # A replace moves no position, and the entry that set the position has the last message before it.
+        ends = {} if redo else {shard: part.end for shard, part in plan.ranges.items()}
+        last = last_messages_before(self._source, ends)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
         check_planned(self._source, self.ingestion.group, state, planned)
         lost = {} if redo else plan.lost

@@ -30,7 +30,12 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_other_group, check_sharing, without_positions
+from spark_jobs.batches.source_checks import (
+    check_other_group,
+    check_sharing,
+    last_messages_before,
+    without_positions,
+)
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, EntryFields, LedgerEntry, ShardState
 from spark_jobs.ledger.fold import fold
@@ -48,7 +53,7 @@ from spark_jobs.ledger.table_rows import (
     scan,
     timestamps_of,
 )
-from stream_consumers.batches import BatchSource, PositionFacts, Range, position_facts_in
+from stream_consumers.batches import BatchSource, LastMessage, PositionFacts, Range, position_facts_in
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -148,8 +153,9 @@ def _from_broker(source: BatchSource, ingestion: Ingestion) -> LedgerState | Non
         return None
     if not _is_confirmed(ingestion, at_broker, positions):
         return None
+    known = _covered_to(source, positions)
     _check_last_rows(ingestion, source, rows)
-    return _state(ingestion, source, {shard: _covered_to(end) for shard, end in positions.items()})
+    return _state(ingestion, source, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +224,14 @@ def _last_sequences(ingestion: Ingestion, source: BatchSource) -> tuple[Mapping[
 def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Shard, int]) -> None:
     """Refuse a stream whose messages have other timestamps than the last rows.
 
-    The fingerprints were cleaned from the log, and a recreated stream may be longer than the old one by now.
+    The log has no fingerprints of the stream: it was cleaned, or it is that of a copy. A recreated stream may be longer
+    than the old one by now.
 
     Args:
         ingestion: group and table.
-        source: the stream, by the names of its epochs, after :meth:`BatchSource.extents`.
-        last: the last sequence of each shard in the table.
+        source: the stream, by the names of its epochs, after :meth:`BatchSource.extents`, and after the last messages
+            for the ledger were read, so that a stream that is cut between the two is detected here.
+        last: the sequence of the last row of each shard.
 
     Raises:
         SourceRecreatedError: with the timestamps.
@@ -232,13 +240,15 @@ def _check_last_rows(ingestion: Ingestion, source: BatchSource, last: Mapping[Sh
     if not places or not source.has_own_timestamps or TIME not in column_names(log):
         return
     rows = timestamps_of(scan(log, ROW_TIME, where=in_ranges(places)), ROW_TIME)
-    for shard, message in sorted(source.last_messages(places).items()):
-        moments = rows[shard].timestamps_ms
-        if message.sequence == last[shard] and NO_TIMESTAMP not in moments and message.timestamp_ms not in moments:
+    messages = source.last_messages(places)
+    for shard, (_, moments) in sorted(rows.items()):
+        message = messages.get(shard)
+        if message is not None and NO_TIMESTAMP not in moments and message.timestamp_ms not in moments:
             raise SourceRecreatedError(
-                f"{source.url} was recreated: it does not hold the message of the last row of {shard} in "
-                f"{ingestion.table}, whose log was cleaned",
-                remedy="Ingest it into another table. The rows of the old stream stay in this one.",
+                f"{source.url} is not the stream of the rows in {ingestion.table}: its message at the place of the "
+                f"last row of {shard} has another timestamp",
+                remedy="It was recreated, or is another stream of this name. Ingest it into another table. The rows of "
+                "the old stream stay in this one.",
                 sequence=message.sequence,
                 table=int(moments[0]),
                 stream=message.timestamp_ms,
@@ -265,21 +275,30 @@ def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
         )
     extents = source.extents()
     rows, dead_letters = _last_sequences(ingestion, source)
-    _check_last_rows(ingestion, source, rows)
     starts = {shard: extent.start for shard, extent in extents.items()}
     ends = starts | {shard: last + 1 for shard, last in rows.items()}
-    shards = {
-        shard: _covered_to(ends.get(shard, MIN_SEQUENCE), dead_letters.get(shard, MIN_SEQUENCE) + 1)
-        for shard in sorted(ends.keys() | dead_letters.keys())
-    }
+    replaced = {shard: last + 1 for shard, last in dead_letters.items()}
+    shards = _covered_to(source, dict.fromkeys(replaced, MIN_SEQUENCE) | ends, replaced)
+    _check_last_rows(ingestion, source, rows)
     return _state(ingestion, source, shards)
 
 
-def _covered_to(end: int, replaced: int = MIN_SEQUENCE) -> ShardState:
-    """Return a state that is covered up to ``end``, with the range from there up to ``replaced`` as ``redo``."""
-    again = Intervals.of((end, replaced)) if replaced > end else Intervals()
-    last = max(end, replaced)
-    return ShardState(Intervals.of((MIN_SEQUENCE, last)), again, origin=last)
+def _covered_to(
+    source: BatchSource, ends: Mapping[Shard, int], replaced: Mapping[Shard, int] | None = None
+) -> Mapping[Shard, ShardState]:
+    """Return states that are covered up to ``ends``, or up to ``replaced`` with the range between as ``redo``."""
+    until = replaced or {}
+    positions = {shard: max(end, until.get(shard, end)) for shard, end in sorted(ends.items())}
+    last = last_messages_before(source, positions)
+    return {
+        shard: ShardState(
+            Intervals.of((MIN_SEQUENCE, position)),
+            Intervals.of((ends[shard], position)),
+            origin=position,
+            last=last.get(shard),
+        )
+        for shard, position in positions.items()
+    }
 
 
 def _state(ingestion: Ingestion, source: BatchSource, shards: Mapping[Shard, ShardState]) -> LedgerState:
@@ -330,7 +349,8 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
     Raises:
         StreamNotFoundError: the table holds no rows of the stream, or there is no table.
         InvalidOptionError: this group or another one already has positions in the stream.
-        SourceRecreatedError: the stream ends before the last row, so that the rows belong to another stream.
+        SourceRecreatedError: the stream ends before the last row, or has another message there, so that the rows belong
+            to another stream.
         UnsupportedError: the members of the group claim entries one by one, so that it has no positions.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
@@ -338,9 +358,13 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
 
 
 class _Adoption(NamedTuple):
-    """The next sequence of each shard, and for shards with rows: the start of the rows, and the facts known there."""
+    """The next sequence of each shard, and the last messages before those.
+
+    Shards with rows also have the start of the rows, and the facts known there.
+    """
 
     positions: Mapping[Shard, int]
+    last_messages: Mapping[Shard, LastMessage]
     adopted: Mapping[Shard, int]
     facts_at_start: Mapping[Shard, PositionFacts]
 
@@ -379,6 +403,8 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
             )
     starts = {shard: extent.start for shard, extent in extents.items() if shard.stream in new}
     positions = dict(sorted((starts | {shard: sequence + 1 for shard, sequence in last.items()}).items()))
+    last_messages = last_messages_before(source, positions)
+    _check_last_rows(ingestion, source, {shard: rows[shard].end - 1 for shard in last if shard in rows})
     # From the first row on, even if the stream has lost its message by now, which is a loss after a RESTORE to before
     # the adopt. Messages before the first row are read then, because a transform may have dropped them.
     begins = {**starts, **undone}
@@ -390,7 +416,7 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
         for shard, (place, known) in position_facts_in(source.hint(adopted)).items()
     }
     kept = {s: one for s, at in undone.items() if adopted.get(s) == at and (one := state.shards[s].facts_at_start)}
-    return _Adoption(positions, adopted, {**facts, **kept})
+    return _Adoption(positions, last_messages, adopted, {**facts, **kept})
 
 
 def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
@@ -441,6 +467,7 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
         positions.update(found.positions)
         return EntryFields(
             origin=found.positions,
+            last_messages=found.last_messages,
             adopted=found.adopted,
             facts_at_start=found.facts_at_start,
             identities={**state.identities, **source.identities()},

@@ -33,7 +33,13 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, WrittenBatc
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.run_control import Retries, result_of
-from spark_jobs.batches.source_checks import check_epochs, check_only_group, check_sharing, check_source
+from spark_jobs.batches.source_checks import (
+    check_epochs,
+    check_only_group,
+    check_sharing,
+    check_source,
+    last_messages_before,
+)
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import (
@@ -654,13 +660,13 @@ def _move_shards(
 
         def fields(state: LedgerState, shards: Set[Shard] = shards) -> EntryFields | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
-            skipped = {move.shard: move.skipped for move in left if move.to > move.covered}
+            skipped = {move.shard: move.to for move in left if move.to > move.covered}
             if not left:
                 return None
             return {
                 **_moved(left),
-                "last_messages": source.last_messages(skipped),
-                "hint": source.hint({shard: part.end for shard, part in skipped.items()}, state.hint),
+                "last_messages": last_messages_before(source, skipped),
+                "hint": source.hint(skipped, state.hint),
                 "replay": rewind_id,
                 "begins": not done,
             }

@@ -9,7 +9,7 @@ from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardSt
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, scan
-from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
 from stream_consumers.epochs import accept_remedy, newest_epochs, split_epoch, truncation_remedy
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, SourceTruncatedError
 from stream_consumers.messages import Shard
@@ -346,6 +346,18 @@ def truncations(
             end=end,
         )
     return errors
+
+
+def last_messages_before(source: BatchSource, positions: Mapping[Shard, int]) -> Mapping[Shard, LastMessage]:
+    """Return the last messages before these positions, which each entry that sets a position records.
+
+    They show whether the stream is cut below the position later, and grows past it again.
+
+    Args:
+        source: the stream, by the names of its epochs, after :meth:`BatchSource.extents`.
+        positions: the new positions.
+    """
+    return source.last_messages({shard: Range(MIN_SEQUENCE, end) for shard, end in positions.items()})
 
 
 def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:

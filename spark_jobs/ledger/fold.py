@@ -18,7 +18,8 @@ the shard to it. Other entries only copy the facts of their base, which may be o
 together with the position. The facts at an origin stay with the origin, so that a RESTORE to before the group began
 with the shard does not hide later losses (``tests/model/counts.py``).
 
-An append records the last message that it read of each shard; ``last`` is the one with the highest sequence. R is the
+An append, and each entry that sets a position, records the last message before it; ``last`` is the one with the highest
+sequence. R is the
 range of the commit, or the places of a redrive or a dismissal. A commit is late if a RESTORE lies between the version
 that it was planned from and the commit itself. ``claimed`` is the end of the entries that members have claimed. A
 position can be below it in two cases: in claim mode, and when a RESTORE went back to before the group left claim mode.

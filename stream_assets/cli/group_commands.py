@@ -153,13 +153,14 @@ def _move(
     mode = sharing if sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
     with pipeline.stream(mode).open() as stream, progress_bar() as progress:
         opened = ingestion.in_epochs(stream)
-        state, _ = read_or_derive(opened, ingestion)
+        state, is_derived = read_or_derive(opened, ingestion)
         find = partial(plan_moves, opened, ingestion, to, state=state)
         moves = result_of(Retries(retry_seconds).call(find), print_waiting)
         replaced = {move.shard: move.replaced for move in moves}
         messages, rows = opened.count(replaced), count_rows(ingestion.ledger().log, replaced)
         skipped = opened.count({move.shard: move.skipped for move in moves})
-        if moves and not dry_run:
+        # A derived state has to be committed, even if it already has the position.
+        if (moves or is_derived) and not dry_run:
             progress.add_task("moving the group", total=None)
             moves = rewind(
                 spark.session(pipeline.table, pipeline.storage), opened, ingestion, to, on_wait=print_waiting
@@ -176,7 +177,10 @@ def _move(
         for move in moves
     ]
     title = f"group {pipeline.group} {'would be' if dry_run else 'is'} moved; the next run of ingest continues there"
-    print_rows(listed, as_json=as_json, title=title, empty=f"group {pipeline.group} is there already")
+    empty = f"group {pipeline.group} is there already"
+    if is_derived:
+        empty += f"; the log {'would have' if dry_run else 'has'} its position again"
+    print_rows(listed, as_json=as_json, title=title, empty=empty)
 
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Print what would be moved, and change nothing.")

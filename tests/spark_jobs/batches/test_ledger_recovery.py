@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,23 @@ import redis
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches import ledger_recovery, replay
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import (
     _adoption,
     adopt,
     commit_positions,
+    keep,
     plan_adoption,
     read_or_recover,
     surviving_state,
 )
 from spark_jobs.batches.replay import rewind
-from spark_jobs.batches.source_checks import check_undone_adopt, losses_of_stream
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.batches.source_checks import check_source, check_undone_adopt, losses_of_stream
+from spark_jobs.ledger.entries import EntryFields, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.mode_switch import _is_behind
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.create import create_producer, open_batch_source
@@ -37,6 +40,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
     SourceRecreatedError,
+    SourceTruncatedError,
     StreamNotFoundError,
     UnsupportedError,
 )
@@ -174,7 +178,8 @@ def test_what_lies_before_a_dead_letter_is_replaced(cleaned: Ingestion, source: 
     again, end = ([(20, 25)], 25) if last == 24 else ([], 20)
     state = surviving_state(cleaned, source)
     covered = Intervals.of((MIN_SEQUENCE, end))
-    assert state.shards == {SHARD: ShardState(covered, Intervals.of(*again), origin=end)}
+    read = source.last_messages({SHARD: Range(0, end)})[SHARD]
+    assert state.shards == {SHARD: ShardState(covered, Intervals.of(*again), origin=end, last=read)}
     assert state.positions == {SHARD: 20}
 
 
@@ -217,6 +222,15 @@ def test_a_rewind_that_is_refused_leaves_the_table_as_it_is(cleaned: Ingestion, 
 # Rows without positions
 
 
+def write_messages(path: Path, count: int) -> str:
+    """A stream file with messages from number 1 on, of which message n is of second n, like its row."""
+    url = f"file://{path}/{SHARD.stream}"
+    with create_producer(url) as producer:
+        for number in range(1, count + 1):
+            producer.send(b"{}", timestamp_ms=1000 * number)
+    return url
+
+
 def write_dead_letters(what: Ingestion, *sequences: int, number: int | None) -> None:
     """Those of a batch; without a number they are a copy, too, and no commit names a batch."""
     rows = {**places(*sequences), "_batch": ["b"] * len(sequences), "_group": [what.group] * len(sequences)}
@@ -232,7 +246,7 @@ def write_dead_letters(what: Ingestion, *sequences: int, number: int | None) -> 
     [pytest.param(7, 4, id="left from the table before"), pytest.param(None, 6, id="copied with the rows")],
 )
 def test_dead_letters_beside_a_copy_are_not_skipped(folder: Path, number: int | None, position: int) -> None:
-    url, what = write_stream(folder / "orders.ss", 10, shards=1), ingestion(folder / "t")
+    url, what = write_messages(folder / "orders.ss", 10), ingestion(folder / "t")
     write_deltalake(what.table, pa.table(places(1, 2, 3)))
     write_dead_letters(what, 5, number=number)
     with open_batch_source(url) as source:
@@ -255,7 +269,7 @@ def append(what: Ingestion, start: int, end: int) -> LedgerEntry:
 @pytest.fixture
 def copy(folder: Path) -> Ingestion:
     """Nine messages; rows of the first three were copied in version 0, those of the next three in version 1."""
-    write_stream(folder / "orders.ss", 9, shards=1)
+    write_messages(folder / "orders.ss", 9)
     what = ingestion(folder / "t")
     write_deltalake(what.table, pa.table(places(1, 2, 3)))
     write_deltalake(what.table, pa.table(places(4, 5, 6)), mode="append")
@@ -385,6 +399,108 @@ def test_what_cannot_be_adopted(folder: Path) -> None:
     assert raised.value.facts == {"row": 3, "end": 3}
 
 
+@pytest.mark.parametrize(
+    ("rows", "is_refused"),
+    [
+        pytest.param(places(1, 2, 3), True, id="with timestamps"),
+        pytest.param({n: c for n, c in places(1, 2, 3).items() if n != "_timestamp"}, False, id="without the column"),
+        pytest.param({**places(1, 2, 3), "_timestamp": pa.nulls(3, pa.timestamp("us", "UTC"))}, False, id="with nulls"),
+    ],
+)
+@pytest.mark.parametrize("dead", [(), (5,)], ids=["a row is last", "a dead letter is last"])
+def test_rows_of_another_stream_cannot_be_adopted(
+    folder: Path, rows: dict[str, pa.Array], is_refused: bool, dead: tuple[int, ...]
+) -> None:
+    what, url = ingestion(folder / "t"), write_stream(folder / "orders.ss", 9, shards=1)
+    write_deltalake(what.table, pa.table(rows))
+    if dead:
+        write_dead_letters(what, *dead, number=None)
+    with open_batch_source(url) as source:
+        if not is_refused:
+            assert plan_adoption(source, what) == {SHARD: 6 if dead else 4}
+            return
+        with pytest.raises(SourceRecreatedError) as raised:
+            plan_adoption(source, what)
+    assert raised.value.facts.keys() == {"sequence", "table", "stream"}
+    assert (raised.value.facts["sequence"], raised.value.facts["table"]) == (3, 3000)
+
+
+# The last message before a position that was set
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty commits are written by delta-rs."""
+
+    def commit(
+        spark: object,
+        what: Ingestion,
+        kind: str,
+        fields: Callable[[LedgerState], EntryFields | None],
+        *,
+        read: Callable[[], LedgerState] | None = None,
+    ) -> None:
+        state = (read or what.ledger().read)()
+        if (more := fields(state)) is not None:
+            land(what, what.ledger().entry(kind, state, **more))
+
+    for module in (ledger_recovery, replay):
+        monkeypatch.setattr(module, "commit_empty", commit)
+
+
+def recover_from_broker(what: Ingestion, source: BatchSource) -> None:
+    state, is_recovered = read_or_recover(source, what, what.ledger())
+    assert is_recovered
+    keep(NO_SPARK, source, what, state)
+
+
+def move(to: int) -> Callable[[Ingestion, BatchSource], object]:
+    return lambda what, source: rewind(NO_SPARK, source, what, Bound(sequence=to))
+
+
+def move_before_dead_letter(what: Ingestion, source: BatchSource) -> None:
+    write_letters(what.dead_letters(), SHARD, 24, group=what.group, number=4)
+    move(20)(what, source)
+
+
+def adopt_copy(what: Ingestion, source: BatchSource) -> None:
+    what = replace(what, table=f"{what.table}_copy")
+    write_deltalake(what.table, pa.table(places(*range(20))))
+    adopt(NO_SPARK, source, what)
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize(
+    ("set_position", "end"),
+    [
+        pytest.param(recover_from_broker, 20, id="kept as the broker has it"),
+        pytest.param(move(20), 20, id="kept where the rows end"),
+        pytest.param(move(10), 20, id="kept, and moved backwards"),
+        pytest.param(move(25), 25, id="kept, and moved forwards"),
+        pytest.param(move_before_dead_letter, 25, id="kept after a dead letter"),
+        pytest.param(adopt_copy, 20, id="adopted"),
+    ],
+)
+def test_each_entry_that_sets_a_position_has_the_last_message_before_it(
+    cleaned: Ingestion, source: BatchSource, set_position: Callable[[Ingestion, BatchSource], object], end: int
+) -> None:
+    """So that a stream that is cut below the position and grows past it again is detected."""
+    set_position(cleaned, source)
+    what = replace(cleaned, table=f"{cleaned.table}_copy") if set_position is adopt_copy else cleaned
+    state = what.ledger().read()
+    assert state.shards[SHARD].covered == Intervals.of((MIN_SEQUENCE, end))
+    assert state.last_messages == source.last_messages({SHARD: Range(MIN_SEQUENCE, end)})
+    check_source(source, what.group, state, source.extents())
+    broker = memory_broker(source.url)
+    with broker.changed:
+        del broker.messages[SHARD][5:]
+        broker.ends[SHARD] = 5
+    for number in range(5, MESSAGES):
+        broker.append(SHARD, b"new", 1000 * number)
+    with pytest.raises(SourceTruncatedError):
+        check_source(source, what.group, state, source.extents())
+
+
 # With Spark
 
 
@@ -415,6 +531,23 @@ def test_a_copy_is_refused_until_its_rows_are_adopted(spark: SparkSession, folde
     # Without Spark, delta-rs does not find the files of a shallow clone.
     rows = spark.read.format("delta").load(copy.table).collect()
     assert sorted((row["_shard"], row["_sequence"]) for row in rows) == [(s, n) for s in (0, 1) for n in range(1, 8)]
+
+
+def test_a_rewind_to_the_last_row_makes_a_cleaned_log_readable(spark: SparkSession, folder: Path) -> None:
+    url, what = write_stream(folder / "orders.ss", 10, shards=1), ingestion(folder / "t")
+    drain(spark, url, what)
+    clean_log(what.table)
+    with pytest.raises(LedgerTruncatedError):
+        drain(spark, url, what)
+    words = ("rewind", "--source", url, "--table", what.table, "--group", what.group, "--to", "orders/0=11")
+    version = DeltaTable(what.table).version()
+    assert run(*words, "--dry-run").exit_code == 0
+    assert DeltaTable(what.table).version() == version
+    done = run(*words, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["rows"] == []
+    assert position(what) == 11
+    assert drain(spark, url, what) == []
 
 
 @pytest.mark.slow

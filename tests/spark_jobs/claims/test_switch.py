@@ -127,6 +127,10 @@ def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession,
     stream.drain(spark)
     for to in ("load_balanced", "resumable"):
         switch(spark, stream, to)
+        if to == "resumable":
+            state = stream.ingestion().ledger().read()
+            read = {shard: message.sequence + 1 for shard, message in state.last_messages.items()}
+            assert read == state.positions, "so that a stream that is cut below a position is detected"
         stream.add(20, first=20)
         for key in stream.keys:
             stream.client.xtrim(key, maxlen=4, approximate=False)
