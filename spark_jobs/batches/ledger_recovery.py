@@ -122,15 +122,10 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -
     """
     try:
         return ledger.read(), False
-    except LedgerTruncatedError as error:
+    except LedgerTruncatedError:
         state = _from_broker(source, ingestion)
         if state is None:
-            raise LedgerTruncatedError(
-                error.what,
-                remedy="Set the position with: stream-assets rewind --to earliest, or --to SHARD=SEQUENCE,… with the "
-                "same --source, --table and --group. Rows after that position are replaced, so that none is doubled.",
-                **error.facts,
-            ) from error
+            raise
         return state, True
 
 

@@ -480,7 +480,9 @@ class Ledger:
             raise LedgerTruncatedError(
                 f"the log of {self.log.path} was cleaned: "
                 f"{app} wrote {counted(number, 'batch', 'batches')}, none is readable",
-                remedy="Restore the log files; or start with a new group name, a new table and a start position.",
+                remedy="Restore the log files. Or set the position with: stream-assets rewind --to earliest, or --to "
+                "SHARD=SEQUENCE,… with the same --source, --table and --group: rows after that position are replaced, "
+                "so that none is doubled. A group whose members claim entries needs a new name and a new table.",
                 version=snapshot.version,
             )
 
