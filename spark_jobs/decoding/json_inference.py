@@ -19,19 +19,23 @@ MAX_FIELD_NAMES = 200
 """An object with more different names becomes a MAP, because so many names are ids and not columns."""
 NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 """Characters in names that Delta accepts only with ``delta.columnMapping.mode=name``."""
+_QUOTES = re.compile(r"[\"'\\]")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
 _NO_TYPES: Mapping[str, pa.DataType] = {}
 
 
 def is_name(name: str) -> bool:
-    r"""Return whether a column may have this name, which must be printable, not too long, and accepted by Arrow.
+    r"""Return whether a column may have this name of a field: not too long, printable, without quotes and backslashes.
+
+    Delta writes the name of a column in a CHECK constraint into Java source without escapes, and the schema that
+    ``infer`` prints is pasted into a program or a command.
 
     Example:
-        >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name("\ud800")
+        >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name('a"b')
         (True, False, False, False)
     """
-    return bool(name) and len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable()
+    return 0 < len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable() and not _QUOTES.search(name)
 
 
 class FieldStats:

@@ -59,10 +59,11 @@ _KNOWN = frozenset(_CALLABLE.split())
 # Each query begins with one of these words, or with FROM, which is also allowed in extract(YEAR FROM at).
 _QUERY = frozenset({"select", "values", "table", "with", "using"})
 # The tokens of Spark's lexer, for ASCII without comments. Anything else is refused, and so is a quoted text directly
-# after a word that ends with r, which Spark may read as a raw string.
+# after a word that ends with r, which Spark may read as a raw string. Delta writes the names of columns into Java
+# source without escapes, so that a name with a quote, a backslash or a new line is refused.
 _TOKEN = re.compile(
     r"""(?P<space>[ \r\n\t]+)
-    |(?P<text>(?<![\w.])[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`(?:[^`]|``)*`)
+    |(?P<text>(?<![\w.])[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`(?:[^`"\\\r\n]|``)*`)
     |(?P<word>[A-Za-z0-9_]+(?![A-Za-z0-9_]|(?<=[rR])['"]))
     |(?P<sign>-(?!-)|/(?![*/])|\|(?!>)|[][(),.:+*%=<>!&^~])""",
     re.DOTALL | re.VERBOSE,
@@ -115,9 +116,10 @@ def _unsafe(text: str) -> str | None:
             continue
         kind_before, before, was_qualified = kind, part, is_qualified
         kind, part, is_qualified = found.lastgroup or "", found[0].lower(), before == "."
-        # A query begins with FROM if there is no operand before the word.
+        # There is no operand before the word; a FROM that begins is that of a query.
         begins = kind_before == "sign" and before not in (")", "]")
-        if kind == "word" and (part in _QUERY or (part == "from" and begins)):
+        # A star that is no multiplication stands for all columns, whatever their names are.
+        if (kind == "word" and (part in _QUERY or (part == "from" and begins))) or (part == "*" and begins):
             return part
         if part == "(" and kind_before != "sign" and (was_qualified or before not in _KNOWN):
             return f"{before}("
@@ -139,7 +141,9 @@ def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequ
         if name.lower().startswith(CHECK):
             check_expression(text, where=f"the CHECK constraint {printable(name[len(CHECK) :])} of {path}")
     for name, text in _of_columns(columns):
-        check_expression(text, where=f"an expression of the column {printable(name)} of {path}")
+        # Delta makes a constraint of the name and the expression of a generated column.
+        for part in (text, f"`{name.replace('`', '``')}`"):
+            check_expression(part, where=f"an expression of the column {printable(name)} of {path}")
 
 
 def check_checksum(path: str, text: str) -> None:

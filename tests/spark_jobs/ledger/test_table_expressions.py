@@ -57,6 +57,11 @@ UNSAFE = [
     "name = '${env:HOME}'",
     "`${spark.sql.x}` > 0",
     'name <> "${system:user.name}"',
+    '`y"\\u0029\\u003brun\\u0028\\u0029\\u003b"` < 7',
+    "`a\\u0022b` > 0",
+    "`a\nb` > 0",
+    "hash(*) < 7",
+    "hash(id, t.*) < 7",
 ]
 SAFE = [
     "id > 0",
@@ -78,6 +83,7 @@ SAFE = [
     "`gr\u00f6\u00dfe` + `values` <=> `from`.`a``b`[0].c % 2",
     "fields:name::string IS NOT NULL AND NOT (a || b = '')",
     "INTERVAL '1' DAY + at < current_timestamp()",
+    "(a + 1) * 2 > b * 3 AND c[0] * 2.5 > `it's` * -1",
 ]
 
 
@@ -117,6 +123,9 @@ PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "invariant that is no JSON": lambda metadata, schema: schema["fields"].append(field(**{"delta.invariants": "{'a"})),
     "invariant with a line": lambda metadata, schema: schema["fields"].append(
         field(**{"delta.invariants": '{"expression": {"expression": "id > (\\nTABLE t)"}}'})
+    ),
+    "name": lambda metadata, schema: schema["fields"].append(
+        {**field(**{"delta.generationExpression": "id + 1"}), "name": 'y"\\u0029\\u003b'}
     ),
     "nested": lambda metadata, schema: schema["fields"].append(
         {
