@@ -47,6 +47,8 @@ FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
 """The settings for the folders of Spark's own files, and of files that Hadoop is about to upload to an object store."""
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """The variable that overrides ``spark.local.dir``."""
+CLUSTER_VARIABLES = ("SPARK_EXECUTOR_DIRS", "CONTAINER_ID")
+"""The variables of a cluster's workers that let Spark use other folders; ``CONTAINER_ID`` those in ``LOCAL_DIRS``."""
 # Properties of Java: a line, unless it is a comment, continues after an odd number of backslashes.
 _LINES = re.compile(r"^(?![ \t\f]*[#!])[ \t\f]*((?:\\[\s\S]|[^\\\n])*)", re.MULTILINE)
 _CONTINUED = re.compile(r"(\\[^\n])|\\\n[ \t\f]*")
@@ -102,7 +104,7 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
     properties = Path(private_folders(tempfile.gettempdir()), "settings.conf")
     properties.touch(0o600)
     words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
-    variables = {
+    variables: dict[str, str | None] = {
         ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
         # Java uses the last of two equal options, so that those of the user override ours.
         JAVA_OPTIONS_VARIABLE: f"{crash_option()} {os.environ.get(JAVA_OPTIONS_VARIABLE, '')}",
@@ -111,6 +113,8 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
     }
     if given := os.environ.get(LOCAL_DIRS_VARIABLE):
         variables[LOCAL_DIRS_VARIABLE] = private_folders(given)
+    if settings.get("spark.master", "local").startswith("local"):
+        variables |= dict.fromkeys(CLUSTER_VARIABLES)
     try:
         properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in settings.items()))
         with _environment(variables):
@@ -133,17 +137,21 @@ def crash_option() -> str:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment in the block."""
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of the environment in the block; those that are ``None`` are not set in it."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    _set_variables(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        _set_variables(before)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _connecting_to_its_jvm(gateway: JavaGateway) -> JavaGateway:

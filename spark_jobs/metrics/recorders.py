@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
+from urllib.parse import unquote
 
+from stream_consumers.client_config import redact_options
 from stream_consumers.errors import log_text
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -27,8 +29,6 @@ LAG = "Messages that the group is behind after its last batch."
 DURATIONS = {"batch": "From plan to commit.", "step": "A step of a batch."}
 TEXTFILE_VARIABLE = "STREAM_ASSETS_PROMETHEUS_TEXTFILES"
 _log = logging.getLogger(__name__)
-# The logger of OpenTelemetry that would repeat a header that is not written as name=value, and with it a token.
-_HEADER_LOGGER = "opentelemetry.util.re"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ def recorders() -> Recorders:
     has set up OpenTelemetry itself needs no variable. ``STREAM_ASSETS_PROMETHEUS_TEXTFILES`` names a folder of the
     textfile collector of Prometheus' node exporter. If a recorder cannot be set up, a warning is logged.
     """
+    _redact_opentelemetry_logs()
     otlp = ", ".join(name for name in OTLP_VARIABLES if os.environ.get(name))
     found = [_set_up("opentelemetry", "OpenTelemetryRecorder", otlp)]
     if folder := os.environ.get(TEXTFILE_VARIABLE):
@@ -130,7 +131,6 @@ def recorders() -> Recorders:
 
 def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder | None:
     """Create a recorder, or log why that failed; without ``variables``, a missing package is not logged."""
-    logging.getLogger(_HEADER_LOGGER).addFilter(_without_headers)
     try:
         # Imported only here, so that a run without metrics does not load the packages.
         recorder: Recorder = getattr(import_module(f"spark_jobs.metrics.{extra}"), name)(*arguments)
@@ -145,7 +145,28 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
     return None
 
 
-def _without_headers(record: logging.LogRecord) -> bool:
-    """Replace the text of a warning, which contains a header."""
-    record.msg, record.args = "a header of OTEL_EXPORTER_OTLP_HEADERS, or of ..._METRICS_HEADERS, is not name=value", ()
-    return True
+@cache
+def _redact_opentelemetry_logs() -> None:
+    """Hide the headers in the environment, which may hold a token, in all records that OpenTelemetry logs.
+
+    A filter of a logger does not see the records of the loggers below it, so a record is redacted when it is created.
+    """
+    create = logging.getLogRecordFactory()
+
+    def create_redacted(*arguments: Any, **more: Any) -> logging.LogRecord:
+        record = create(*arguments, **more)
+        if record.name.partition(".")[0] == "opentelemetry":
+            headers = _otlp_headers()
+            record.msg, record.args = redact_options(record.getMessage(), headers), ()
+            if record.exc_info:
+                record.exc_text = redact_options(logging.Formatter().formatException(record.exc_info), headers)
+                record.exc_info = None
+        return record
+
+    logging.setLogRecordFactory(create_redacted)
+
+
+def _otlp_headers() -> dict[str, str]:
+    """Return the headers in the environment, as they are written and decoded."""
+    names = [name for name in os.environ if name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("_HEADERS")]
+    return {f"{decode.__name__} {name}": decode(os.environ[name]) for name in names for decode in (str, unquote)}

@@ -35,6 +35,9 @@ USER = "stream-assets"
 IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+OVERRIDING_VARIABLE = "_JAVA_OPTIONS"
+"""The variable whose options override those on the command line of a JVM."""
+TEMPORARY_FOLDER = "-Djava.io.tmpdir="
 # Without these ratios, a JVM that lives for long grows to its largest allowed heap, whatever it needs.
 HEAP_OPTIONS = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 PORT = "spark.connect.grpc.binding.port"
@@ -116,9 +119,12 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
     plugins = [name for name in settings.get(PLUGINS, "").split(",") if name and name != CONNECT_PLUGIN]
     given = {**settings, **SERVER_SETTINGS, PLUGINS: ",".join([*plugins, CONNECT_PLUGIN])}
+    of_user, overriding = settings.get(JAVA_OPTIONS, ""), os.environ.get(OVERRIDING_VARIABLE)
     # Spark writes data that clients send to files in this folder for a moment.
-    scratch = Path(private_folders(tempfile.gettempdir()))
-    given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""), scratch=scratch)
+    own = shlex.quote(TEMPORARY_FOLDER + private_folders(temporary_folder(f"{of_user} {overriding or ''}")))
+    given[JAVA_OPTIONS] = java_options(of_user, own)
+    if overriding:
+        os.environ[OVERRIDING_VARIABLE] = f"{overriding} {own}"
     port = reserve_port()
     given[PORT] = str(port.getsockname()[1])
     gateway = launch(given)
@@ -131,22 +137,36 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     context.stop()
 
 
-def java_options(given: str, *, scratch: Path) -> str:
-    """Return the options of the server's JVM: ours and those of the user.
+def java_options(given: str, own: str) -> str:
+    """Return the options of the server's JVM.
 
     Args:
         given: the options of the user.
-        scratch: the folder for temporary files, unless the user sets another one.
+        own: an option that overrides an equal one of the user, because Java uses the last of them.
 
     Example:
-        >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m", scratch=Path("/tmp/own"))
-        '-Djava.io.tmpdir=/tmp/own -XX:MaxHeapFreeRatio=70 -Xss2m -XX:+ExitOnOutOfMemoryError'
+        >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m", "-Djava.io.tmpdir=/tmp/own")
+        '-XX:MaxHeapFreeRatio=70 -Xss2m -Djava.io.tmpdir=/tmp/own -XX:+ExitOnOutOfMemoryError'
     """
     # Java may reject one of our two ratios combined with one of the user's.
     of_heap = () if "HeapFreeRatio" in given else (HEAP_OPTIONS,)
-    own = f"-Djava.io.tmpdir={scratch}"
     # A JVM that is out of memory would neither work nor end.
-    return " ".join(filter(None, (shlex.quote(own), *of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
+    return " ".join(filter(None, (*of_heap, given, own, "-XX:+ExitOnOutOfMemoryError")))
+
+
+def temporary_folder(options: str) -> str:
+    """Return the folder for temporary files that the user's options of Java name, else that of this process.
+
+    Example:
+        >>> temporary_folder("-Djava.io.tmpdir=/scratch -Xss2m '-Djava.io.tmpdir=/large scratch'")
+        '/large scratch'
+    """
+    words: list[str] = []
+    # Spark reports a quotation that is not closed.
+    with suppress(ValueError):
+        words = shlex.split(options)
+    folders = [word.removeprefix(TEMPORARY_FOLDER) for word in words if word.startswith(TEMPORARY_FOLDER)]
+    return (folders[-1] if folders else "") or tempfile.gettempdir()
 
 
 def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_seconds: float) -> None:

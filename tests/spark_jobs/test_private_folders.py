@@ -88,6 +88,25 @@ def test_the_folders_of_the_variable_are_those_of_the_user_but_private(
     assert private_folders(given) == ",".join(map(str, made)), "a process has one folder in each of them"
 
 
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,1,1024]", "spark://m:7077", None])
+def test_a_local_spark_does_not_use_the_folders_of_a_clusters_worker(
+    monkeypatch: pytest.MonkeyPatch, master: str | None
+) -> None:
+    given = {"SPARK_EXECUTOR_DIRS": "/executor", "CONTAINER_ID": "container_1", "LOCAL_DIRS": "/yarn"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen: set[str] = set()
+
+    def launch_gateway() -> SimpleNamespace:
+        seen.update(os.environ.keys() & {"SPARK_EXECUTOR_DIRS", "CONTAINER_ID"})
+        return SimpleNamespace(_gateway_client=SimpleNamespace(_get_connection=None), proc=None)
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch_gateway)
+    launch({"spark.master": master} if master else {})
+    assert seen == ({"SPARK_EXECUTOR_DIRS", "CONTAINER_ID"} if master == "spark://m:7077" else set())
+    assert {name: os.environ[name] for name in given} == given
+
+
 class Settings(dict[str, str]):
     """Stands for the settings of a context."""
 

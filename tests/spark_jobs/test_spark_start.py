@@ -41,7 +41,7 @@ from spark_jobs.session import SparkOptions, create_session
 mark, secrets = json.loads(sys.stdin.read())
 options = Path("options")
 options.write_text(f"-Dtrust={mark}")
-more = {"spark.driver.memory": "600m", "spark.driver.extraJavaOptions": f"@{options}"}
+more = {"spark.driver.memory": "600m", "spark.driver.extraJavaOptions": f"-XX:VMOptionsFile={options}"}
 session = create_session(SparkOptions(master="local[1]", in_process=True, config={**secrets, **more}))
 assert session.sparkContext._jvm.java.lang.System.getProperty("trust") == mark, "options of Java may be in a file"
 conf = dict(session.sparkContext.getConf().getAll())

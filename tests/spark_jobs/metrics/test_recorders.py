@@ -23,6 +23,7 @@ from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, recorders
+from stream_consumers.client_config import HIDDEN
 from tests.support.batch_reports import ZERO, report
 from tests.support.python_programs import run_python
 
@@ -175,12 +176,41 @@ def test_a_recorder_that_cannot_be_set_up_is_warned_of_and_the_others_are_told(f
     assert scraped(folder)["stream_assets_rows_total"] == {(): 9}
 
 
-def test_a_header_that_opentelemetry_refuses_is_warned_of_without_its_value() -> None:
-    asked = {VARIABLES[0]: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer hunter2"}
-    program = f"import logging\nlogging.basicConfig()\n{PROGRAM}import os\nos._exit(0)\n"
-    done = run_python(program, **asked)
-    assert "OTEL_EXPORTER_OTLP_HEADERS" in done.stderr
+@pytest.mark.parametrize(
+    ("variable", "headers", "logger"),
+    [
+        # It is not written as name=value.
+        ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization: Bearer hunter2", "opentelemetry.util.re"),
+        # A line break, as base64 adds it to a long token.
+        ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "authorization=Basic%20hunter2%0Abcd", "opentelemetry.exporter."),
+    ],
+)
+def test_a_header_that_opentelemetry_refuses_is_logged_without_its_value(
+    variable: str, headers: str, logger: str
+) -> None:
+    export = "from opentelemetry import metrics\nmetrics.get_meter_provider().force_flush()\nimport os\nos._exit(0)\n"
+    program = f"import logging\nlogging.basicConfig()\n{PROGRAM}{export}"
+    done = run_python(program, **{VARIABLES[0]: "http://127.0.0.1:1", variable: headers})
+    lines = [line for line in done.stderr.splitlines() if logger in line]
+    assert [line for line in lines if HIDDEN in line], done.stderr
     assert "hunter2" not in done.stderr
+    assert "bcd" not in done.stderr
+
+
+def test_the_traceback_of_an_export_that_failed_has_no_header(
+    unset: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unset.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2%20of%20the%20lake")
+    recorders()
+    try:
+        raise ValueError("hunter2 of the lake")
+    except ValueError:
+        logging.getLogger("opentelemetry.a.later.module").exception("failed with %s", "hunter2 of the lake")
+    [record] = caplog.records
+    shown = logging.Formatter().format(record)
+    assert shown.startswith(f"failed with {HIDDEN}")
+    assert shown.endswith(f"ValueError: {HIDDEN}")
+    assert "hunter2" not in shown
 
 
 def test_what_a_replay_has_left_is_no_lag_of_the_group(folder: Path, unset: pytest.MonkeyPatch) -> None:
