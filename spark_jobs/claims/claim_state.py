@@ -94,7 +94,7 @@ class SkippedEntries(NamedTuple):
 
     Args:
         part: the range from the first skipped entry to the position of the group.
-        entries: the number of skipped entries that the stream holds.
+        entries: the number of skipped entries that the stream still holds; others may be gone.
     """
 
     part: Range
@@ -104,8 +104,9 @@ class SkippedEntries(NamedTuple):
 def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, SkippedEntries]:
     """Find the entries between the last delivered one and the position of the group that are not recorded as skipped.
 
-    An entry that was delivered to a member is pending, or its batch is in the table. Other clients in the group may
-    acknowledge any entry, so that no skipped entries are reported for a shard with such clients.
+    An entry that was delivered to a member is pending, or its batch is in the table, or its loss is recorded. Other
+    clients in the group may acknowledge any entry, so that no skipped entries are reported for a shard with such
+    clients. Skipped entries are also found if they were removed from the stream since.
 
     Args:
         claims: the group; from here on it refuses to claim from another position, unless a member has moved it.
@@ -114,18 +115,21 @@ def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, Skipp
     # In this order: entries that are acknowledged between two of these steps are seen by the next step.
     positions = claims.positions()
     ends = claims.pending_ends(positions)
-    shards = ledger.read().shards
+    state = ledger.read()
+    shards = state.shards
     found = {}
     for shard, position in positions.items():
         if shard not in shards:
             continue
         known = shards[shard]
         part = Range(max(known.claimed or 0, known.covered.position or 0, ends[shard]), position)
-        if part.start >= part.end or claims.has_others(shard) or not claims.count(shard, part):
+        if part.start >= part.end or claims.has_others(shard):
             continue
-        left = Intervals.of(part) - recorded_skips(ledger).get(shard, Intervals())
+        left = Intervals.of(part) - state.totals.lost.get(shard, Intervals())
         entries = sum(claims.count(shard, piece) for piece in left)
-        if entries:
+        # The group was moved to an entry that is neither written, nor pending, nor recorded as lost.
+        is_moved = part.start > 0 and position - 1 in left
+        if entries or (is_moved and claims.may_be_removed(shard, part.start)):
             found[shard] = SkippedEntries(left.hull, entries)
     return found
 
@@ -154,13 +158,22 @@ def losses_of_claims(
         SourceRecreatedError: see :meth:`stream_consumers.redis.claims.RedisClaims.check`.
     """
     lost: dict[Shard, Range] = {}
+    written: frozenset[Shard] = frozenset()
     if ingestion is not None:
         ledger = ledger or ingestion.ledger()
         state = ledger.read()
         check_removed_by_restore(state, ingestion)
         claims.check({shard: known.written_end for shard, known in state.shards.items()})
         lost = {shard: skipped.part for shard, skipped in skipped_entries(claims, ledger).items()}
-    return lost | {shard: Range(part.start, part.end) for shard, part in claims.trimmed().items()}
+        written = _written_shards(state.shards)
+    for shard, part in claims.trimmed(written).items():
+        # Skipped entries are before the position, trimmed ones after it.
+        lost[shard] = Range(lost[shard].start if shard in lost else part.start, part.end)
+    return lost
+
+
+def _written_shards(shards: State) -> frozenset[Shard]:
+    return frozenset(shard for shard, known in shards.items() if known.written_end is not None)
 
 
 def claim_state(claims: RedisClaims, ingestion: Ingestion, known: State) -> ClaimState:
@@ -252,8 +265,9 @@ class ClaimLosses:
         while True:
             # In this order: the server restarts the count of a group that another client moved, which hides the loss.
             skipped = skipped_entries(self._claims, self._ledger)
-            self._claims.count_reads()
-            trimmed = self._claims.trimmed()
+            written = _written_shards(self._ledger.read().shards)
+            self._claims.count_reads(written)
+            trimmed = self._claims.trimmed(written)
             shards = sorted({*skipped, *trimmed, *self._gone})
             if not shards:
                 return None
@@ -273,9 +287,9 @@ class ClaimLosses:
             lost, count, hint = Intervals.of(kind.part), kind.entries, None
         else:
             lost, count, hint = self._missing(target.ledger, shard, kind)
-        if not count:
-            self.account(shard, kind)
-            return None
+            if not count:
+                self.account(shard, kind)
+                return None
         fields = PlannedFields(
             lost={shard: lost},
             skipped={shard: kind.part} if isinstance(kind, SkippedEntries) else {},
@@ -318,6 +332,8 @@ class ClaimLosses:
     def _error(self, skipped: Mapping[Shard, SkippedEntries], trimmed: Mapping[Shard, TrimmedEntries]) -> DataLossError:
         if skipped:
             return moved_forwards(self._claims, skipped)
+        if uncounted := {shard: part for shard, part in trimmed.items() if part.read is None}:
+            return _count_forgotten(self._claims, uncounted)
         texts = [
             f"{s}: {counted(part.entries, 'entry', 'entries')} from {part.start} to {part.end}"
             for s, part in sorted(trimmed.items())
@@ -341,11 +357,27 @@ def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, SkippedEntries])
     key, group = printable_key(claims.server.key(shard)), claims.group.name
     return DataLossError(
         f"group {group!r} of {shard} at {claims.url} was moved forwards by another client: "
-        f"{counted(entries, 'entry', 'entries')} from {part.start} to {part.end} were delivered to no member",
-        remedy=f"To read them, move it back: XGROUP SETID {key} {group} {id_before(part.start)}. Or set "
-        "on_data_loss='record' to skip them, and record that in the table's log and dead letters.",
+        f"the entries from {part.start} to {part.end} were delivered to no member, and the stream still has {entries}",
+        remedy=f"To read those, move it back: XGROUP SETID {key} {group} {id_before(part.start)}. The next run then "
+        "reports whether others may be gone. Or set on_data_loss='record' to skip them, and record that in the table's "
+        "log and dead letters.",
         given=part.start,
         position=part.end,
+    )
+
+
+def _count_forgotten(claims: RedisClaims, uncounted: Mapping[Shard, TrimmedEntries]) -> DataLossError:
+    """Return the error about entries that may be lost, because Redis has forgotten how many the group has read."""
+    shard, part = min(uncounted.items())
+    key, group = printable_key(claims.server.key(shard)), claims.group.name
+    return DataLossError(
+        f"Redis has forgotten how many entries of {shard} at {claims.url} group {group!r} has read, and entries from "
+        f"{part.start} to {part.end} may have been trimmed or deleted before the group wrote them",
+        remedy=f"If none is lost, set the count: XGROUP SETID {key} {group} {id_before(part.position)} ENTRIESREAD "
+        f"{part.entries}. If some are, set it lower by their number. Or set on_data_loss='record' to continue, and "
+        "record the range in the table's log and dead letters. Always give ENTRIESREAD to XGROUP SETID and CREATE.",
+        position=part.position,
+        count=part.entries,
     )
 
 

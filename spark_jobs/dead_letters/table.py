@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.entries import BATCH_ID, ClaimedRange, LedgerEntry, Uncounted
+from spark_jobs.ledger.entries import BATCH_ID, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
@@ -468,18 +468,22 @@ def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:
     """Return a dead letter without a sequence for each range that was gone from the stream before it was read."""
     schema = struct_type(f"{STREAM_DDL}, {DEAD_LETTER_DDL}")
     rows = [
-        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None, False, None)
+        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry, shard), None, False, None)
         for shard, parts in sorted(entry.lost.items())
         for part in parts
     ]
     return spark.createDataFrame(rows, schema)
 
 
-def _lost(part: Range, claimed: ClaimedRange | None) -> str:
+def _lost(part: Range, entry: LedgerEntry, shard: Shard) -> str:
+    claimed = entry.claims.get(shard)
     if claimed is not None:
+        # The number is an upper bound if Redis had forgotten its count, and a lower bound for skipped entries.
+        is_most = entry.hint is not None and entry.hint.get("read", 0) is None
+        limit = "at most " if is_most else "at least " if shard in entry.skipped else ""
         return (
             f"lost: entries between {part.start} and {part.end} were removed from the stream before they were written "
-            f"({claimed.entries} in all)"
+            f"({limit}{claimed.entries} in all)"
         )
     return (
         f"lost: sequences {part.start} to {part.end - 1} were removed from the stream before they were read; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -87,15 +87,16 @@ class TrimmedEntries(NamedTuple):
     Args:
         start: a lower bound of the lost sequences.
         end: an exclusive upper bound of the lost sequences.
-        entries: the number of lost entries.
-        read: the number of entries that the group counts as read; together with ``start`` it identifies the loss.
+        entries: the number of lost entries; the most that can be lost if ``read`` is ``None``.
+        read: the number of entries that the group counts as read, or ``None`` if Redis has lost this count; together
+            with ``start`` it identifies the loss.
         position: the sequence after the last delivered one.
     """
 
     start: int
     end: int
     entries: int
-    read: int
+    read: int | None
     position: int
 
 
@@ -192,11 +193,15 @@ class RedisClaims(ClosesOnExit):
                     end=facts.end,
                 )
             if written is not None and group.position < written:
+                # Without the count, Redis would not report what was trimmed unread after the new position.
+                is_counted = group.read is not None
+                read = (group.read or 0) + (self.count(shard, Range(group.position, written)) if is_counted else 0)
+                counted = f" ENTRIESREAD {read}" if is_counted else ""
                 raise SourceRecreatedError(
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If no entry before it is missing, move it forward: "
-                    f"XGROUP SETID {printable_key(self.server.key(shard))} {name} {to_id(written - 1)}. "
+                    f"XGROUP SETID {printable_key(self.server.key(shard))} {name} {to_id(written - 1)}{counted}. "
                     f"{accept_remedy(shard.stream)}",
                     position=group.position,
                     table=written,
@@ -330,14 +335,29 @@ class RedisClaims(ClosesOnExit):
                     return False
         return True
 
-    def trimmed(self) -> Mapping[Shard, TrimmedEntries]:
-        """Return entries that were removed before they were delivered, per shard; only Redis 7 counts them."""
+    def may_be_removed(self, shard: Shard, start: int) -> bool:
+        """Return whether entries from this sequence on may have been trimmed or deleted."""
+        facts = self.server.facts_of([shard])[shard]
+        return facts is not None and _may_be_removed(facts, start)
+
+    def trimmed(self, written: Collection[Shard] = ()) -> Mapping[Shard, TrimmedEntries]:
+        """Return entries that were removed before they were delivered, per shard; only Redis 7 counts them.
+
+        Redis forgets its count if another client runs ``XGROUP SETID`` or ``XGROUP CREATE`` without ``ENTRIESREAD``, or
+        reads while a deleted entry is ahead.
+
+        Args:
+            written: the shards of which the table has entries. If Redis has forgotten the count of one of them, all
+                entries that may have been removed unread are returned.
+        """
         found = {}
         streams = self._facts()
         groups = self.group.facts_of(streams)
         for shard, facts in streams.items():
             group = groups[shard]
-            if group is None or facts.added is None or group.read is None:
+            if group is None or facts.added is None:
+                continue
+            if group.read is None and not (shard in written and _may_be_removed(facts, group.position)):
                 continue
             position, deleted = group.position, facts.deleted or 0
             first = facts.end if facts.first is None else facts.first
@@ -349,23 +369,31 @@ class RedisClaims(ClosesOnExit):
                 unread = self.server.count(shard, position, facts.end, length=facts.length)
             else:
                 continue
-            entries = facts.added - group.read - unread
+            entries = facts.added - (group.read or 0) - unread
             if entries > 0:
                 found[shard] = TrimmedEntries(start, end, entries, group.read, position)
         return found
 
-    def count_reads(self) -> None:
-        """Make the server count the entries that the group reads, if it does not; earlier losses stay unknown."""
+    def count_reads(self, written: Collection[Shard] = ()) -> None:
+        """Make the server count the entries that the group reads, if it does not.
+
+        Args:
+            written: as for :meth:`trimmed`. In the other shards, the group begins where it is: earlier losses stay
+                unknown.
+        """
         streams = self._facts()
         for shard, group in self.group.facts_of(streams).items():
             facts = streams[shard]
             if group is not None and facts.added is not None and group.read is None:
+                if shard in written and _may_be_removed(facts, group.position):
+                    continue
                 unread = self.server.count(shard, group.position, facts.end, length=facts.length)
                 self._count_as_read(shard, group.position, "", facts.added - unread)
 
     def account_for(self, shard: Shard, trimmed: TrimmedEntries) -> None:
         """Count lost entries as read, once the loss is recorded in the table."""
-        self._count_as_read(shard, trimmed.position, str(trimmed.read), trimmed.read + trimmed.entries)
+        counted = "" if trimmed.read is None else str(trimmed.read)
+        self._count_as_read(shard, trimmed.position, counted, (trimmed.read or 0) + trimmed.entries)
 
     def _count_as_read(self, shard: Shard, position: int, counted: str, read: int) -> None:
         self.group.run(shard, COUNT_AS_READ, [id_before(position), counted, read])
@@ -549,6 +577,11 @@ class Heartbeat(ClosesOnExit):
         """Stop the heartbeat."""
         self._stop.set()
         self._thread.join()
+
+
+def _may_be_removed(facts: StreamFacts, start: int) -> bool:
+    """Return whether entries from a sequence on may be gone: trimming removes the first ones, deleting any."""
+    return start < facts.end and (facts.first_or_end > start or (facts.deleted or 0) >= start)
 
 
 def _is_accepted(shard: Shard, written: int | None) -> bool:

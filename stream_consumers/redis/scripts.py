@@ -56,8 +56,9 @@ return {#entries, #entries > 0 and entries[#entries][1]}
 
 # Deliver at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], at least one entry
 # of any size), to the name ARGV[2] of group ARGV[1]. Nothing is delivered while entries that were trimmed unread are
-# not accounted for, or if the sentinel ARGV[7] is not in the group, or if another client has moved the group: its
-# position is neither ARGV[8] (empty if unknown) nor a pending entry, and all members are members in claim mode.
+# not accounted for, or while Redis 7 has no count to detect them, or if the sentinel ARGV[7] is not in the group, or if
+# another client has moved the group: its position is neither ARGV[8] (empty if unknown) nor a pending entry, and all
+# members are members in claim mode.
 # Returns {is full, is refused, bytes, ids}.
 CLAIM_NEW = (
     _FIELDS
@@ -81,10 +82,11 @@ if ARGV[8] ~= '' and last ~= ARGV[8] and #redis.call('XPENDING', key, group, las
   end
   if not has_others then return {0, 1, 0, {}} end
 end
-if #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 and at['entries-read'] then
-  local info = fields(redis.call('XINFO', 'STREAM', key))
-  local added = info['entries-added']
-  if added and added - at['entries-read'] > info['length'] then return {0, 1, 0, {}} end
+local info = fields(redis.call('XINFO', 'STREAM', key))
+local added, read = info['entries-added'], at['entries-read']
+if added and not read then return {0, 1, 0, {}} end
+if added and added - read > info['length'] and #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 then
+  return {0, 1, 0, {}}
 end
 local room, bytes, count, full, after, left = tonumber(ARGV[5]), 0, 0, 0, '(' .. last, tonumber(ARGV[4])
 while left > 0 and full == 0 do
@@ -103,9 +105,9 @@ local ids = {}
 for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', group, name, 'COUNT', count, 'STREAMS', key, '>')[1][2]) do
   ids[#ids + 1] = entry[1]
 end
-if at['entries-read'] then
+if read then
   -- Redis stops counting if a later entry was deleted, and then losses could not be detected.
-  redis.call('XGROUP', 'SETID', key, group, ids[#ids], 'ENTRIESREAD', at['entries-read'] + #ids)
+  redis.call('XGROUP', 'SETID', key, group, ids[#ids], 'ENTRIESREAD', read + #ids)
 end
 return {full, 0, bytes, ids}
 """

@@ -683,6 +683,7 @@ def test_a_group_that_is_moved_forwards_after_the_look_is_given_nothing(spark: S
         stream.client.xgroup_setid(stream.keys[0], stream.group, stream.entry_ids()[9])
         claims.claim_new(held, Shard(stream.name), 100)
         assert held.count == 0
+        claims.count_reads()
         claims.positions()
         claims.claim_new(held, Shard(stream.name), 2)
         claims.claim_new(held, Shard(stream.name), 100)

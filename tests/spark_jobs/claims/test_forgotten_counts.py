@@ -1,0 +1,197 @@
+"""Groups in claim mode whose count of read entries Redis has forgotten: what was trimmed unread is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.claims.claim_state import ClaimLosses, losses_of_claims
+from spark_jobs.ledger.entries import CLAIMS, ClaimedRange
+from stream_consumers.batches import Range
+from stream_consumers.errors import DataLossError, SourceRecreatedError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, ErrorPolicy
+from stream_consumers.redis.claims import ClaimedEntries, ClaimName
+from stream_consumers.redis.entries import to_sequence
+from tests.support.redis_tables import Stream
+from tests.support.written_log import WrittenLog, made_entry
+
+
+class ClaimedStream(Stream):
+    """A stream of one shard with a group that claims, and a ledger without a table."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        super().__init__(address, folder, shards=1, mode="load_balanced")
+        self.log = WrittenLog(self.table)
+        self.number = 1
+        self.shard, self.key = Shard(self.name), self.keys[0]
+        self.ids: list[bytes] = []
+        self.add_entries(10)
+        with self.source.claims(self.group) as claims:
+            origin = claims.prepare(AutoStreamReset.EARLIEST)
+            identities = claims.identities()
+        entry = made_entry(1, -1, kind="init", group=self.group, origin=origin, identities=identities, switch=CLAIMS)
+        self.log.ours(entry)
+        self.claim()
+
+    def add_entries(self, count: int) -> None:
+        self.ids += [self.client.xadd(self.key, {"msg": b"{}"}) for _ in range(count)]
+
+    def claim(self) -> int:
+        """Claim all new entries, commit them to the ledger, and acknowledge them; return their number."""
+        self.number += 1
+        with self.source.claims(self.group) as claims:
+            claims.positions()
+            held = ClaimedEntries(ClaimName("main", self.number, f"{self.number:032x}"), 1000, 1 << 30)
+            claims.claim_new(held, self.shard, 1000)
+            if not held.count:
+                return 0
+            places = sorted(to_sequence(entry_id) for entry_id in held.ids[self.shard])
+            claimed = {self.shard: ClaimedRange(places[0], places[-1] + 1, held.count)}
+            base = self.log.next - 1
+            self.log.ours(made_entry(self.number, base, group=self.group, bid=held.name.bid, claims=claimed))
+            claims.acknowledge(held.ids)
+            claims.remove_name(self.shard, held.name)
+        return held.count
+
+    def trim(self, left: int) -> None:
+        self.client.xtrim(self.key, maxlen=left, approximate=False)
+
+    def move(self, index: int, *more: object) -> None:
+        self.client.execute_command("XGROUP", "SETID", self.key, self.group, self.ids[index], *more)
+
+    def read(self) -> object:
+        (found,) = self.client.xinfo_groups(self.key)
+        return found["entries-read"]
+
+    def lost(self) -> Range | None:
+        """What ``lag``, ``verify`` and the sensor report."""
+        ingestion = self.ingestion(claims=True)
+        with self.source.claims(self.group) as claims:
+            return losses_of_claims(claims, ingestion, ingestion.ledger()).get(self.shard)
+
+    def check(self, spark: SparkSession) -> None:
+        """The checks of a run, which raise if entries may be lost. They need Spark only to record a loss."""
+        ingestion = self.ingestion(claims=True)
+        shards = ingestion.ledger().read().shards
+        with self.source.claims(self.group) as claims:
+            claims.check({shard: known.written_end for shard, known in shards.items()})
+            assert ClaimLosses(spark, claims, ingestion, observer=lambda step, batch: None).next() is None
+
+    def after(self, index: int) -> int:
+        return to_sequence(self.ids[index]) + 1
+
+
+NO_SPARK = cast("SparkSession", None)
+
+
+@pytest.fixture
+def stream(redis_address: str, folder: Path) -> Iterator[ClaimedStream]:
+    made = ClaimedStream(redis_address, folder)
+    yield made
+    made.client.close()
+
+
+def assert_reported(stream: ClaimedStream, start: int, end: int) -> None:
+    assert stream.lost() == Range(start, end)
+    with pytest.raises(DataLossError):
+        stream.check(NO_SPARK)
+    assert stream.claim() == 0, "no entry after the lost ones is claimed"
+
+
+def test_entries_that_the_group_was_moved_over_are_reported_after_they_are_trimmed(stream: ClaimedStream) -> None:
+    stream.add_entries(10)
+    stream.move(19)
+    stream.trim(0)
+    assert stream.lost() == Range(stream.after(9), stream.after(19))
+    stream.add_entries(5)
+    with pytest.raises(DataLossError) as error:
+        stream.check(NO_SPARK)
+    assert error.value.facts["given"] == stream.after(9)
+    assert stream.lost() == Range(stream.after(9), to_sequence(stream.ids[20]))
+
+
+@pytest.mark.parametrize("case", ["moved back", "created again", "another member"])
+def test_a_forgotten_count_hides_no_entry_that_was_trimmed_unread(stream: ClaimedStream, case: str) -> None:
+    stream.add_entries(10)
+    given = 9
+    if case == "moved back":
+        stream.move(19)
+        stream.trim(5)
+        with pytest.raises(DataLossError):
+            stream.check(NO_SPARK)
+        stream.move(9)
+    elif case == "created again":
+        stream.client.xgroup_destroy(stream.key, stream.group)
+        stream.trim(5)
+        with pytest.raises(SourceRecreatedError):
+            stream.check(NO_SPARK)
+        stream.client.xgroup_create(stream.key, stream.group, id=stream.ids[9])
+        with stream.source.claims(stream.group) as claims:
+            claims.group.enter_claim_mode(stream.shard)
+    else:
+        stream.client.xdel(stream.key, stream.ids[13])
+        (taken,) = stream.read_as("worker-1", 1)
+        stream.client.xack(stream.key, stream.group, taken)
+        stream.trim(5)
+        given = 10
+    assert stream.read() is None
+    assert_reported(stream, stream.after(given), to_sequence(stream.ids[15]))
+    stream.move(given, "ENTRIESREAD", 15)
+    assert stream.lost() is None
+    stream.check(NO_SPARK)
+    assert stream.claim() == 5
+
+
+def test_the_remedy_of_a_server_that_lost_its_latest_state_keeps_the_count(stream: ClaimedStream) -> None:
+    """The last ten claimed entries and their deliveries are gone from the server; ten entries after them are new."""
+    stream.add_entries(10)
+    stream.claim()
+    stream.client.xdel(stream.key, *stream.ids[10:])
+    stream.client.execute_command("XSETID", stream.key, stream.ids[9], "ENTRIESADDED", 10, "MAXDELETEDID", "0-0")
+    stream.move(9, "ENTRIESREAD", 10)
+    stream.add_entries(10)
+    stream.trim(4)
+    with pytest.raises(SourceRecreatedError) as error:
+        stream.check(NO_SPARK)
+    command = error.value.remedy.partition("XGROUP SETID ")[2].partition(". ")[0]
+    stream.client.execute_command("XGROUP", "SETID", *command.split())
+    assert stream.read() == 10
+    assert_reported(stream, stream.after(19), to_sequence(stream.ids[26]))
+    stream.move(19)
+    assert_reported(stream, stream.after(19), to_sequence(stream.ids[26]))
+
+
+@pytest.mark.parametrize("added", [0, 5])
+def test_a_forgotten_count_is_no_loss_where_nothing_can_be_gone(stream: ClaimedStream, added: int) -> None:
+    stream.trim(0 if not added else 1)
+    stream.add_entries(added)
+    stream.move(9)
+    assert stream.lost() is None
+    stream.check(NO_SPARK)
+    assert stream.read() == 10
+    stream.add_entries(10)
+    stream.trim(3)
+    assert stream.lost() == Range(stream.after(9), to_sequence(stream.ids[-3])), "it is counted again"
+
+
+@pytest.mark.slow
+def test_a_range_that_may_be_lost_is_recorded_once(spark: SparkSession, redis_address: str, folder: Path) -> None:
+    stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
+    stream.add(10)
+    stream.drain(spark)
+    last = stream.entry_ids()[9]
+    stream.add(10, first=10)
+    stream.client.xtrim(stream.keys[0], maxlen=2, approximate=False)
+    stream.client.xgroup_setid(stream.keys[0], stream.group, last)
+    wanted = stream.ingestion(errors=ErrorPolicy(on_data_loss="record"))
+    reports = stream.drain(spark, wanted)
+    (part,) = [part for report in reports for parts in report.entry.lost.values() for part in parts]
+    assert (part.start, part.end) == (to_sequence(last) + 1, to_sequence(stream.entry_ids()[0]))
+    assert len(stream.rows()) == 12
+    assert stream.drain(spark, wanted) == []
+    stream.client.close()
