@@ -155,7 +155,8 @@ def _redact_opentelemetry_logs() -> None:
 
     def create_redacted(*arguments: Any, **more: Any) -> logging.LogRecord:
         record = create(*arguments, **more)
-        if record.name.partition(".")[0] == "opentelemetry":
+        # A record that logging.makeLogRecord creates, as Dagster's loggers do, has no name yet.
+        if record.name is not None and record.name.partition(".")[0] == "opentelemetry":
             headers = _otlp_headers()
             record.msg, record.args = redact_options(record.getMessage(), headers), ()
             if record.exc_info:

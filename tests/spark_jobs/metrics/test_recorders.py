@@ -197,6 +197,11 @@ def test_a_header_that_opentelemetry_refuses_is_logged_without_its_value(
     assert "bcd" not in done.stderr
 
 
+def test_a_record_without_a_name_can_be_created(unset: pytest.MonkeyPatch) -> None:
+    recorders()
+    assert logging.makeLogRecord({"name": "dagster", "msg": "started"}).getMessage() == "started"
+
+
 def test_the_traceback_of_an_export_that_failed_has_no_header(
     unset: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
