@@ -28,7 +28,7 @@ from spark_jobs.claims.claim_state import ClaimState
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.ledger import Ledger, LedgerState, in_effect
 from spark_jobs.ledger.table_rows import (
     MESSAGE_TIME,
     NO_TIMES,
@@ -360,7 +360,7 @@ class _Batches:
         self._with_dead: list[tuple[LedgerEntry, int, Mapping[Shard, Intervals]]] = []
         newer: dict[Shard, Intervals] = {}
         replaced: dict[Shard, Intervals] = {}
-        for commit in ledger.surviving(state.version):
+        for commit in in_effect(ledger.surviving(state.version)):
             entry = commit.entry
             if entry is None or entry.kind == "fence" or entry.adds_copies:
                 continue

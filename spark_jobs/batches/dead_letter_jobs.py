@@ -12,8 +12,9 @@ A redrive replaces the places of the dead letters that today's decoder can turn 
 what makes the dead letters no longer count. The other dead letters stay as they are.
 
 A dismissal appends copies of its dead letters to the dead-letter table, with who dismissed them and why, and commits no
-rows. Then the copies count in place of the originals. A dead letter without a sequence has no place, so that its copy
-names the batch of the original. A RESTORE undoes a dismissal like any other commit.
+rows. Then the copies count in place of the originals, except where another batch has replaced the originals since the
+plan. A dead letter without a sequence has no place, so that its copy names the batch of the original. A RESTORE undoes
+a dismissal like any other commit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from spark_jobs.dead_letters.table import COPIED_COLUMNS
 from spark_jobs.ledger.entries import PlannedFields
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, count_where, in_places, within
+from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, within
 from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
@@ -500,16 +501,14 @@ class DismissJob(BatchJob):
         for name, value in (("dismissed_by", self._dismissal.by), ("note", self._dismissal.note)):
             copies = copies.append_column(name, pa.array([value] * copies.num_rows, pa.string()))
         places = intervals_of(found.filter(found.column("_sequence").is_valid()))
-        fields = PlannedFields(places=places, mode="replace", dead=found.num_rows)
+        fields = PlannedFields(places=places, mode="dismiss", dead=found.num_rows)
         return Batch("dismiss", state, fields=fields, dead_letters=copies)
 
     def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
         """Write the copies of the dead letters, then a commit without rows."""
         target, entry = self.target, self.target.entry(batch)
-        # Another run may have written rows of them since the plan. Delta refuses our commit if one does so from now on.
-        is_free = count_where(self.ledger.log, in_places(entry.affected)) == 0
-        rows = no_rows(target.spark, self.ledger)
-        written = commit_recorded(target, batch, entry, rows, {}) if is_free else PlanAgain.HAS_ROWS
+        # If another run has replaced some of the places since the plan, our copies do not count there.
+        written = commit_recorded(target, batch, entry, no_rows(target.spark, self.ledger), {})
         if isinstance(written, PlanAgain):
             self.count_lost_race()
         return written

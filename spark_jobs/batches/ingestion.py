@@ -119,7 +119,6 @@ class PlanAgain(enum.Enum):
     LOST_RACE = "another commit came first"
     COLUMNS_CHANGED = "the columns of the table have changed"
     NOT_NEXT = "another run has done a part of it"
-    HAS_ROWS = "another run has written rows for its dead letters"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ written (by a crash or a lost race) leaves dead letters that do not count, until
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import BATCH_ID, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.ledger import Ledger, LedgerState, in_effect
 from spark_jobs.ledger.table_rows import (
     ROW_PLACE,
     Sequences,
@@ -529,8 +530,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     """Return the ranges that surviving batches have replaced, and that ``state.uncounted`` does not reflect yet."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     ages: dict[str, int] = {}
-    left = state.totals.replaced - state.replaces_considered
-    for commit in ledger.surviving(state.version) if left > 0 else ():
+    for commit in in_effect(_not_considered(ledger, state)):
         if commit.entry is None:
             continue
         if commit.entry.write_mode.replaces_dead_letters:
@@ -538,11 +538,25 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
                 # A batch may have an empty part of a shard.
                 if parts:
                     ranges.setdefault(shard, []).extend((part, len(ages)) for part in parts)
-            left -= 1
         ages[commit.entry.bid] = len(ages)
-        if not left:
-            break
     return Replacements(ranges, ages)
+
+
+def _not_considered(ledger: Ledger, state: LedgerState) -> Iterator[Commit]:
+    """Yield the newest surviving commits, back to the oldest replace that ``state.uncounted`` does not reflect.
+
+    If a dismissal is among them, also those after the version that it was planned from, which may have replaced it.
+    """
+    left = state.totals.replaced - state.replaces_considered
+    oldest_base: float = math.inf
+    for commit in ledger.surviving(state.version) if left > 0 else ():
+        yield commit
+        if commit.entry is not None:
+            left -= commit.entry.write_mode.replaces_dead_letters
+            if commit.entry.write_mode.takes_effect_at_base:
+                oldest_base = min(oldest_base, commit.entry.base)
+        if left <= 0 and commit.version - 1 <= oldest_base:
+            return
 
 
 def _is_of(group: str) -> str:

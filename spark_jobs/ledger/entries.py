@@ -252,7 +252,8 @@ class WriteMode(NamedTuple):
         rewrites_files: data files that it removes have rows that it replaces.
         keeps_last_copies: rows at its places whose messages cannot be read again are written again.
         replaces_dead_letters: dead letters of older batches at its places no longer count.
-        reduces_redo: its places are removed from ``redo``; otherwise rewritten sequences are added to ``redo``.
+        reduces_redo: its places are removed from ``redo``.
+        takes_effect_at_base: it is ordered as if it had landed directly after the version that it was planned from.
     """
 
     fits_one_pass: bool = False
@@ -262,6 +263,7 @@ class WriteMode(NamedTuple):
     keeps_last_copies: bool = False
     replaces_dead_letters: bool = False
     reduces_redo: bool = False
+    takes_effect_at_base: bool = False
 
 
 MODES: Mapping[str, WriteMode] = {
@@ -269,6 +271,7 @@ MODES: Mapping[str, WriteMode] = {
     "replace": WriteMode(
         overwrites=True, rewrites_files=True, keeps_last_copies=True, replaces_dead_letters=True, reduces_redo=True
     ),
+    "dismiss": WriteMode(replaces_dead_letters=True, takes_effect_at_base=True),
 }
 
 
@@ -324,7 +327,7 @@ class LedgerEntry:
     Args:
         kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch,
             :data:`PAUSE` asks other runs to wait for a run that replaces rows, and ``dismiss`` replaces the dead
-            letters at its places with dismissed ones, and has no rows.
+            letters at its places with dismissed ones, and writes and removes no rows.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` if every shard has its own
             transaction sequence; for a fence, the app id of the fenced sequence.

@@ -6,7 +6,7 @@ It applies the commits in log order:
     replace,replay redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
     RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; if rows were adopted
                    after v, the origin moves back to the first of them
-    dismiss        covered |= R
+    dismiss        covered |= R  (it writes and removes no rows)
     late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit, in place of the first
                    change of redo in its line above ; all of R after a RESTORE undid an adopt
     init, adopt    set origins (adopt: after the last row) and what the source reported at them
@@ -75,7 +75,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     for shard, written in entry.affected.items():
         known = after.get(shard, ShardState())
         redo = known.redo
-        if late or not entry.write_mode.reduces_redo:
+        if late or entry.write_mode.repeats_rows:
             # The RESTORE may have removed rows of claimed entries that this batch left out as already written, and
             # brought back rows of messages that this batch wrote.
             claimed = Intervals.of((MIN_SEQUENCE, known.claimed or MIN_SEQUENCE)) if late else Intervals()
@@ -83,7 +83,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             if late and known.is_adopt_undone:
                 # The RESTORE may have brought back rows of the same messages, from before the adopt.
                 redo |= written
-        elif entry.kind != "dismiss":
+        elif entry.write_mode.reduces_redo:
             redo -= written
         covered = known.covered | written
         if shard in entry.until:

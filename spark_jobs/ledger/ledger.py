@@ -692,6 +692,23 @@ class Ledger:
         return commit
 
 
+def in_effect(commits: Iterable[Commit]) -> Iterator[Commit]:
+    """Yield commits of a group, newest first, with each dismissal directly after the version it was planned from.
+
+    Args:
+        commits: newest first, as in the log.
+    """
+    waiting: list[tuple[int, Commit]] = []
+    for commit in commits:
+        while waiting and waiting[0][0] >= commit.version:
+            yield waiting.pop(0)[1]
+        if commit.entry is not None and commit.entry.write_mode.takes_effect_at_base:
+            waiting.append((commit.entry.base, commit))
+        else:
+            yield commit
+    yield from (commit for _, commit in waiting)
+
+
 def _is_restore(commit: Commit) -> bool:
     return commit.restore_target is not None
 

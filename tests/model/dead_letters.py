@@ -282,6 +282,109 @@ def unplaced(
     return search(Model(init, step, bad, done))
 
 
+def dismissing(
+    *, removes_rows: bool = False, takes_effect: str = "base", rewinds: int = 2, dismissals: int = 2, restores: int = 1
+) -> Result:
+    """A dismissal of the dead letter of one message, in its own transaction sequence, next to ingestion and rewinds.
+
+    Ingestion makes a row or a dead letter of the message, each time as it likes.
+
+    Args:
+        removes_rows: a dismissal is an overwrite without rows, otherwise an append without rows.
+        takes_effect: a dismissal hides older dead letters, and newer replaces hide its copy, in the order of the log
+            (``commit``), or as if it had landed directly after the version that it was planned from (``base``).
+        rewinds: how many there may be.
+        dismissals: how many there may be.
+        restores: how many there may be, each to an earlier version of the main table.
+    """
+    # The log: (kind, base, whether it has a dead letter); kinds: a append, r replace, w rewind, d dismissal, R RESTORE
+    # (base: the version). A version has what the first entries have. What is in flight: the entry, or None. A late
+    # replace or overwrite is assumed to have removed nothing: that is the worst.
+    init = ((), None, None, rewinds, dismissals, restores)
+
+    def is_late(log: State, at: int) -> bool:
+        return any(kind == "R" for kind, _, _ in log[log[at][1] : at])
+
+    def fold(log: State) -> tuple[int, bool, bool]:
+        """The rows, whether the message is covered, and whether it has to be replaced."""
+        states = [(0, False, False)]
+        for at, (kind, base, is_dead) in enumerate(log):
+            rows, covered, redo = states[-1]
+            late = kind != "R" and is_late(log, at)
+            if kind == "R":
+                states.append(states[base])
+                continue
+            if kind == "w":
+                states.append((rows, covered, covered))
+                continue
+            if (kind == "r" or (kind == "d" and removes_rows)) and not late:
+                rows = 0
+            if late or kind == "a":
+                redo = redo or covered
+            elif kind == "r":
+                redo = False
+            states.append((rows + (kind != "d" and not is_dead), True, redo))
+        return states[-1]
+
+    def counting(log: State) -> list[int]:
+        """The commits whose dead letters count: no newer replace or dismissal hides them."""
+        found, is_hidden, waiting = [], False, list[int]()
+
+        def visit(at: int) -> None:
+            nonlocal is_hidden
+            if log[at][2] and not is_hidden:
+                found.append(at)
+            is_hidden = is_hidden or log[at][0] in "rd"
+
+        for at in chain(log, len(log)):
+            while waiting and log[waiting[0]][1] > at:
+                visit(waiting.pop(0))
+            if log[at][0] == "d" and takes_effect == "base":
+                waiting.append(at)
+            else:
+                visit(at)
+        for at in waiting:
+            visit(at)
+        return found
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, batch, dismissal, rw, ds, rs = st
+        _, covered, redo = fold(log)
+        if batch is not None:
+            yield "the batch lands", ((*log, batch), None, dismissal, rw, ds, rs)
+        elif redo or not covered:
+            for is_dead in (False, True):
+                planned = ("r" if redo else "a", len(log), is_dead)
+                yield f"ingestion plans {planned}", (log, planned, dismissal, rw, ds, rs)
+        elif rw:
+            yield "a rewind", ((*log, ("w", len(log), False)), None, dismissal, rw - 1, ds, rs)
+        if dismissal is not None:
+            yield "the dismissal lands", ((*log, dismissal), batch, None, rw, ds, rs)
+            yield "!the dismissal crashes", (log, batch, None, rw, ds, rs)
+        elif ds and counting(log):
+            yield "a dismissal is planned", (log, batch, ("d", len(log), True), rw, ds - 1, rs)
+        for version in range(len(log)) if rs else ():
+            yield f"!RESTORE to {version}", ((*log, ("R", version, False)), batch, dismissal, rw, ds, rs - 1)
+
+    def bad(st: State) -> str | None:
+        rows, covered, redo = fold(st[0])
+        count = rows + len(counting(st[0]))
+        if count > 1 and not redo:
+            return f"the message is there {count} times, and the ledger does not know"
+        if (count > 0) != covered:
+            return f"the message is {'lost' if covered else 'there, and will be read again'}"
+        newest = next((st[0][at] for at in chain(st[0], len(st[0])) if st[0][at][0] in "ar"), None)
+        if newest is not None and not newest[2] and not rows:
+            return "the row of the newest batch is gone"
+        return None
+
+    def done(st: State) -> bool:
+        _, covered, redo = fold(st[0])
+        return covered and not redo and st[1] is None and st[2] is None
+
+    return search(Model(init, step, bad, done))
+
+
 VARIANTS = (
     quick("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False)),
     quick("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model),
@@ -309,4 +412,30 @@ VARIANTS = (
     quick("offset1", "each dead letter of an offset counts", "BAD", lambda: unplaced(of_an_offset="all")),
     quick("offset2", "the newest in the table counts", "BAD", lambda: unplaced(of_an_offset="newest")),
     quick("offset3", "the newest of those whose batch is in the ledger counts", "PASS", unplaced),
+    quick(
+        "dismiss1",
+        "a dismissal removes rows, and takes effect where it lands",
+        "BAD",
+        lambda: dismissing(removes_rows=True, takes_effect="commit", restores=0),
+    ),
+    quick(
+        "dismiss2",
+        "it removes no row, and takes effect where it lands",
+        "BAD",
+        lambda: dismissing(takes_effect="commit", restores=0),
+    ),
+    quick(
+        "dismiss3",
+        "it removes rows, and takes effect where it was planned",
+        "BAD",
+        lambda: dismissing(removes_rows=True, restores=0),
+    ),
+    quick(
+        "dismiss4",
+        "it removes no row, and takes effect where it was planned; a RESTORE",
+        "PASS",
+        lambda: dismissing(rewinds=1, dismissals=1),
+    ),
+    Variant("dismiss5", "same, two rewinds and two dismissals", "PASS", dismissing),
+    Variant("dismiss6", "same, two RESTOREs", "PASS", lambda: dismissing(rewinds=1, dismissals=1, restores=2)),
 )

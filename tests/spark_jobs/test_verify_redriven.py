@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import in_places
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.partitions import changed_since
@@ -53,10 +55,12 @@ class Lake:
     def moment(self, number: int) -> int:
         return MIDNIGHT_MS + number // 10 * DAY_MS + number
 
-    def commit(self, kind: str, numbers: Iterable[int], **fields: Any) -> None:
-        ledger = self.what.ledger()
+    def commit(
+        self, kind: str, numbers: Iterable[int], *, base: LedgerState | None = None, member: str = "main", **fields: Any
+    ) -> None:
+        ledger = replace(self.what, member=member).ledger()
         fields = {"transform": self.transform, "identities": self.identities, **fields}
-        entry = ledger.entry(kind, ledger.read(), **fields)
+        entry = ledger.entry(kind, base or ledger.read(), **fields)
         data = self.rows(numbers)
         properties = CommitProperties(
             custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, entry.number)]
@@ -78,10 +82,10 @@ class Lake:
             }
         )
 
-    def letters(self, bid: str, numbers: list[int]) -> None:
+    def letters(self, bid: str, numbers: list[int], *, app: str = "g/main") -> None:
         log = self.what.dead_letters().log()
         snapshot = log.snapshot()
-        number = snapshot.last_number("g/main") + 1 if snapshot else 1
+        number = snapshot.last_number(app) + 1 if snapshot else 1
         rows = {
             "_stream": [SHARD.stream] * len(numbers),
             "_shard": pa.array([SHARD.id] * len(numbers), pa.int64()),
@@ -90,9 +94,9 @@ class Lake:
             "_batch": [bid] * len(numbers),
             "_group": ["g"] * len(numbers),
         }
-        metadata = {"v": 1, "bid": bid, "app": "g/main", "n": number, "number": number + 1}
+        metadata = {"v": 1, "bid": bid, "app": app, "n": number, "number": number + (app == "g/main")}
         properties = CommitProperties(
-            custom_metadata={"userMetadata": json.dumps(metadata)}, app_transactions=[Transaction("g/main", number)]
+            custom_metadata={"userMetadata": json.dumps(metadata)}, app_transactions=[Transaction(app, number)]
         )
         write_deltalake(log.path, pa.table(rows), mode="append", commit_properties=properties)
 
@@ -100,6 +104,12 @@ class Lake:
         places = Intervals.of(*((self.first + number, self.first + number + 1) for number in numbers))
         made = list(numbers if rows is None else rows)
         self.commit("replay", made, mode="replace", places={SHARD: places}, messages=len(numbers))
+
+    def dismiss(self, *numbers: int, base: LedgerState) -> None:
+        places = Intervals.of(*((self.first + number, self.first + number + 1) for number in numbers))
+        self.letters("dismissed", list(numbers), app="g/replay")
+        fields = {"bid": "dismissed", "mode": "dismiss", "places": {SHARD: places}, "dead": len(numbers)}
+        self.commit("dismiss", [], base=base, member="replay", **fields)
 
     def verdict(self) -> ShardVerdict:
         with open_batch_source(URL) as source:
@@ -146,3 +156,18 @@ def test_the_partitions_of_redriven_rows_are_touched(lake: Lake) -> None:
     found = changed_since(ledger, days, version)
     assert found is not None
     assert found[0].rows == {"2026-11-17": 2, "2026-11-20": 1}
+
+
+@pytest.mark.parametrize("is_dismissed_first", [False, True])
+def test_rows_that_were_written_while_a_dismissal_was_in_flight_are_right(lake: Lake, is_dismissed_first: bool) -> None:
+    base = replace(lake.what, member="replay").ledger().read()
+    if is_dismissed_first:
+        lake.dismiss(3, 17, base=base)
+    # A rewind, and a decoder that can read three of the dead letters.
+    ranges = {SHARD: Range(lake.first, lake.first + 10)}
+    lake.commit("batch", range(10), mode="replace", ranges=ranges, messages=10)
+    if not is_dismissed_first:
+        lake.dismiss(3, 17, base=base)
+    verdict = lake.verdict()
+    assert (verdict.is_right, verdict.dead) == (True, 2)
+    assert verdict.rows == len(lake.rows(set(range(COUNT)) - {17, 31}))

@@ -18,7 +18,7 @@ from spark_jobs.dead_letters import reader as module
 from spark_jobs.dead_letters import reader as reading
 from spark_jobs.dead_letters.reader import NO_REASON, OTHER_REASONS, DeadLetterFilter, DeadLetters, kind_of_reason
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
-from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.entries import LedgerEntry, Totals
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.errors import StreamNotFoundError
@@ -90,6 +90,38 @@ def test_those_that_do_not_count_are_told_apart_when_asked(tables: Tables) -> No
     told = dict(zip(places(everything), everything.column("status").to_pylist()))
     assert (told["orders/0=2"], told["clicks/0=6"], told["orders/0=40"]) == ("replaced", "orphaned", "counts")
     assert "status" not in letters.to_arrow().column_names
+
+
+@pytest.mark.parametrize("is_considered", [False, True])
+def test_a_dismissal_takes_effect_where_it_was_planned(tables: Tables, is_considered: bool) -> None:
+    def statuses() -> list[tuple[str, str]]:
+        found = tables.letters().to_arrow(DeadLetterFilter(("orders",), includes_uncounted=True))
+        own = zip(places(found), found.column("status").to_pylist())
+        return sorted((place, status) for place, status in own if place in ("orders/0=2", "orders/0=40"))
+
+    first = statuses()
+    assert first == [("orders/0=2", "counts"), ("orders/0=40", "counts")]
+    # While it is in flight, another run replaces one of its two places.
+    tables.commit(2, "b2", {ORDERS: Range(0, 10)}, mode="replace")
+    both = {ORDERS: Intervals.of((2, 3), (40, 41))}
+    tables.add(ORDERS, 2, 40, batch="d1", dismissed_by="ann", metadata={"app": "g/replay", "n": 1})
+    tables.main.ours(LedgerEntry("dismiss", "g", "g/replay", 1, "replay", "d1", 0, places=both, mode="dismiss", dead=2))
+    if is_considered:
+        # An entry that was planned between the two, and lands after both.
+        uncounted = {"b1": {ORDERS: Intervals.of((2, 10))}}
+        totals = Totals(dead=9, replaced=1)
+        tables.commit(3, "b3", {}, replaces_considered=1, uncounted=uncounted, totals=totals, dead_letters_version=0)
+    landed = [
+        ("orders/0=2", "replaced"),
+        ("orders/0=2", "replaced"),
+        ("orders/0=40", "dismissed"),
+        ("orders/0=40", "replaced"),
+    ]
+    assert statuses() == landed
+    tables.main.restore(version=1)
+    assert [status for _, status in statuses()] == ["orphaned", "replaced", "counts", "orphaned"]
+    tables.main.restore(version=2)
+    assert statuses() == landed
 
 
 def test_damage_of_a_file_that_was_read_again_counts_once(tmp_path: Path) -> None:

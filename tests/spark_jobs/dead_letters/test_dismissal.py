@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from spark_jobs.batches.dead_letter_jobs import NOT_OPEN, Corrections, Dismissal, DismissJob, Redrive, RedriveJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, DeadLetterFilter, DeadLetters
+from spark_jobs.dead_letters.reader import CORRECTED, DISMISSED, REPLACED, DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
+from spark_jobs.writing.delta_table import DeltaWriter, read_table
+from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
@@ -208,6 +211,22 @@ def test_one_that_was_killed_is_run_again(lake: Lake, step: Step) -> None:
     assert lake.dismiss() == (3 if step in (Step.DEAD_LETTERS_WRITTEN, Step.WRITING) else 0)
     assert lake.open() == []
     lake.assert_each_once()
+
+
+@pytest.mark.slow
+def test_rows_that_another_run_writes_while_a_dismissal_is_in_flight_stay(lake: Lake) -> None:
+    def replace_all() -> None:
+        # Like a rewind with a decoder that can read the three.
+        ledger = lake.what.ledger()
+        state = ledger.read()
+        entry = ledger.entry("batch", state, ranges={Shard("orders"): Range(1, 31)}, mode="replace", messages=30)
+        rows = read_table(lake.spark, ledger.log, version=state.version)
+        fixed = rows.where("_sequence IN (5, 10, 23)").withColumn("_sequence", f.col("_sequence") - 1)
+        assert DeltaWriter(lake.what.table).commit(rows.unionByName(fixed), entry, ledger=ledger) is not None
+
+    assert lake.dismiss(observer=Once(Step.DEAD_LETTERS_WRITTEN, replace_all)) == 3
+    assert sequences_in_table(lake.what.table) == Counter({("orders", 0, n): 1 for n in range(1, 31)})
+    assert lake.statuses() == Counter({REPLACED: 6})
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ class Reference:
             if entry.mode == "append" or late:
                 seen.redo |= part & seen.covered
                 seen.redo |= part if late and seen.adopted is not None and seen.adopted == seen.origin else frozenset()
-            elif entry.kind != "dismiss":
+            elif entry.mode == "replace":
                 seen.redo -= part
             seen.covered |= part
             if shard in entry.until:
@@ -149,7 +149,7 @@ def entries(draw, version, base, numbers, reference):
     ranges, places, until, origin, adopted = {}, {}, {}, {}, {}
     is_redrive = kind == "dismiss" or (kind == "replay" and pick(True, False))
     mode = pick("append", "append", "replace") if kind in ("batch", "replay") else "append"
-    mode = "replace" if is_redrive else mode
+    mode = "dismiss" if kind == "dismiss" else "replace" if is_redrive else mode
     for shard in draw(st.sets(st.sampled_from(SHARDS), min_size=1)):
         if is_redrive:
             places[shard] = as_intervals(draw(st.sets(st.integers(0, TOP - 1), min_size=1)))
@@ -382,7 +382,7 @@ def test_a_commit_is_late_also_where_the_restore_lies_before_the_state_that_the_
 def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
     shard, ten = SHARDS[0], Intervals.of((MIN_SEQUENCE, 10))
     state = {shard: ShardState(ten, Intervals.of((2, 8)), origin=0)}
-    dismissal = made_entry(1, 0, kind="dismiss", places={shard: Intervals.of((3, 4))}, mode="replace", dead=1)
+    dismissal = made_entry(1, 0, kind="dismiss", places={shard: Intervals.of((3, 4))}, mode="dismiss", dead=1)
     assert fold(state, dismissal, late=False)[shard] == state[shard]
     gone = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 1)), origin=0)}
     assert fold(gone, dismissal, late=True)[shard].covered == Intervals.of((MIN_SEQUENCE, 1), (3, 4))
