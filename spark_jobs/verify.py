@@ -49,7 +49,7 @@ from spark_jobs.ledger.table_rows import (
     written_sequences,
 )
 from stream_consumers.batches import BatchSource, Extent, Range, Split
-from stream_consumers.errors import LedgerUnreadableError, StreamNotFoundError
+from stream_consumers.errors import LedgerUnreadableError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 
@@ -147,6 +147,11 @@ def verify(
     source = ingestion.in_epochs(source)
     table = _Table(ingestion)
     state = table.state
+    if state.newest is not None and state.newest.keys is not None:
+        raise UnsupportedError(
+            f"{ingestion.table} is keyed by {state.newest.keys}, so a message need not have a row",
+            remedy="Pass the keys, the decoder and the transform, which show what each row has to be.",
+        )
     streams = source.identities().keys()
     if not any(shard.stream in streams for shard in state.shards):
         raise StreamNotFoundError(

@@ -19,6 +19,7 @@ __getattr__, __dir__ = lazy_exports(
         "spark_jobs.decoding.schema_registry": ("SchemaRegistry",),
         "spark_jobs.reading.rejection": ("reject",),
         "spark_jobs.session": ("delta_spark_config",),
+        "spark_jobs.writing.keyed": ("Keys",),
         "spark_jobs.writing.layout": ("TableLayout",),
         "stream_assets.asset": ("StreamAsset", "stream_asset"),
         "stream_assets.catalogs": ("HiveMetastore", "UnityCatalog"),

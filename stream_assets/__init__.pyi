@@ -11,6 +11,7 @@ from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry
 from spark_jobs.reading.rejection import reject as reject
 from spark_jobs.dead_letters.reader import DeadLetterFilter as DeadLetterFilter
 from spark_jobs.session import delta_spark_config as delta_spark_config
+from spark_jobs.writing.keyed import Keys as Keys
 from spark_jobs.writing.layout import TableLayout as TableLayout
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
 from stream_assets.catalogs import HiveMetastore as HiveMetastore, UnityCatalog as UnityCatalog

@@ -10,9 +10,10 @@ import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.dead_letter_jobs import Redrive
-from spark_jobs.batches.ingestion import Observer, Transform, ignore_steps
+from spark_jobs.batches.ingestion import Transform
 from spark_jobs.batches.replay import Replay
 from spark_jobs.decoding.decoders import Decoder, Raw
+from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.materializations import Context
@@ -267,7 +268,7 @@ def stream_asset(
     checks: Sequence[StreamCheck] = DEFAULT_CHECKS,
     spark: Any = None,
     translator: StreamTranslator | None = None,
-    observer: Observer = ignore_steps,
+    keys: Keys | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], StreamAsset]:
     """Declare a stream asset; the decorated function is the transform of each micro-batch, or the body of the asset.
 
@@ -309,7 +310,8 @@ def stream_asset(
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of a
             resource in the definitions. The default is a local Spark that outlives the run.
         translator: decides the key of the asset, the keys of its streams, groups, tags, freshness and automation.
-        observer: called at each step of a batch; for tests.
+        keys: the key columns, like ``["id"]``, of a table that has one row per key, which is updated and deleted as
+            changes arrive; or :class:`stream_assets.Keys`, with what orders and what deletes.
 
     Raises:
         InvalidUrlError, InvalidOptionError: raised when the code is loaded.
@@ -356,7 +358,7 @@ def stream_asset(
             op=op,
             checks=checks,
             spark=spark,
-            observer=observer,
+            keys=keys if keys is None or isinstance(keys, Keys) else Keys(keys),
             transform=own_function.plain_transform,
         )
         data = StreamTranslatorData(

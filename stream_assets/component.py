@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.schema_registry import SchemaRegistry
+from spark_jobs.writing.keyed import Keys
 from stream_assets.asset import StreamAsset, stream_asset
 from stream_assets.catalogs import CatalogTable, HiveMetastore, TableCatalog, UnityCatalog
 from stream_assets.definitions_builder import stream_definitions
@@ -29,7 +30,7 @@ from stream_assets.resources import (
     StreamConnection,
     StreamFile,
 )
-from stream_assets.stream_to_table import OPTIONS
+from stream_assets.stream_to_table import OPTIONS as ALWAYS_SET
 from stream_assets.translator import StreamTranslator, StreamTranslatorData
 from stream_consumers.consumer import MeasurableConsumer
 from stream_consumers.create import create_consumer
@@ -38,6 +39,7 @@ from stream_consumers.options import ConsumerMode
 from stream_consumers.urls import StreamUrl
 
 CONNECTIONS: dict[str, type[Any]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
+OPTIONS: dict[str, type[Any]] = {**ALWAYS_SET, "keys": Keys}
 CATALOGS: dict[str, type[Any]] = {"unity": UnityCatalog, "hive": HiveMetastore}
 
 
@@ -404,6 +406,7 @@ class StreamOptions(dg.Resolvable):
     layout: Annotated[Mapping[str, Any] | None, _options("layout")] = None
     sensor: Annotated[Mapping[str, Any] | None, _options("sensor")] = None
     op: Annotated[Mapping[str, Any] | None, _options("op")] = None
+    keys: Annotated[Mapping[str, Any] | None, _options("keys")] = None
     translation: Annotated[TranslationFn[StreamTranslatorData] | None, _translation] = None
 
     def set_options(self) -> dict[str, Any]:

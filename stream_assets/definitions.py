@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 from pyspark.sql import DataFrame
 
-from stream_assets import Json, LagPolicy, RunLimits, SparkSessionResource, stream_asset, stream_definitions
+from stream_assets import Json, LagPolicy, OpOptions, RunLimits, SparkSessionResource, stream_asset, stream_definitions
 from stream_assets.testing import KillSwitch
 
 DEMO_FOLDER = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo").absolute()
@@ -28,7 +28,7 @@ FAST_RUN = {
     limits=RunLimits(max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000"))),
     sensor=LagPolicy(interval_seconds=5, status=dg.DefaultSensorStatus.RUNNING),
     spark=SparkSessionResource(master="local[2]", spark_config=FAST_RUN),
-    observer=KillSwitch.from_environment(table=TABLE, memory=DEMO_FOLDER / "faults"),
+    op=OpOptions(observer=KillSwitch.from_environment(table=TABLE, memory=DEMO_FOLDER / "faults")),
 )
 def orders(batch: DataFrame) -> DataFrame:
     """Ingest orders from a stream file."""

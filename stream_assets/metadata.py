@@ -13,6 +13,7 @@ from pyspark.sql.types import StructField
 from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetterKind, DeadLetters
+from spark_jobs.ledger.delta_log import MergedRows
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range
@@ -59,6 +60,7 @@ class BatchTotals:
         dead: dead letters.
         dead_batches: the ids of the batches with dead letters or recorded losses.
         replaced: rows that were replaced; ``None`` if the Delta log does not have the number.
+        merged: the rows that were inserted, updated and deleted in a keyed table; ``None`` for other tables.
         lost: the recorded ranges of messages that were gone.
         seconds: the total time of the batches, each from its plan to its commit.
     """
@@ -72,6 +74,7 @@ class BatchTotals:
     dead: int = 0
     dead_batches: list[str] = field(default_factory=list)
     replaced: int | None = 0
+    merged: MergedRows | None = None
     lost: dict[Shard, Intervals] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -94,6 +97,8 @@ class BatchTotals:
             self.dead_batches.append(entry.bid)
         is_known = self.replaced is not None and report.replaced is not None
         self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_known else None
+        if report.merged is not None:
+            self.merged = MergedRows(*map(sum, zip(self.merged or MergedRows(), report.merged, strict=True)))
         self.seconds += report.seconds
 
 
@@ -241,6 +246,9 @@ def _total_metadata(total: BatchTotals, prefix: str) -> dict[str, dg.MetadataVal
     }
     if total.replaced is not None:
         metadata[f"{prefix}/replaced_rows"] = dg.MetadataValue.int(total.replaced)
+    if total.merged is not None:
+        for kind, count in total.merged._asdict().items():
+            metadata[f"{prefix}/{kind}_rows"] = dg.MetadataValue.int(count)
     if total.lost:
         lost = {str(shard): parts.to_json() for shard, parts in sorted(total.lost.items())}
         metadata[f"{prefix}/lost"] = dg.MetadataValue.json(lost)

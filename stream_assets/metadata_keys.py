@@ -35,6 +35,9 @@ _SUMS = (
     ("ranges", "A table with the first sequence of each shard, the sequence after the last, its messages and its lag."),
     ("rows_per_second", "Rows written for each second from the plan to the commit."),
     ("replaced_rows", "Rows that were deleted in the same commit. Missing if the Delta log does not have the number."),
+    ("inserted_rows", "Rows that were inserted into a keyed table."),
+    ("updated_rows", "Rows of a keyed table that were updated."),
+    ("deleted_rows", "Rows that were deleted from a keyed table."),
     ("lost", "Ranges of sequences that were gone from the stream, by shard."),
 )
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import Redrive
+from spark_jobs.batches.ingestion import ignore_steps
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_switch
@@ -90,6 +91,7 @@ class OpOptions:
             refuses a table whose storage could then lose a commit: Amazon S3 with Delta's own log store. The sensor
             requests no run until Dagster knows that the last one has ended, so set ``run_monitoring``. All jobs that
             write the table share ``pool``, whose limit must be 1.
+        observer: called at each step of a batch, for tests that inject faults.
 
     Raises:
         InvalidOptionError: the pool has no name, or a single writer has no pool.
@@ -106,6 +108,7 @@ class OpOptions:
     run_tags: Mapping[str, Any] = field(default_factory=dict)
     backfill_policy: dg.BackfillPolicy | None = None
     single_writer: bool = False
+    observer: Callable[..., None] = ignore_steps
 
     def __post_init__(self) -> None:
         check_switch("single_writer", self.single_writer)

@@ -177,7 +177,7 @@ def _run_events(run: RunScope, config: StreamConfig, *, linger_seconds: float) -
         run.spark,
         run.source,
         ingestion,
-        observer=run.declared.observer,
+        observer=run.declared.op.observer,
         max_batches=config.max_batches,
         origin=to,
         stop=config.stop.bound(),
@@ -198,7 +198,7 @@ def _move_group(run: RunScope, ingestion: Ingestion, to: Bound) -> None:
 
 def _run_replay(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) -> dg.AssetMaterialization | None:
     with run.source.open() as opened:
-        job = ReplayJob(run.spark, opened, run.ingestion, wanted, observer=run.declared.observer)
+        job = ReplayJob(run.spark, opened, run.ingestion, wanted, observer=run.declared.op.observer)
         start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
         plan = result_of(job.retries.call(job.resolve), run.log.warning)
         ranges = describe_ranges(plan.progress.goal) or "nothing"
@@ -226,7 +226,7 @@ def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.Ass
         run.ingestion,
         wanted,
         url=run.source.url,
-        observer=run.declared.observer,
+        observer=run.declared.op.observer,
     )
     if config.dry_run:
         _log_outcome(run.context, job.preview(), become="would become rows")
@@ -246,7 +246,7 @@ def _dismiss(run: RunScope, wanted: Redrive, config: RedriveConfig) -> None:
         meant,
         Dismissal(f"run {run.context.run_id}", config.dismiss),
         limit=wanted.limit,
-        observer=run.declared.observer,
+        observer=run.declared.op.observer,
     )
     count = 0
     for event in batch_events(job):

@@ -13,11 +13,12 @@ from typing import Any
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
-from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Transform
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import S3, check_location, scheme
+from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_assets.metadata import MATERIALIZATIONS_PER_PAGE, TABLE_URI, materializations_of
 from stream_assets.options import OpOptions, RunLimits, WriterConfig
@@ -136,7 +137,7 @@ class StreamToTable:
     op: OpOptions = field(default_factory=OpOptions)
     checks: Sequence[StreamCheck] = ()
     spark: Any = None
-    observer: Observer = ignore_steps
+    keys: Keys | None = None
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
@@ -173,6 +174,12 @@ class StreamToTable:
                 f"a run of partitions_def={self.partitions!r} cannot replay ranges, because the members of group "
                 f"{self.shown_group!r} claim entries one by one",
                 remedy="Use mode 'resumable', or leave the partitions out.",
+            )
+        if self.partitions is not None and self.keys is not None:
+            raise InvalidOptionError(
+                f"partitions_def={self.partitions!r} divides rows by the time of their messages, and a keyed table "
+                "moves a row with each change of its key",
+                remedy="Leave the partitions out.",
             )
         self.policy.__post_init__()
         # Checks the options that are known when the code is loaded.
@@ -247,6 +254,7 @@ class StreamToTable:
             retry_seconds=self.retry_seconds,
             layout=self.layout,
             single_writer=self.op.single_writer,
+            keys=self.keys,
             **resolved,
         )
 

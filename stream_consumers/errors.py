@@ -262,6 +262,10 @@ class TransformError(StreamAssetsError, Terminal):
     """The user's transform raised."""
 
 
+class KeyConflictError(StreamAssetsError, Terminal):
+    """It is unknown which of two changes of a key is the newer one."""
+
+
 class DecoderCrashedError(StreamAssetsError, Terminal):
     """A decoder crashes its process, or exhausts its memory, for too many messages."""
 

@@ -41,6 +41,7 @@ from stream_consumers.errors import (
     SourceRecreatedError,
     SourceTruncatedError,
     StreamNotFoundError,
+    UnsupportedError,
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
@@ -84,6 +85,11 @@ def plan_accept(
         InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for.
     """
     _check_begun(state, ingestion)
+    if state.newest is not None and state.newest.keys is not None:
+        raise UnsupportedError(
+            f"{ingestion.table} is keyed by {state.newest.keys}, and the order of its changes ends with its stream",
+            remedy="Write the new stream into a new table with a new group.",
+        )
     if state.sharing in (SWITCHING, LEAVING_CLAIMS):
         raise InvalidOptionError(
             f"group {ingestion.group!r} is changing its mode", remedy="Finish that first, with: stream-assets switch."

@@ -34,6 +34,7 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, 
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.read_and_commit import commit_recorded, refused_messages
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
+from spark_jobs.batches.source_checks import check_keys
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
     MAX_DEAD_LETTER_BYTES,
@@ -302,7 +303,7 @@ class RedriveJob(BatchJob):
             if not tried.places:
                 self._done_with(tried)
                 continue
-            fields = PlannedFields(places=tried.places, mode="replace")
+            fields = PlannedFields(places=tried.places, mode=self.ingestion.write_mode(again=True))
             plan = _plan_of(tried.messages)
             return Batch("replay", checked, plan, fields, dead_letters=tried.corrected, job_data=tried)
         self.clean_up_dead_letters(state, again=True)
@@ -323,6 +324,7 @@ class RedriveJob(BatchJob):
     def _checked_state(self) -> LedgerState:
         state = self.ledger.read()
         check_replay(state, self.ingestion)
+        check_keys(state, self.ingestion)
         self.target.columns.check(state)
         return state
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -16,6 +16,7 @@ from spark_jobs.batches.replay import last_copies_error
 from spark_jobs.batches.run_control import IdleWait
 from spark_jobs.batches.source_checks import (
     check_epochs,
+    check_keys,
     check_loss,
     check_only_group,
     check_planned,
@@ -32,7 +33,7 @@ from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, position_facts_in
-from stream_consumers.errors import DataLossError
+from stream_consumers.errors import DataLossError, KeyConflictError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 
@@ -103,6 +104,7 @@ class IngestJob(SourceJob):
             if (request := self.yields.unanswered(state.version)) is not None:
                 return request
             check_sharing(state, self.ingestion)
+            check_keys(state, self.ingestion)
             check_removed_by_restore(state, self.ingestion)
             check_epochs(state, self._identities, url=self._source.url)
             extents = self._captured(state)
@@ -220,6 +222,7 @@ class IngestJob(SourceJob):
                 for shard, extent in extents.items()
                 if not state.shards.get(shard, ShardState()).covered
             }
+            self._check_added(shard for shard in new if shard.stream in known)
             covered = {shard: Intervals.of((MIN_SEQUENCE, start)) for shard, start in new.items()}
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
@@ -241,8 +244,7 @@ class IngestJob(SourceJob):
         check_loss(self._source, self.ingestion, lost, planned)
         fields = PlannedFields(
             ranges=plan.ranges,
-            # Messages that were read before are replaced, and do not move the position.
-            mode="replace" if redo else "append",
+            mode=self.ingestion.write_mode(again=bool(redo)),
             origin={shard: start for shard, start in new.items() if shard in plan.ranges},
             hint=hint,
             lost={shard: Intervals.of(part) for shard, part in lost.items()},
@@ -250,6 +252,22 @@ class IngestJob(SourceJob):
         )
         maybe_written = {} if redo else _claimed_before(state, plan.ranges)
         return Batch("batch", state, plan, fields, identities=self._identities, maybe_written=maybe_written)
+
+    def _check_added(self, shards: Iterable[Shard]) -> None:
+        """Refuse shards that a stream got after the group began, if keys may have moved to them.
+
+        If a change of a key is read before an older one from another shard, the older one may win in silence.
+
+        Raises:
+            KeyConflictError: positions order the changes of a keyed table.
+        """
+        keys = self.ingestion.keys
+        if keys is not None and keys.is_ordered_by_position and (added := sorted(shards)):
+            raise KeyConflictError(
+                f"{', '.join(map(str, added))} were added to {self._source.url} after group {self.ingestion.group!r} "
+                "began, so the changes of a key may now be in two shards, and positions do not order them",
+                remedy="Write into a new table with sequence_by, which orders changes by a value.",
+            )
 
     def _record_removed(self, state: LedgerState) -> Batch:
         """Plan to skip what a RESTORE removed of a stream that was recreated since, if losses are to be recorded."""

@@ -15,11 +15,12 @@ from pyspark.sql import DataFrame
 from spark_jobs.dead_letters.table import DeadLetterTable, dead_letter_path
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import with_rescue
-from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.entries import CLAIMS, LedgerEntry, PlannedFields
+from spark_jobs.ledger.delta_log import Commit, DeltaLog, MergedRows
+from spark_jobs.ledger.entries import CLAIMS, KeyOrder, LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
+from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.epochs import EpochNameMap, epoch_name, newest_epochs, with_epoch_names
@@ -137,6 +138,7 @@ class BatchReport:
         seconds: from the plan to the commit.
         replaced: rows that were replaced; ``None`` if the log of the table does not record it.
         bytes: the size of the data files of the commit.
+        merged: the rows that were inserted, updated and deleted in a keyed table; ``None`` for other tables.
     """
 
     entry: LedgerEntry
@@ -149,6 +151,7 @@ class BatchReport:
     seconds: float
     replaced: int | None = 0
     bytes: int = 0
+    merged: MergedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ class Ingestion:
         is_row_wise: the transform computes each row from one row alone, and always with the same result, so that Spark
             reads all messages to compute it. Large batches are then written while they are read.
         layout: the layout of the table, if it has to be created.
+        keys: makes the table keyed, so that it has one row per key, which is updated and deleted.
         driver_records: the driver reads batches of up to this number of messages; with 0, executors read all batches.
     """
 
@@ -232,6 +236,7 @@ class Ingestion:
     is_row_wise: bool = False
     layout: TableLayout = field(default_factory=TableLayout)
     driver_records: int = DRIVER_RECORDS
+    keys: Keys | None = None
 
     def __post_init__(self) -> None:
         choose_fields(self, sharing=ConsumerMode, start=AutoStreamReset)
@@ -243,6 +248,14 @@ class Ingestion:
             raise InvalidOptionError(
                 f"decoder={self.decoder!r} is not a decoder", remedy="Use Json(schema), Text(), Raw(), or another one."
             )
+        if self.keys is not None and self.sharing is ConsumerMode.LOAD_BALANCED:
+            raise InvalidOptionError(
+                "mode 'load_balanced' does not work with a keyed table: its members would merge in parallel, and Delta "
+                "refuses all but one of them",
+                remedy="Use mode 'resumable'.",
+            )
+        if self.keys is not None:
+            object.__setattr__(self, "layout", self.keys.layout(self.layout))
         if self.errors.schema_changes is SchemaChanges.RESCUE:
             object.__setattr__(self, "decoder", with_rescue(self.decoder))
         # Spark would resolve a relative path from another directory, and the working directory may change.
@@ -252,6 +265,21 @@ class Ingestion:
     def sharing_mode(self) -> str:
         """The name of the way to share in the ledger; it decides which transaction sequences there are."""
         return CLAIMS if self.claims else self.sharing.value
+
+    def write_mode(self, *, again: bool) -> str:
+        """Return the mode of a batch: how it is written.
+
+        Args:
+            again: whether its messages were written before.
+        """
+        if self.keys is not None:
+            return self.keys.mode(again=again)
+        return "replace" if again else "append"
+
+    @property
+    def key_order(self) -> KeyOrder | None:
+        """What the ledger remembers of the key; ``None`` for a table that is appended to."""
+        return None if self.keys is None else self.keys.order
 
     @property
     def transform_name(self) -> str:

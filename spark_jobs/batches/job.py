@@ -186,6 +186,7 @@ class BatchJob(ABC):
             seconds,
             replaced=self.ledger.log.deleted_rows(written.commit),
             bytes=written.commit.output_bytes,
+            merged=written.commit.merged,
         )
         self.telemetry.reported(report)
         return report

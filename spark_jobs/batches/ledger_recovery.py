@@ -123,6 +123,9 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -
     try:
         return ledger.read(), False
     except LedgerTruncatedError:
+        if ingestion.keys is not None:
+            # The rows of a keyed table do not show which messages were merged.
+            raise
         state = _from_broker(source, ingestion)
         if state is None:
             raise

@@ -35,6 +35,7 @@ from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.batches.source_checks import (
     check_epochs,
+    check_keys,
     check_only_group,
     check_sharing,
     check_source,
@@ -497,6 +498,7 @@ class ReplayJob(SourceJob):
         """
         state = self.ledger.read()
         check_replay(state, self.ingestion)
+        check_keys(state, self.ingestion)
         self.target.columns.check(state)
         checked = self.clean_up_dead_letters(state)
         resolved = self.resolve(state)
@@ -508,12 +510,25 @@ class ReplayJob(SourceJob):
             return None
         fields = PlannedFields(
             ranges=plan.ranges,
-            mode=self._replay.on_replay.value,
+            mode=self._mode(),
             replay=self._replay.id,
             goal=resolved.progress.goal,
             begins=not resolved.progress.done,
         )
         return Batch("replay", checked, plan, fields, identities=self._identities)
+
+    def _mode(self) -> str:
+        """Return the write mode of the batches.
+
+        Raises:
+            InvalidOptionError: they would append to a keyed table.
+        """
+        if self.ingestion.keys is not None and self._replay.on_replay is OnReplay.APPEND:
+            raise InvalidOptionError(
+                f"on_replay='append' would give {self.ingestion.table} two rows with one key",
+                remedy="A replay of a keyed table merges: leave on_replay out.",
+            )
+        return "append" if self._replay.on_replay is OnReplay.APPEND else self.ingestion.write_mode(again=True)
 
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Return the messages that are left to replace; nothing is committed to the broker."""

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_jobs.batches.ingestion import Ingestion, Transform
-from spark_jobs.decoding.ddl import first_duplicate
+from spark_jobs.decoding.ddl import first_duplicate, quoted
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
 from spark_jobs.decoding.json_inference import FieldStats
@@ -125,7 +125,13 @@ class RowColumns:
     def rows_of_clean(self, messages: DataFrame, treatment: Treatment = keep_bad_rows) -> DataFrame:
         """Return the rows to write of messages without dead letters and their columns."""
         rows = transformed(messages, self._ingestion.transform, treatment)
-        return rescue(rows, self._of_table) if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE else rows
+        if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE:
+            rows = rescue(rows, self._of_table)
+        return rows if self._ingestion.keys is None else self._ingestion.keys.changes(rows)
+
+    def of_table(self, rows: StructType) -> StructType:
+        """Return the columns of a table for rows with these columns."""
+        return rows if self._ingestion.keys is None else self._ingestion.keys.table_columns(rows)
 
     def rejections(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """Return the rows that the transform does not reject, and the places of the messages that it rejects."""
@@ -136,8 +142,9 @@ class RowColumns:
         return rows, places
 
     def no_rows(self) -> DataFrame:
-        """Return an empty frame with the columns of the rows."""
-        return self.rows(self._no_messages())
+        """Return an empty frame with the columns of the table."""
+        rows = self.rows(self._no_messages())
+        return rows.select(*(quoted(name) for name in self.of_table(rows.schema).names))
 
     def is_current(self, state: LedgerState) -> bool:
         """Return whether the table still has the columns that the rows were checked against."""
@@ -191,10 +198,12 @@ class RowColumns:
             # Delta sets the default of a column in rows that lack the column.
             made_by_delta = snapshot.computed_columns | snapshot.default_columns
             self._finder = with_columns_of(self._finder, self._of_table, computed=made_by_delta)
-        rows = self.rejections(self._no_messages())[0].schema
+        rows = self.of_table(self.rejections(self._no_messages())[0].schema)
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self._ledger.log)
+            if snapshot is not None and self._ingestion.keys is not None:
+                self._ingestion.keys.check_table(snapshot.columns, table=self._ingestion.table)
         else:
             layout.check_columns(rows.names)
         if state.newest is not None and layout.catalog_table:

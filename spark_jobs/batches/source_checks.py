@@ -55,6 +55,21 @@ def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
     )
 
 
+def check_keys(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse to write a keyed table with another key or order, to append to it, and to make another table keyed.
+
+    Raises:
+        InvalidOptionError: with the key of the table.
+    """
+    if state.newest is None or state.newest.keys == ingestion.key_order:
+        return
+    was, wanted = (f"keyed by {keys}" if keys else "appended to" for keys in (state.newest.keys, ingestion.key_order))
+    raise InvalidOptionError(
+        f"{ingestion.table} is {was}, and this run would have it {wanted}",
+        remedy=f"Use the keys of the table, or write into a new table with a new group: its rows are {was}.",
+    )
+
+
 def without_positions(state: LedgerState, streams: Iterable[str]) -> frozenset[str]:
     """Return the streams in which the group has no position."""
     return frozenset(streams) - {shard.stream for shard in state.shards}

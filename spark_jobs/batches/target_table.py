@@ -111,7 +111,8 @@ class TargetTable:
     def writer(self) -> DeltaWriter:
         """The writer of its rows."""
         ingestion = self.ingestion
-        return DeltaWriter(ingestion.table, ingestion.layout.all_properties(), ingestion.errors.schema_changes)
+        changes = ingestion.errors.schema_changes
+        return DeltaWriter(ingestion.table, ingestion.layout.all_properties(), changes, ingestion.keys)
 
     def entry(self, batch: Batch, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """Return the ledger entry of a batch, with fields that are known after the read."""
@@ -143,13 +144,16 @@ def initialize(
     target.ledger.check_first(origin)
     target.columns.check(state)
     empty = target.columns.no_rows()
+    check_alone(target)
     if state.version < 0:
         check_unseen(target.spark, log)
         if not ingestion.layout.is_plain:
-            create_table(target.spark, log, empty.schema, ingestion.layout)
+            required = ingestion.keys.required if ingestion.keys is not None else ()
+            create_table(target.spark, log, empty.schema, ingestion.layout, required=required)
             state = target.ledger.read()
     check_unwritten(target, state, identities)
     fields = PlannedFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
+    fields["keys"] = ingestion.key_order
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
     failure = target.writer.try_write(empty, entry, creates=state.version < 0)
     # A lost race to create the table causes many kinds of errors. Any entry of the group is a success.
@@ -189,6 +193,22 @@ def register_streams(
         return {"origin": starts, "facts_at_start": known, "identities": more} if new else None
 
     commit_empty(target.spark, target.ingestion, "init", fields)
+
+
+def check_alone(target: TargetTable) -> None:
+    """Refuse a group beside another one in a keyed table: rows of different groups may have the same key.
+
+    Raises:
+        InvalidOptionError: this group or another group of the table has keys.
+    """
+    ingestion = target.ingestion
+    for group in sorted(target.ledger.other_groups()):
+        newest = Ledger(target.ledger.log, group=group, member=ingestion.member).read().newest
+        if ingestion.keys is not None or (newest is not None and newest.keys):
+            raise InvalidOptionError(
+                f"{ingestion.table} is written by group {group!r}, and a keyed table takes only one group",
+                remedy=f"Write group {ingestion.group!r} into another table, or read all streams by one group.",
+            )
 
 
 def check_unwritten(target: TargetTable, state: LedgerState, streams: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -163,6 +163,14 @@ def catalog_managed_error(path: str, why: str) -> UnsupportedError:
     )
 
 
+class MergedRows(NamedTuple):
+    """The numbers of rows that a MERGE has changed."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One version of the table.
@@ -176,6 +184,7 @@ class Commit:
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer did not record it, see
             :meth:`DeltaLog.deleted_rows`.
+        merged: the rows that a MERGE inserted, updated and deleted; ``None`` for other commits.
         user_metadata: the commit's ``userMetadata``, if it is a JSON object and not our entry.
         predicate: the condition of a DELETE.
         timestamp_ms: the time of the commit that the writer recorded; ``None`` if it did not.
@@ -191,6 +200,7 @@ class Commit:
     restore_target: int | str | None = None
     output_rows: int | None = None
     deleted_rows: int | None = 0
+    merged: MergedRows | None = None
     user_metadata: Mapping[str, object] = field(default_factory=dict)
     predicate: str = ""
     timestamp_ms: int | None = None
@@ -870,6 +880,11 @@ def parse_commit(version: int, text: str) -> Commit:
         restore_target = str(moment)[:_MAX_MOMENT_CHARACTERS] if target is None else target
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
+    merged = None
+    if info.get("operation") == "MERGE":
+        kinds = ("Inserted", "Updated", "Deleted")
+        merged = MergedRows(*(_whole_number(metrics.get(f"numTargetRows{kind}")) or 0 for kind in kinds))
+        rows, deleted = merged.inserted + merged.updated, merged.updated + merged.deleted
     written, exact = _whole_number(rows), _whole_number(info.get("inCommitTimestamp"), most=_LAST_MS)
     metadata = _json_object(info.get("userMetadata"))
     entry = LedgerEntry.from_json(metadata)
@@ -881,6 +896,7 @@ def parse_commit(version: int, text: str) -> Commit:
         restore_target,
         None if written is None else written - (_whole_number(metrics.get("numCopiedRows")) or 0),
         _whole_number(deleted),
+        merged,
         metadata if entry is None else {},
         str(parameters.get("predicate", "")),
         _whole_number(info.get("timestamp"), most=_LAST_MS) if exact is None else exact,

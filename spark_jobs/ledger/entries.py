@@ -12,7 +12,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby
 from typing import Any, NamedTuple, TypedDict
@@ -249,21 +249,26 @@ class WriteMode(NamedTuple):
         fits_one_pass: the batch may be written while it is read.
         repeats_rows: messages that have rows already get them a second time.
         overwrites: all rows at its places are removed before its own are added.
+        merges: the rows of the keys that its messages change are inserted, updated and deleted.
         rewrites_files: data files that it removes have rows that it replaces.
         keeps_last_copies: rows at its places whose messages cannot be read again are written again.
         replaces_dead_letters: dead letters of older batches at its places no longer count.
         reduces_redo: its places are removed from ``redo``.
         takes_effect_at_base: it is ordered as if it had landed directly after the version that it was planned from.
+        redoes_rest: everything that is covered behind its first range is added to ``redo``, because its changes have to
+            be merged again after those of the commit.
     """
 
     fits_one_pass: bool = False
     repeats_rows: bool = False
     overwrites: bool = False
+    merges: bool = False
     rewrites_files: bool = False
     keeps_last_copies: bool = False
     replaces_dead_letters: bool = False
     reduces_redo: bool = False
     takes_effect_at_base: bool = False
+    redoes_rest: bool = False
 
 
 MODES: Mapping[str, WriteMode] = {
@@ -272,7 +277,14 @@ MODES: Mapping[str, WriteMode] = {
         overwrites=True, rewrites_files=True, keeps_last_copies=True, replaces_dead_letters=True, reduces_redo=True
     ),
     "dismiss": WriteMode(replaces_dead_letters=True, takes_effect_at_base=True),
+    # Changes of keys, in the order of their positions.
+    "merge": WriteMode(merges=True, reduces_redo=True, redoes_rest=True),
+    "merge again": WriteMode(merges=True, uncounts_dead_letters=True, reduces_redo=True, redoes_rest=True),
+    # Changes of keys, in the order of a value.
+    "upsert": WriteMode(merges=True, reduces_redo=True),
+    "upsert again": WriteMode(merges=True, uncounts_dead_letters=True, reduces_redo=True),
 }
+"""The ways to write a batch. Those with ``again`` write messages that were written before."""
 
 
 class ClaimedRange(NamedTuple):
@@ -281,6 +293,21 @@ class ClaimedRange(NamedTuple):
     start: int
     end: int
     entries: int
+
+
+class KeyOrder(NamedTuple):
+    """The key of a keyed table, and the order of the changes of a key.
+
+    Args:
+        columns: the columns of the key.
+        sequence_by: the SQL expression that orders the changes; empty if their position in the shard does.
+    """
+
+    columns: Sequence[str]
+    sequence_by: str = ""
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.columns)}{' in the order of ' if self.sequence_by else ''}{self.sequence_by}"
 
 
 class PlannedFields(TypedDict, total=False):
@@ -306,6 +333,7 @@ class PlannedFields(TypedDict, total=False):
     last_messages: Mapping[Shard, LastMessage]
     adopted: Mapping[Shard, int]
     facts_at_start: Mapping[Shard, PositionFacts]
+    keys: KeyOrder | None
 
 
 class EntryFields(PlannedFields, total=False):
@@ -369,6 +397,7 @@ class LedgerEntry:
         removed_claim_batches: see :class:`spark_jobs.ledger.ledger.LedgerState`, as of ``base``; only in full entries.
         adopted: for an adopt, the start of the adopted rows, which end at the origins.
         facts_at_start: the facts at the origins, or at the start of adopted rows, that are not in ``hint``.
+        keys: for a keyed table, its key and the order of changes; ``None`` for a table that is appended to.
     """
 
     kind: str
@@ -406,6 +435,7 @@ class LedgerEntry:
     removed_claim_batches: Intervals = field(default_factory=Intervals)
     adopted: Mapping[Shard, int] = field(default_factory=dict)
     facts_at_start: Mapping[Shard, PositionFacts] = field(default_factory=dict)
+    keys: KeyOrder | None = None
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -519,6 +549,11 @@ def _from_json(name: str, value: Any) -> Any:
         ):
             raise TypeError(f"{name} is {value!r:.100}")
         json.dumps(value, allow_nan=False)
+    if name == "keys" and value is not None:
+        columns, sequence_by = value
+        if not all(isinstance(one, str) for one in (*columns, sequence_by)):
+            raise TypeError(f"{name} is {value!r:.100}")
+        return KeyOrder(tuple(columns), sequence_by)
     if name == "totals":
         return Totals.from_json(value)
     if name == "removed_claim_batches":

@@ -4,6 +4,8 @@ It applies the commits in log order:
 
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
+    merge          as replace, with redo |= [end of the first interval of R, ∞) ∩ covered
+    upsert         as replace
     RESTORE to v   covered, redo, last := those of the fold at v ; origins and ``claimed`` stay ; if rows were adopted
                    after v, the origin moves back to the first of them
     dismiss        covered |= R  (it writes and removes no rows)
@@ -40,7 +42,7 @@ from spark_jobs.ledger.entries import (
     Totals,
     replay_key,
 )
-from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.intervals import MAX_SEQUENCE, MIN_SEQUENCE, Intervals
 from stream_consumers.batches import FactsByShard, PositionFacts, position_facts_in
 from stream_consumers.messages import Shard
 
@@ -86,14 +88,20 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         elif entry.write_mode.reduces_redo:
             redo -= written
         covered = known.covered | written
-        if shard in entry.until:
-            redo |= Intervals.of((entry.ranges[shard].end, entry.until[shard])) & covered
+        redo |= _rest(entry, shard) & covered
         # Keep `last` only if it is directly before the position: a check would expect messages between the two.
         is_read = shard in entry.last_messages and covered.position == entry.ranges[shard].end
         is_last = is_read or (known.last is not None and known.last.sequence + 1 == covered.position)
         last = known.last if is_last or covered.position == known.covered.position else None
         after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals(), last=last)
     return after
+
+
+def _rest(entry: LedgerEntry, shard: Shard) -> Intervals:
+    """Return what has to be read again behind the places of an entry, where it is covered."""
+    if entry.write_mode.redoes_rest and (written := entry.affected[shard].ranges):
+        return Intervals.of((written[0].end, MAX_SEQUENCE))
+    return Intervals.of((entry.ranges[shard].end, entry.until[shard])) if shard in entry.until else NONE
 
 
 def restore(state: State, past: State) -> State:

@@ -14,6 +14,8 @@ _Read = TypeVar("_Read")
 
 MIN_SEQUENCE = -(2**63)
 """Stands for "before everything": an origin covers ``[MIN_SEQUENCE, origin)``."""
+MAX_SEQUENCE = 2**63 - 1
+"""Stands for "behind everything"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,7 @@ class Ledger:
             sharing=state.sharing,
             identities=state.identities,
             transform=state.newest.transform if state.newest else "",
+            keys=state.newest.keys if state.newest else None,
             hint=state.hint,
             removed_claim_batches=state.removed_claim_batches,
         )
@@ -390,6 +391,12 @@ class Ledger:
             if entry.is_full:
                 bases[entry.group] = max(entry.base, bases.get(entry.group, -1))
         return None
+
+    def other_groups(self) -> frozenset[str]:
+        """Return the other groups that have written into the table, also if the log was cleaned."""
+        snapshot = self.log.snapshot()
+        groups = self._groups(snapshot) if snapshot else None
+        return frozenset() if groups is None else groups - {self.group}
 
     def earlier_group(self, streams: frozenset[str]) -> str | None:
         """Find a group that registered one of these streams before this group did (``tests/model/groups.py``).

@@ -177,12 +177,13 @@ def ddl(kind: DataType, *, declared: bool = False, quote: Callable[[str], str] =
     return kind.simpleString()
 
 
-def column_ddl(column: StructField, *, declared: bool = False) -> str:
+def column_ddl(column: StructField, *, declared: bool = False, required: bool = False) -> str:
     """Return a column of a new table as Spark DDL.
 
     Args:
         column: the column.
         declared: whether to include NOT NULL and the comments of nested fields.
+        required: whether to include NOT NULL for the column itself.
 
     Example:
         >>> from pyspark.sql.types import LongType
@@ -191,7 +192,7 @@ def column_ddl(column: StructField, *, declared: bool = False) -> str:
         >>> column_ddl(StructField("id", LongType(), nullable=False), declared=True)
         '`id` bigint NOT NULL'
     """
-    not_null = _not_null(column) if declared else ""
+    not_null = " NOT NULL" if required else _not_null(column) if declared else ""
     return f"{quoted(column.name)} {ddl(column.dataType, declared=declared)}{not_null}{_comment(column)}"
 
 

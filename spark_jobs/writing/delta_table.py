@@ -23,6 +23,7 @@ from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
+from spark_jobs.writing.keyed import Keys, merge
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
@@ -54,11 +55,13 @@ class DeltaWriter:
         path: a local path or a URI that Spark understands.
         properties: table properties, set when the table is created.
         schema_changes: whether the write may add new columns.
+        keys: the key of a keyed table, whose batches are merged.
     """
 
     path: str
     properties: Mapping[str, str] = field(default_factory=dict)
     schema_changes: SchemaChanges | str = SchemaChanges.FAIL
+    keys: Keys | None = None
 
     def __post_init__(self) -> None:
         choose_fields(self, schema_changes=SchemaChanges)
@@ -72,6 +75,15 @@ class DeltaWriter:
         Raises:
             Exception: any error of Spark; see :func:`explain`.
         """
+        if self.keys is not None and entry.write_mode.merges:
+            settings = {
+                "spark.databricks.delta.write.txnAppId": entry.app,
+                "spark.databricks.delta.write.txnVersion": str(entry.number),
+                "spark.databricks.delta.commitInfo.userMetadata": entry.to_json(),
+            }
+            overwrites, adds = entry.write_mode.uncounts_dead_letters, self.schema_changes is not SchemaChanges.FAIL
+            merge(rows, self.keys, self.path, overwrites_equal=overwrites, adds_columns=adds, settings=settings)
+            return
         writer = (
             rows.write.format("delta")
             .option("txnAppId", entry.app)

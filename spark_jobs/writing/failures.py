@@ -35,6 +35,7 @@ from stream_consumers.errors import (
     AccessDeniedError,
     CatalogUnavailableError,
     ConstraintViolatedError,
+    KeyConflictError,
     MissingDependencyError,
     SchemaMismatchError,
     StreamAssetsError,
@@ -47,6 +48,8 @@ from stream_consumers.errors import (
 
 MAX_ERROR_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
+KEY_IN_TWO_SHARDS = "a key has changes in two shards:"
+KEY_TWICE = "two rows of one message have the same key:"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
 _READ_AGAIN = "Nothing of the batch was written; it is read again."
@@ -382,13 +385,24 @@ def _raised_in_python(error: Exception) -> tuple[str, str]:
 
 def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
     """Return the error of our own ``raise_error()`` conditions, which hold no value of a row, or ``None``."""
-    said = [_CONDITION.sub("", head) for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION"]
+    raised = (head for head in first_lines(error) if _condition(head) == "USER_RAISED_EXCEPTION")
+    said = [_CONDITION.sub("", head).partition(" SQLSTATE: ")[0] for head in raised]
     if any(one.startswith(REJECTED) for one in said):
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="The batch is read and counted first.")
     if any(one.startswith(FOREIGN_PLACE) for one in said):
         return TransformError(
             f"the transform changes the columns that identify the message of a row of {table}",
             remedy="Keep _stream, _shard and _sequence of each row unchanged; the next run reads the batch again.",
+        )
+    if found := next((one for one in said if one.startswith(KEY_IN_TWO_SHARDS)), None):
+        return KeyConflictError(
+            f"{found}, so that their positions do not say which one is newer; {table} is unchanged",
+            remedy="Let the changes of a key go to one shard, or name what orders them: sequence_by.",
+        )
+    if found := next((one for one in said if one.startswith(KEY_TWICE)), None):
+        return KeyConflictError(
+            f"{found}, so that only one could stay in {table}, which is unchanged",
+            remedy="Let the transform make one row per message and key, or add what tells the rows apart to the key.",
         )
     return None
 

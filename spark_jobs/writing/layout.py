@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
@@ -58,11 +58,9 @@ class TableLayout:
     comment: str | None = None
 
     def __post_init__(self) -> None:
-        for option in ("partition_by", "cluster_by", "generated_columns"):
-            _check_columns(option, getattr(self, option))
+        check_names("generated_columns", self.generated_columns)
         for option in ("partition_by", "cluster_by"):
-            names = getattr(self, option)
-            object.__setattr__(self, option, (names,) if isinstance(names, str) else tuple(names))
+            object.__setattr__(self, option, check_names(option, getattr(self, option)))
         for option in ("properties", "generated_columns"):
             object.__setattr__(self, option, _texts(option, getattr(self, option)))
         if TRANSACTION_RETENTION.lower() in map(str.lower, self.properties):
@@ -145,13 +143,19 @@ class TableLayout:
             )
 
 
-def _check_columns(option: str, names: Iterable[str]) -> None:
+def check_names(option: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of columns.
+
+    Raises:
+        InvalidOptionError: they are not a list of different names.
+    """
     found = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
     is_named = all(isinstance(name, str) and name for name in found)
     if not is_named or len({name.lower() for name in found}) != len(found):
         raise InvalidOptionError(
             f"{option}={names!r} is not a list of different column names", remedy="Write it like ['country', 'day']."
         )
+    return tuple(found)
 
 
 def _texts(option: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -164,7 +168,9 @@ def _texts(option: str, given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
-def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout: TableLayout) -> None:
+def create_table(
+    spark: SparkSession, log: DeltaLog, columns: StructType, layout: TableLayout, *, required: Collection[str] = ()
+) -> None:
     """Create the table, unless another writer has created it first.
 
     Args:
@@ -172,6 +178,7 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         log: the log of the table.
         columns: the columns of its rows.
         layout: the layout of the table.
+        required: the columns that are NOT NULL, in lower case.
 
     Raises:
         InvalidOptionError: Delta rejects the layout.
@@ -186,7 +193,8 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         f"TBLPROPERTIES {properties(layout.all_properties())}",
     ]
     try:
-        written = ", ".join([*map(column_ddl, columns.fields), *_generated(spark, columns, layout)])
+        own = [column_ddl(column, required=column.name.lower() in required) for column in columns.fields]
+        written = ", ".join([*own, *_generated(spark, columns, layout)])
         spark.sql(f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({written}) {' '.join(filter(None, parts))}")
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if log.snapshot() is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Ingestion, Transform
     from spark_jobs.decoding.decoders import Decoder
     from spark_jobs.ledger.ledger import LedgerState
+    from spark_jobs.writing.keyed import Keys
     from spark_jobs.writing.layout import TableLayout
     from stream_consumers.batches import BatchSource, Range
     from stream_consumers.redis.claims import RedisClaims
@@ -388,11 +389,13 @@ class RowConversion:
         decoder: turns payloads into columns.
         transform: turns the columns into the rows of the table; ``None`` writes them unchanged.
         errors: how to handle bad rows and new columns.
+        keys: the key of a keyed table.
     """
 
     decoder: Decoder
     transform: Transform | None
     errors: ErrorPolicy
+    keys: Keys | None = None
 
     def ingestion(self, pipeline: Pipeline, *, on_data_loss: str = "error", **settings: Any) -> Ingestion:
         """Return the ingestion of a pipeline with this conversion.
@@ -403,7 +406,8 @@ class RowConversion:
             settings: further settings of the ingestion.
         """
         errors = replace(self.errors, on_data_loss=on_data_loss)
-        return pipeline.ingestion(decoder=self.decoder, transform=self.transform, errors=errors, **settings)
+        known = {"decoder": self.decoder, "transform": self.transform, "keys": self.keys}
+        return pipeline.ingestion(errors=errors, **known, **settings)
 
     def check(self, state: LedgerState) -> None:
         """Refuse to add or replace rows without a transform in a table whose rows have one.
@@ -441,18 +445,20 @@ def make_conversion(
     # An option may be empty because a variable of a script is not set.
     given = {name: value for name, value in options.items() if value}
     errors: dict[str, Any] = {name: given.pop(name) for name in ("schema_changes", "on_bad_rows") if name in given}
+    keys = _make_keys(**{name: given.pop(name) for name in _KEY_OPTIONS if name in given})
     decoder = make_decoder(decode or "raw", registry_option or {}, given)
     if transform is None:
-        return RowConversion(decoder, None, ErrorPolicy(**errors))
+        return RowConversion(decoder, None, ErrorPolicy(**errors), keys)
     named = _imported(transform)
     declared = getattr(named, "declared", None)
     if declared is None:
         if not callable(named):
             raise InvalidOptionError(f"{transform} is not a function", remedy="Name a function, or a stream asset.")
-        return RowConversion(decoder, named, ErrorPolicy(**errors))
-    if decode is not None:
+        return RowConversion(decoder, named, ErrorPolicy(**errors), keys)
+    if decode is not None or keys is not None:
         raise InvalidOptionError(
-            f"{transform} is a stream asset, which has its own decoder", remedy="Leave --decode and --schema out."
+            f"{transform} is a stream asset, which has its own decoder and keys",
+            remedy="Leave --decode, --schema and --keys out.",
         )
     if declared.transform is None:
         # Without the transform, the rows would be written as they were decoded.
@@ -460,7 +466,25 @@ def make_conversion(
             f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
             remedy="Run its job or its replay job in Dagster, or name a function that takes only the rows.",
         )
-    return RowConversion(declared.decode, declared.transform, replace(declared.errors, **errors))
+    return RowConversion(declared.decode, declared.transform, replace(declared.errors, **errors), declared.keys)
+
+
+_KEY_OPTIONS = ("keys", "sequence_by", "apply_as_deletes", "except_columns")
+
+
+def _make_keys(keys: str = "", except_columns: str = "", **expressions: str) -> Keys | None:
+    from spark_jobs.writing.keyed import Keys
+
+    if not keys:
+        for name in ("except_columns" if except_columns else "", *expressions):
+            if name:
+                raise InvalidOptionError(
+                    f"--{name.replace('_', '-')} is for a keyed table, and --keys is missing",
+                    remedy="Name the columns of the key: --keys id.",
+                )
+        return None
+    columns, left_out = ([one.strip() for one in text.split(",") if one.strip()] for text in (keys, except_columns))
+    return Keys(columns, except_columns=left_out, **expressions)
 
 
 def _imported(path: str) -> object:
@@ -516,6 +540,18 @@ row_options = combine_options(
         help="A function from DataFrame to DataFrame, or a stream asset, whose decoder, with its registry, is used as "
         "well. Its source, group, table and client options are not used: give them here.",
     ),
+    click.option(
+        "--keys",
+        metavar="COLUMN,…",
+        help="Make the table keyed: it has one row per key, which is updated and deleted as changes arrive.",
+    ),
+    click.option(
+        "--sequence-by",
+        metavar="SQL",
+        help="An expression that orders the changes of a key; by default their position in the shard.",
+    ),
+    click.option("--apply-as-deletes", metavar="SQL", help="A condition for changes that delete their key."),
+    click.option("--except-columns", metavar="COLUMN,…", help="Columns that a keyed table does not get."),
     click.option(
         "--schema-changes",
         type=click.Choice([change.value for change in SchemaChanges]),

@@ -15,6 +15,11 @@ from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.fold import fold
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
 from tests.model.search import Model, Result, State, Variant, put, quick, search
 
 INGESTION, REPLAY, PURGE = 2, 3, 4
@@ -113,6 +118,36 @@ def shards(*texts: str) -> Messages:
     )
 
 
+def folded(before: Version, c: Commit, *, by_position: bool) -> tuple[Places, Places]:
+    """The places that are covered, and those that are to be read again, after a commit, as the ledger computes them."""
+    known = before.covered | before.redo
+    state = {}
+    for shard in range(len(c.parts)):
+        covered, redo = (
+            Intervals.of(*((x, x + 1) for s, x in places if s == shard)) for places in (before.covered, before.redo)
+        )
+        state[Shard("a", shard)] = ShardState(Intervals.of((MIN_SEQUENCE, 0)) | covered, redo, origin=0)
+    ranges = {Shard("a", shard): Range(*part) for shard, part in enumerate(c.parts) if part}
+    again = c.kind != "merge" or any((s, x) in known for s, part in enumerate(c.parts) if part for x in range(*part))
+    mode = f"{'merge' if by_position else 'upsert'}{' again' if again else ''}"
+    until = {}
+    if c.kind == "rewind":
+        mode, until = "replace", {shard: state[shard].covered.ranges[-1].end for shard in ranges}
+    kind = "replay" if c.kind == "replay" else "batch"
+    entry = LedgerEntry(kind, "g", "g/main", 1, "main", "b", 0, ranges=ranges, mode=mode, until=until)
+    after = fold(state, entry, late=c.is_late)
+    covered, redo = (
+        frozenset(
+            (shard.id, x)
+            for shard, one in after.items()
+            for part in of(one)
+            for x in range(max(0, part.start), part.end)
+        )
+        for of in (lambda one: one.covered, lambda one: one.redo)
+    )
+    return covered, redo
+
+
 def model(
     messages: Messages,
     *,
@@ -142,7 +177,8 @@ def model(
         ties: of equal values, which change wins: by ``place``, the higher shard and position; or the ``first`` or the
             ``last`` that is merged.
         redo: what has to be read again behind a merge: ``none`` but what a rewind names; the ``range`` of a late one;
-            or all from its ``end`` to the highest place that is covered in the shard.
+            all from its ``end`` to the highest place that is covered in the shard; or what the ``code`` of the ledger
+            says.
         late: the range of a merge that lands behind a RESTORE is read again (``redo``), or it is ``trusted``.
         plan: ingestion reads the ``lowest`` place that is missing or to be read again; or, as for tables that are
             appended to, what is to be read again ``redo first``; or ``gap first``.
@@ -236,10 +272,12 @@ def model(
             return before._replace(rows=rows, replayed=before.replayed | written, is_known=is_known)
         covered = before.covered | written
         again = before.redo - written
-        if c.is_late and late == "redo" and redo != "none":
+        if redo == "code":
+            covered, again = folded(before, c, by_position=order == "position")
+        elif c.is_late and late == "redo" and redo != "none":
             again |= written
         for shard, part in enumerate(c.parts):
-            if part and (redo == "end" or c.kind == "rewind"):
+            if part and (redo == "end" or (c.kind == "rewind" and redo != "code")):
                 again |= frozenset((shard, at) for at in range(part[1], len(messages[shard]))) & covered
         return Version(
             rows,
@@ -748,6 +786,23 @@ VARIANTS = (
         "PASS",
         partial(one_key, 1, 2, plan="redo first"),
     ),
+    quick("k3-code-small", "same, by the code of the ledger", "PASS", partial(one_key, 1, 2, redo="code")),
+    Variant("k3-code", "same, three messages", "PASS", partial(one_key, 3, redo="code")),
+    Variant(
+        "k3-code-restores", "same, two messages, two RESTOREs", "PASS", partial(one_key, 1, 2, restores=2, redo="code")
+    ),
+    quick(
+        "k3-code-order",
+        "same, what is to be read again first",
+        "PASS",
+        partial(one_key, 1, 2, plan="redo first", redo="code"),
+    ),
+    quick(
+        "k3-code-shared", "same, in one transaction sequence", "PASS", partial(one_key, 1, 2, app="shared", redo="code")
+    ),
+    quick(
+        "k3-code-redrive", "same, a redrive of a dead letter", "PASS", partial(one_key, 1, 2, redrive=True, redo="code")
+    ),
     quick("k3-trusted", "same, a late range itself is not read again", "PASS", partial(one_key, 1, 2, late="trusted")),
     quick("k3-shared", "same, a replay in the sequence of ingestion", "PASS", partial(one_key, 1, 2, app="shared")),
     quick("k3-redrive", "same, a redrive of a dead letter", "PASS", partial(one_key, 1, 2, redrive=True)),
@@ -809,6 +864,7 @@ VARIANTS = (
         partial(sequenced, late="trusted"),
     ),
     quick("v1-late", "same, what a RESTORE made late is read again", "PASS", sequenced),
+    quick("v1-code", "same, by the code of the ledger", "PASS", partial(sequenced, redo="code")),
     quick("v2", "of equal values the first stays", "BAD", partial(sequenced, ties="first")),
     quick("v3", "of equal values the last wins", "BAD", partial(sequenced, ties="last")),
     quick("v4", "order is a value, deleted rows go", "BAD", partial(sequenced, deletes="row goes")),

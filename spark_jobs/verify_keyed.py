@@ -1,0 +1,159 @@
+"""Compares a keyed table with its stream: each row must be made by the newest change of its key.
+
+Spark reads the covered messages as ingestion does, reduces them to the newest change of each key, and joins these with
+the rows. So memory does not grow with the stream. Where the stream no longer holds messages, rows of them are only
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.batches.ingestion import Ingestion, ignore_steps
+from spark_jobs.batches.job import parallelism
+from spark_jobs.batches.source_checks import check_keys
+from spark_jobs.batches.target_table import TargetTable
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import ROW_PLACE, in_ranges
+from spark_jobs.reading.source import read_splits
+from spark_jobs.writing.delta_table import read_table
+from spark_jobs.writing.keyed import DELETED, Keys, newest_changes
+from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsupportedError
+from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
+
+MAX_EXAMPLES = 5
+"""How many places of each fault are in a verdict."""
+_ALL = Limits(max_records=2**62, max_bytes=2**62)
+_FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedVerdict:
+    """The result of a comparison.
+
+    Args:
+        messages: the covered messages that the stream holds and that can be decoded.
+        keys: the keys that these messages change.
+        rows: the rows of the table, without those that only mark a deleted key.
+        missing: keys without a row, although their newest change does not delete them.
+        stale: rows of an older change than the newest one of their key.
+        undeleted: rows of keys whose newest change deletes them.
+        unknown: rows of no message of the stream, within the messages that it holds.
+        doubled: rows beyond the first one of their key.
+        unread: rows of messages that the stream no longer holds, which cannot be compared.
+        examples: for each fault, the places of some messages or rows.
+    """
+
+    messages: int
+    keys: int
+    rows: int
+    missing: int
+    stale: int
+    undeleted: int
+    unknown: int
+    doubled: int
+    unread: int
+    examples: Mapping[str, Sequence[tuple[Shard, int]]] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether each row is made by the newest change of its key."""
+        return not any(getattr(self, name) for name in _FAULTS)
+
+
+def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> KeyedVerdict:
+    """Compare a keyed table with the covered messages of its stream.
+
+    Args:
+        spark: a session that can read the table and the stream.
+        source: the stream.
+        ingestion: the group, the table, and the decoder, transform and keys that make its rows.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing into the table.
+        UnsupportedError: the ingestion has no keys.
+        InvalidOptionError: the table has other keys, or messages still have to be merged again.
+        StreamAssetsError: the stream cannot be read.
+    """
+    if ingestion.keys is None:
+        raise UnsupportedError("a comparison by key needs the keys", remedy="Pass the keys of the table.")
+    target = TargetTable.of(spark, ingestion, url=source.url, observer=ignore_steps)
+    source = ingestion.in_epochs(source, target.ledger)
+    state = target.ledger.read()
+    if state.newest is None:
+        raise StreamNotFoundError(
+            f"group {ingestion.group!r} has written nothing into {ingestion.table}",
+            remedy="Check the source, the table and the group, or ingest first.",
+        )
+    check_keys(state, ingestion)
+    _check_merged(state, ingestion)
+    target.columns.check(state)
+    extents = source.extents()
+    held = {s: part for s, part in _covered(state, extents).items() if part.start < part.end}
+    plan = source.plan(held, limits=_ALL, parallelism=parallelism(spark)) if held else None
+    frame = read_splits(spark, plan.splits if plan else [], target.columns.source)
+    changes = target.columns.rows(frame)
+    newest = newest_changes(changes, ingestion.keys)
+    table = read_table(spark, target.ledger.log, version=state.version)
+    return _verdict(changes.count(), newest, table, held, ingestion.keys)
+
+
+def _covered(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
+    """Return the covered ranges that the stream holds."""
+    ends = {shard: known.covered.position or 0 for shard, known in state.shards.items()}
+    return {s: Range(one.start, min(one.end, ends[s])) for s, one in extents.items() if s in ends}
+
+
+def _check_merged(state: LedgerState, ingestion: Ingestion) -> None:
+    left = {str(shard): str(known.redo) for shard, known in sorted(state.shards.items()) if known.redo}
+    if left:
+        raise InvalidOptionError(
+            f"{ingestion.table} cannot be compared yet: messages have to be merged again",
+            remedy="Ingest first.",
+            **left,
+        )
+
+
+def _verdict(
+    messages: int, newest: DataFrame, table: DataFrame, held: Mapping[Shard, Range], keys: Keys
+) -> KeyedVerdict:
+    names = [quoted(name) for name in keys.columns]
+    is_shown = f.expr("TRUE") if keys.is_ordered_by_position else ~f.col(DELETED)
+    of_keys = table.where(is_shown).groupBy(*names)
+    is_in_stream = f.max(f.expr(in_ranges(held) or "FALSE")).alias("is_held")
+    rows = of_keys.agg(f.max(f.struct(*ROW_PLACE)).alias("row"), f.count("*").alias("count"), is_in_stream)
+    change = f.struct(*ROW_PLACE, DELETED)
+    joined = newest.select(*names, change.alias("change")).join(rows, [*keys.columns], "full_outer")
+    has_change, has_row = f.col("change").isNotNull(), f.col("row").isNotNull()
+    is_deleted, is_held = f.col(f"change.{DELETED}"), f.col("is_held")
+    is_same = _place_in("row") == _place_in("change")
+    faults: dict[str, Column] = {
+        "missing": has_change & ~is_deleted & ~has_row,
+        "stale": has_change & ~is_deleted & has_row & ~is_same,
+        "undeleted": has_change & is_deleted & has_row,
+        "unknown": ~has_change & has_row & is_held,
+    }
+    place = f.coalesce(f.when(has_change, _place_in("change")), _place_in("row"))
+    sums = [
+        f.count_if(has_change).alias("keys"),
+        f.coalesce(f.sum("count"), f.lit(0)).alias("rows"),
+        f.coalesce(f.sum(f.col("count") - 1), f.lit(0)).alias("doubled"),
+        f.count_if(~has_change & has_row & ~is_held).alias("unread"),
+    ]
+    for name, fault in faults.items():
+        sums.append(f.count_if(fault).alias(name))
+        sums.append(f.slice(f.collect_list(f.when(fault, place)), 1, MAX_EXAMPLES).alias(f"of_{name}"))
+    found = joined.agg(*sums).collect()[0].asDict()
+    examples = {name: [(Shard(p[0], p[1]), p[2]) for p in found.pop(f"of_{name}")] for name in faults}
+    return KeyedVerdict(messages, examples={name: one for name, one in examples.items() if one}, **found)
+
+
+def _place_in(struct: str) -> Column:
+    return f.struct(*(f.col(f"{struct}.{name}") for name in ROW_PLACE))

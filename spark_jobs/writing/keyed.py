@@ -1,0 +1,303 @@
+"""Keyed tables: one row per key, which a MERGE keeps equal to the newest change of that key.
+
+A batch is reduced to the newest change of each key, and merged in one commit. There are two orders of changes:
+
+* The position in the shard, which is the default. A key must come from one shard only. The row of a deleted key is
+  removed, so that what is read again below the position has to be read on up to it (:mod:`spark_jobs.ledger.fold`).
+* The value of ``sequence_by``, and where it is equal, the place of the message. The row of a deleted key stays, with
+  ``_deleted`` true, so that a merge gives the same table in whatever order changes arrive, and however often.
+
+Both are explored in ``tests/model/keyed.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
+from pyspark.sql.types import DataType, StructField, StructType
+
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.ledger.entries import KeyOrder
+from spark_jobs.ledger.table_expressions import check_expression
+from spark_jobs.ledger.table_rows import ROW_PLACE
+from spark_jobs.table_location import sql_name
+from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE
+from spark_jobs.writing.layout import TableLayout, check_names
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
+
+DELETED = "_deleted"
+"""The column that says whether a change deletes its key. A table with ``sequence_by`` has it, too."""
+SEQUENCE_BY = "_sequence_by"
+"""The column with the value of ``sequence_by``."""
+MAX_CLUSTERED = 4
+"""Delta clusters by at most this many columns."""
+_SHARD = ("_stream", "_shard")
+_SHARDS = ("_first_shard", "_last_shard")
+_OF_CHANGES = (DELETED, SEQUENCE_BY)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Makes a table keyed: it has one row per key, which is updated and deleted as changes arrive.
+
+    The names of the options are those of AUTO CDC in Spark and Databricks.
+
+    Args:
+        columns: the columns of the key, of types that can be compared. They are NOT NULL in the table, so that a change
+            without a key is a bad row.
+        sequence_by: a SQL expression over a row that orders the changes of a key, like ``updated_at``. By default the
+            position in the shard orders them.
+        apply_as_deletes: a SQL condition over a row that tells which changes delete their key, like ``op = 'd'``. By
+            default none does.
+        except_columns: columns that the table does not get, although the expressions may use them.
+
+    Raises:
+        InvalidOptionError: an option has no meaning, or an expression may run code or read other tables.
+
+    Example:
+        >>> Keys(["id"], apply_as_deletes="op = 'd'", except_columns=["op"]).columns
+        ('id',)
+    """
+
+    columns: Sequence[str]
+    sequence_by: str = ""
+    apply_as_deletes: str = ""
+    except_columns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for option in ("columns", "except_columns"):
+            object.__setattr__(self, option, check_names(option, getattr(self, option)))
+        if not self.columns:
+            raise InvalidOptionError("a keyed table needs a key", remedy="Name its columns, like keys=['id'].")
+        if both := sorted({*map(str.lower, self.columns)} & {*map(str.lower, self.except_columns)}):
+            raise InvalidOptionError(
+                f"the key column {both[0]!r} is among except_columns",
+                remedy="A table needs its key: leave it out there.",
+            )
+        for option in ("sequence_by", "apply_as_deletes"):
+            check_expression(getattr(self, option), where=option)
+
+    @property
+    def order(self) -> KeyOrder:
+        """What the ledger remembers, because another key or order needs a new table."""
+        return KeyOrder(tuple(self.columns), self.sequence_by)
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The columns that no row may lack, in lower case."""
+        return frozenset([*map(str.lower, self.columns), *_OF_CHANGES])
+
+    def layout(self, given: TableLayout) -> TableLayout:
+        """Return the layout of a new table, in which a MERGE finds and changes few files.
+
+        Args:
+            given: the user's layout. Unless it says otherwise, the table is clustered by the key, and has deletion
+                vectors, so that a changed row does not rewrite its file.
+        """
+        is_laid_out = given.partition_by or given.cluster_by
+        return replace(
+            given,
+            cluster_by=given.cluster_by if is_laid_out else self.columns[:MAX_CLUSTERED],
+            properties={"delta.enableDeletionVectors": "true", **given.properties},
+        )
+
+    def mode(self, *, again: bool) -> str:
+        """Return the write mode of a batch; see :data:`spark_jobs.ledger.entries.MODES`.
+
+        Args:
+            again: whether its messages were merged before.
+        """
+        return f"{'merge' if self.is_ordered_by_position else 'upsert'}{' again' if again else ''}"
+
+    @property
+    def is_ordered_by_position(self) -> bool:
+        """Whether the position in the shard orders the changes of a key."""
+        return not self.sequence_by
+
+    def changes(self, rows: DataFrame) -> DataFrame:
+        """Return the rows as changes: with ``_deleted``, and with ``_sequence_by`` where there is an expression for it.
+
+        Args:
+            rows: the rows of the decoder or of the transform.
+
+        Raises:
+            SchemaMismatchError: a column is missing or has the name of one of ours, or has a type without an order.
+        """
+        names = {name.lower() for name in rows.columns}
+        if lacking := [name for name in (*self.columns, *self.except_columns) if name.lower() not in names]:
+            raise SchemaMismatchError(
+                f"the rows have no column {', '.join(lacking)}, only {', '.join(rows.columns)}",
+                remedy="Correct the columns of the key and except_columns, or let the transform make them.",
+            )
+        if taken := [name for name in _OF_CHANGES if name in names]:
+            raise SchemaMismatchError(
+                f"the rows have a column {taken[0]}, which a keyed table uses itself",
+                remedy="Rename it in the transform.",
+            )
+        is_deleted = f.expr(self.apply_as_deletes) if self.apply_as_deletes else f.lit(False)
+        made = {DELETED: f.coalesce(is_deleted.cast("boolean"), f.lit(False))}
+        if self.sequence_by:
+            made[SEQUENCE_BY] = f.expr(self.sequence_by)
+        return rows.withColumns(made).drop(*self.except_columns)
+
+    def table_columns(self, changes: StructType) -> StructType:
+        """Return the columns of the table for changes with these columns.
+
+        Raises:
+            SchemaMismatchError: a column of the key, or the value that orders, has a type that cannot be compared.
+        """
+        for column in changes.fields:
+            if column.name.lower() in self.required:
+                _check_has_order(column)
+        return StructType([column for column in changes.fields if self.sequence_by or column.name != DELETED])
+
+    def check_table(self, columns: Sequence[Mapping[str, Any]], *, table: str) -> None:
+        """Check that the columns of the key are NOT NULL in the table.
+
+        Args:
+            columns: the columns of the table, as its log has them.
+            table: its path or URI, for the error.
+
+        Raises:
+            SchemaMismatchError: a row without a key could be in the table.
+        """
+        nullable = {one["name"].lower() for one in columns if one["nullable"]}
+        if loose := [name for name in self.columns if name.lower() in nullable]:
+            raise SchemaMismatchError(
+                f"the key column {', '.join(loose)} of {table} may be NULL, so it is not a keyed table",
+                remedy="Write into a new table, which is then created with NOT NULL, or run ALTER TABLE … ALTER COLUMN "
+                "… SET NOT NULL on an empty one.",
+            )
+
+
+def _check_has_order(column: StructField) -> None:
+    if not _has_order(column.dataType):
+        raise SchemaMismatchError(
+            f"{column.name} is {column.dataType.simpleString()}, and values of this type have no order",
+            remedy="Use a number, a text, a date, a time or bytes; let the transform convert it.",
+        )
+
+
+def _has_order(kind: DataType) -> bool:
+    return kind.typeName() not in ("map", "array", "struct", "variant", "void", "interval")
+
+
+def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
+    """Return the newest change of each key. The read of the result fails if it is unknown which one that is.
+
+    That is so if the transform makes two rows with one key from one message; or, where the position orders the changes,
+    if changes of one key come from two shards.
+
+    Args:
+        changes: the changes of a batch; see :meth:`Keys.changes`.
+        keys: the key and the order.
+    """
+    of_key = Window.partitionBy(*map(quoted, keys.columns))
+    newest_first = of_key.orderBy(*(f.desc(name) for name in _order(keys)))
+    place, shard = f.struct(*ROW_PLACE), f.struct(*_SHARD)
+    ranked = changes.withColumns({
+        "_rank": f.row_number().over(newest_first),
+        "_next": f.lead(place).over(newest_first),
+        "_first_shard": f.min(shard).over(of_key),
+        "_last_shard": f.max(shard).over(of_key),
+    })  # fmt: skip
+    is_sound = _unless(f.col("_next").isNull() | (f.col("_next") != place), KEY_TWICE, _text(ROW_PLACE))
+    if keys.is_ordered_by_position:
+        both = f.concat_ws(" and ", *(_text([f"{name}.{part}" for part in _SHARD]) for name in _SHARDS))
+        is_sound &= _unless(f.col("_first_shard") == f.col("_last_shard"), KEY_IN_TWO_SHARDS, both)
+    return ranked.where((f.col("_rank") == 1) & is_sound).drop("_rank", "_next", *_SHARDS)
+
+
+def _order(keys: Keys) -> tuple[str, ...]:
+    return ("_sequence",) if keys.is_ordered_by_position else (SEQUENCE_BY, *ROW_PLACE)
+
+
+def _unless(condition: Column, what: str, details: Column) -> Column:
+    return f.when(condition, f.lit(True)).otherwise(f.raise_error(f.concat(f.lit(f"{what} "), details)))
+
+
+def _text(names: Sequence[str]) -> Column:
+    return f.concat_ws(" ", *(f.col(name).cast("string") for name in names))
+
+
+def merge(
+    changes: DataFrame, keys: Keys, table: str, *, overwrites_equal: bool, adds_columns: bool, settings: dict[str, str]
+) -> None:
+    """Merge changes into a keyed table in one commit.
+
+    Delta takes the transaction and the metadata of a MERGE from the settings of the session, so that the MERGE runs in
+    a copy of it, in which nothing else is written.
+
+    Args:
+        changes: see :meth:`Keys.changes`.
+        keys: the key and the order.
+        table: its path or URI.
+        overwrites_equal: whether a change replaces a row that it has made before, as a replay does.
+        adds_columns: whether the table gets columns that it does not have.
+        settings: the settings of that session.
+
+    Raises:
+        Exception: whatever Spark raises.
+    """
+    session = own_session(changes.sparkSession)
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    session.sql(
+        merge_statement(changes.columns, keys, table, overwrites_equal=overwrites_equal, adds_columns=adds_columns),
+        changes=newest_changes(changes, keys),
+    ).collect()
+
+
+def merge_statement(
+    columns: Sequence[str], keys: Keys, table: str, *, overwrites_equal: bool, adds_columns: bool
+) -> str:
+    """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge`.
+
+    Example:
+        >>> keys = Keys("id")
+        >>> print(merge_statement(["id", "_deleted"], keys, "/lake/t", overwrites_equal=False, adds_columns=False))
+        MERGE INTO delta.`file:///lake/t` t USING {changes} s ON t.`id` = s.`id`
+        WHEN MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET _shard = CAST(raise_error(\
+concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 'and', s._stream, s._shard))) AS BIGINT)
+        WHEN MATCHED AND s._sequence > t._sequence AND s._deleted THEN DELETE
+        WHEN MATCHED AND s._sequence > t._sequence THEN UPDATE SET `id` = s.`id`
+        WHEN NOT MATCHED AND NOT s._deleted THEN INSERT (`id`) VALUES (s.`id`)
+    """
+    written = [quoted(name) for name in columns if name != DELETED or not keys.is_ordered_by_position]
+    on = " AND ".join(f"t.{name} = s.{name}" for name in map(quoted, keys.columns))
+    update = f"UPDATE SET {', '.join(f'{name} = s.{name}' for name in written)}"
+    insert = f"INSERT ({', '.join(written)}) VALUES ({', '.join(f's.{name}' for name in written)})"  # noqa: S608 - all names are quoted
+    compares = ">=" if overwrites_equal else ">"
+    if keys.is_ordered_by_position:
+        places = "concat_ws(' ', t._stream, t._shard, 'and', s._stream, s._shard)"
+        failure = f"CAST(raise_error(concat('{KEY_IN_TWO_SHARDS} ', {places})) AS BIGINT)"
+        is_newer = f"s._sequence {compares} t._sequence"
+        clauses = [
+            f"MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET _shard = {failure}",
+            f"MATCHED AND {is_newer} AND s.{DELETED} THEN DELETE",
+            f"MATCHED AND {is_newer} THEN {update}",
+            f"NOT MATCHED AND NOT s.{DELETED} THEN {insert}",
+        ]
+    else:
+        of_row, of_change = (f"struct({', '.join(f'{side}.{n}' for n in _order(keys))})" for side in "ts")
+        clauses = [f"MATCHED AND {of_change} {compares} {of_row} THEN {update}", f"NOT MATCHED THEN {insert}"]
+    evolution = " WITH SCHEMA EVOLUTION" if adds_columns else ""
+    # Spark replaces what is in single braces, so those in a name or a path are doubled.
+    into, on, *whens = (
+        part.replace("{", "{{").replace("}", "}}")
+        for part in (sql_name(table), on, *(f"WHEN {one}" for one in clauses))
+    )
+    return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {on}", *whens])
+
+
+def own_session(session: SparkSession) -> SparkSession:
+    """Return a copy of a session, with its settings, views and functions, and with settings of its own from then on."""
+    if hasattr(session, "cloneSession"):
+        copy: SparkSession = session.cloneSession()
+        return copy
+    # A classic session has no such method in Python.
+    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())

@@ -1,0 +1,111 @@
+"""Changes of keys in a stream file, the table that they make, and what it must be."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingest_job import IngestJob
+from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.verify_keyed import KeyedVerdict, verify_keyed
+from spark_jobs.writing.keyed import Keys
+from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.options import ErrorPolicy, Limits
+
+BY_POSITION = Keys(["id"], apply_as_deletes="op = 'd'", except_columns=["op"])
+BY_VALUE = Keys(["id"], sequence_by="at", apply_as_deletes="op = 'd'", except_columns=["op"])
+
+
+@dataclass
+class KeyedTable:
+    """A stream of changes ``{"id", "name", "op", "at"}``, and the table that is kept equal to it.
+
+    Args:
+        spark: writes it.
+        folder: has the stream file and the table.
+        keys: of the table.
+        records: the most messages of a batch.
+    """
+
+    spark: SparkSession
+    folder: Path
+    keys: Keys = BY_POSITION
+    records: int = 7
+    driver_records: int = 10_000
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}/changes.ss/changes"
+
+    @property
+    def ingestion(self) -> Ingestion:
+        return Ingestion(
+            group="mirror",
+            table=f"{self.folder}/t",
+            decoder=Json("id BIGINT, name STRING, op STRING, at BIGINT"),
+            keys=self.keys,
+            limits=Limits(max_records=self.records),
+            errors=ErrorPolicy(on_bad_rows="dead_letter"),
+            retry_seconds=0.0,
+            driver_records=self.driver_records,
+        )
+
+    def send(self, *changes: dict[str, Any], shards: int = 1) -> None:
+        """Append changes; those of a key go to one shard."""
+        with create_producer(self.url) as producer:
+            for change in changes:
+                shard = change.get("id", 0) % shards
+                producer.send(json.dumps(change).encode(), shard=shard, timestamp_ms=1_700_000_000_000 + len(self.sent))
+                self.sent.append(change)
+
+    def drain(self) -> list[BatchReport]:
+        with open_batch_source(self.url) as source:
+            return list(drain_batches(IngestJob(self.spark, source, self.ingestion)))
+
+    def verdict(self) -> KeyedVerdict:
+        with open_batch_source(self.url) as source:
+            return verify_keyed(self.spark, source, self.ingestion)
+
+    def rows(self) -> dict[int, str]:
+        """The name of each key in the table.
+
+        Raises:
+            AssertionError: a key is there twice.
+        """
+        table = self.spark.read.format("delta").load(f"{self.folder}/t")
+        found = table.where("NOT _deleted") if self.keys.sequence_by else table
+        rows = [(row["id"], row["name"]) for row in found.collect()]
+        assert len(dict(rows)) == len(rows), rows
+        return dict(rows)
+
+    def expected(self) -> dict[int, str]:
+        """The same, of the changes that were sent."""
+        newest: dict[int, dict[str, Any]] = {}
+        for change in sorted(self.sent, key=lambda change: change["at"]) if self.keys.sequence_by else self.sent:
+            newest[change["id"]] = change
+        return {key: change["name"] for key, change in newest.items() if change["op"] != "d"}
+
+    def restore(self, version: int) -> None:
+        self.spark.sql(f"RESTORE TABLE delta.`{self.folder}/t` TO VERSION AS OF {version}")
+
+
+def random_changes(count: int, *, keys: int, seed: int, first: int = 0) -> Sequence[dict[str, Any]]:
+    """Updates and deletes of few keys; ``at`` is in order for the most part, and unique."""
+    dice = random.Random(seed)
+    times = list(range(first, first + count))
+    for _ in range(count // 4):
+        one, other = dice.randrange(count), dice.randrange(count)
+        times[one], times[other] = times[other], times[one]
+    return [
+        {"id": dice.randrange(keys), "name": f"n{first + at}", "op": dice.choice("uuud"), "at": times[at]}
+        for at in range(count)
+    ]
