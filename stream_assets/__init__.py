@@ -12,6 +12,7 @@ __getattr__, __dir__ = lazy_exports(
         "sensors.lag_sensor": ("LagPolicy",),
         "spark_jobs.dead_letters.reader": ("DeadLetters", "DeadLetterFilter"),
         "spark_jobs.decoding.avro": ("Avro",),
+        "spark_jobs.decoding.debezium": ("Debezium",),
         "spark_jobs.decoding.decoders": ("Raw", "Text"),
         "spark_jobs.decoding.json_decoder": ("Json", "JsonMode"),
         "spark_jobs.decoding.json_schema": ("JsonSchema",),

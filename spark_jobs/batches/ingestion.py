@@ -255,6 +255,7 @@ class Ingestion:
                 remedy="Use mode 'resumable'.",
             )
         if self.keys is not None:
+            object.__setattr__(self, "keys", self.keys.of_decoder(self.decoder))
             object.__setattr__(self, "layout", self.keys.layout(self.layout))
         if self.errors.schema_changes is SchemaChanges.RESCUE:
             object.__setattr__(self, "decoder", with_rescue(self.decoder))

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.batches.ingestion import Ingestion, Transform
 from spark_jobs.decoding.ddl import first_duplicate, quoted
-from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
+from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved, rows_where
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
 from spark_jobs.decoding.json_inference import FieldStats
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -123,7 +123,12 @@ class RowColumns:
         return self.rows_of_clean(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS), treatment)
 
     def rows_of_clean(self, messages: DataFrame, treatment: Treatment = keep_bad_rows) -> DataFrame:
-        """Return the rows to write of messages without dead letters and their columns."""
+        """Return the rows to write of messages without dead letters and their columns.
+
+        Messages are left out of which the decoder makes no row; see :func:`spark_jobs.decoding.decoders.rows_where`.
+        """
+        if (condition := rows_where(self.decoder)) is not None:
+            messages = messages.where(condition)
         rows = transformed(messages, self._ingestion.transform, treatment)
         if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE:
             rows = rescue(rows, self._of_table)

@@ -142,6 +142,19 @@ def is_one_column(decoder: Decoder) -> bool:
     return bool(getattr(decoder, "is_one_column", False))
 
 
+def rows_where(decoder: Decoder) -> str | None:
+    """The SQL condition of the decoded rows that are written, from an attribute of the decoder; ``None`` for all.
+
+    The others are of messages that make no row, such as heartbeats. They count as messages that were read.
+
+    Example:
+        >>> rows_where(Text()) is None
+        True
+    """
+    condition: str | None = getattr(decoder, "rows_where", None)
+    return condition
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Decodes payloads of UTF-8 text into one STRING column; a tombstone is null.

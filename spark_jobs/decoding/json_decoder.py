@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -142,7 +142,11 @@ class Json:
 
 def with_rescue(decoder: Decoder) -> Decoder:
     """Return the decoder with ``rescue``, if it ignores fields."""
-    return replace(decoder, rescue=True) if isinstance(decoder, Json) and decoder.schema is not None else decoder
+    if isinstance(decoder, Json):
+        return decoder if decoder.schema is None else replace(decoder, rescue=True)
+    # Debezium rescues the fields of its rows.
+    wrapped: Callable[[], Decoder] | None = getattr(decoder, "with_rescue", None)
+    return decoder if wrapped is None else wrapped()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
+from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -522,8 +523,10 @@ def json_text(value: Any, levels: int | None = None) -> str:
         if levels is not None and len(value) > _MAX_DIGITS:
             raise ValueError(f"a number with more than the {_MAX_DIGITS} digits of a VARIANT")
         return str(value)
+    if isinstance(value, str):
+        return encode_basestring(value)
     if not isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value)
     if isinstance(value, RepeatingObject):
         raise ValueError(f"the key {min(value.repeated)!r} occurs twice")
     if levels == 0:
@@ -538,7 +541,7 @@ def json_text(value: Any, levels: int | None = None) -> str:
     for name, one in value.items():
         if levels is not None and len(name) > _MAX_NAME_LENGTH:
             raise ValueError(f"a name with more than the {_MAX_NAME_LENGTH} characters of a VARIANT")
-        parts.append(f"{json.dumps(name, ensure_ascii=False)}: {json_text(one, within)}")
+        parts.append(f"{encode_basestring(name)}: {json_text(one, within)}")
     return f"{{{', '.join(parts)}}}"
 
 

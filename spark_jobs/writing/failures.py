@@ -49,6 +49,7 @@ from stream_consumers.errors import (
 MAX_ERROR_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 KEY_IN_TWO_SHARDS = "a key has changes in two shards:"
+NO_VALUE = "a change of a key that the table lacks does not have the value of the column"
 KEY_TWICE = "two rows of one message have the same key:"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
@@ -398,6 +399,11 @@ def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
         return KeyConflictError(
             f"{found}, so that their positions do not say which one is newer; {table} is unchanged",
             remedy="Let the changes of a key go to one shard, or name what orders them: sequence_by.",
+        )
+    if found := next((one for one in said if one.startswith(NO_VALUE)), None):
+        return KeyConflictError(
+            f"{found}, so {table} is unchanged",
+            remedy="Begin with a snapshot of the source, or set REPLICA IDENTITY FULL there.",
         )
     if found := next((one for one in said if one.startswith(KEY_TWICE)), None):
         return KeyConflictError(

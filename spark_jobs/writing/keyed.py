@@ -12,20 +12,22 @@ Both are explored in ``tests/model/keyed.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructField, StructType
 
 from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.entries import KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
 from spark_jobs.ledger.table_rows import ROW_PLACE
+from spark_jobs.reading.spark_types import text
 from spark_jobs.table_location import sql_name
-from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE
+from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE, NO_VALUE
 from spark_jobs.writing.layout import TableLayout, check_names
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 
@@ -33,6 +35,8 @@ DELETED = "_deleted"
 """The column that says whether a change deletes its key. A table with ``sequence_by`` has it, too."""
 SEQUENCE_BY = "_sequence_by"
 """The column with the value of ``sequence_by``."""
+UNAVAILABLE = "_unavailable"
+"""The column of a decoder with the names of columns whose values a change does not have: the row keeps its own."""
 MAX_CLUSTERED = 4
 """Delta clusters by at most this many columns."""
 _SHARD = ("_stream", "_shard")
@@ -118,6 +122,14 @@ class Keys:
         """Whether the position in the shard orders the changes of a key."""
         return not self.sequence_by
 
+    def of_decoder(self, decoder: Decoder) -> Keys:
+        """Return the keys with what the decoder knows of its changes: which of them delete, and its own columns."""
+        deletes = getattr(decoder, "deletes_where", None)
+        if deletes is None:
+            return self
+        left_out = dict.fromkeys((*self.except_columns, *getattr(decoder, "change_columns", ())))
+        return replace(self, apply_as_deletes=self.apply_as_deletes or deletes, except_columns=tuple(left_out))
+
     def changes(self, rows: DataFrame) -> DataFrame:
         """Return the rows as changes: with ``_deleted``, and with ``_sequence_by`` where there is an expression for it.
 
@@ -153,7 +165,12 @@ class Keys:
         for column in changes.fields:
             if column.name.lower() in self.required:
                 _check_has_order(column)
-        return StructType([column for column in changes.fields if self.sequence_by or column.name != DELETED])
+        return StructType([column for column in changes.fields if column.name in self.written(changes.names)])
+
+    def written(self, names: Iterable[str]) -> list[str]:
+        """Return the columns of changes that the table has."""
+        hidden = {UNAVAILABLE} if self.sequence_by else {UNAVAILABLE, DELETED}
+        return [name for name in names if name not in hidden]
 
     def check_table(self, columns: Sequence[Mapping[str, Any]], *, table: str) -> None:
         """Check that the columns of the key are NOT NULL in the table.
@@ -209,7 +226,30 @@ def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
     if keys.is_ordered_by_position:
         both = f.concat_ws(" and ", *(_text([f"{name}.{part}" for part in _SHARD]) for name in _SHARDS))
         is_sound &= _unless(f.col("_first_shard") == f.col("_last_shard"), KEY_IN_TWO_SHARDS, both)
+    if UNAVAILABLE in changes.columns:
+        ranked = _with_newest_values(ranked, keys, newest_first)
     return ranked.where((f.col("_rank") == 1) & is_sound).drop("_rank", "_next", *_SHARDS)
+
+
+def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec) -> DataFrame:
+    """Take each value that the newest change does not have from the newest one that has it.
+
+    A change that creates a row has all values, so no value comes from before a delete.
+    """
+    own = {*keys.required, *ROW_PLACE, "_timestamp", UNAVAILABLE, "_rank", "_next", *_SHARDS}
+    names = [name for name in ranked.columns if name.lower() not in own]
+    whole = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+
+    def newest(name: str) -> Column:
+        has_value = ~f.array_contains(UNAVAILABLE, name)
+        value = f.struct(f.col(quoted(name)).alias("value"))
+        return f.first_value(f.when(has_value, value), ignoreNulls=True).over(whole).alias(name)
+
+    found = ranked.withColumn("_newest", f.struct(*map(newest, names)))
+    newest_of = {name: f.col(f"_newest.{quoted(name)}") for name in names}
+    still = f.array_compact(f.array(*(f.when(one.isNull(), f.lit(name)) for name, one in newest_of.items())))
+    values = {name: one["value"] for name, one in newest_of.items()}
+    return found.withColumns({**values, UNAVAILABLE: still}).drop("_newest")
 
 
 def _order(keys: Keys) -> tuple[str, ...]:
@@ -267,10 +307,16 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         WHEN MATCHED AND s._sequence > t._sequence THEN UPDATE SET `id` = s.`id`
         WHEN NOT MATCHED AND NOT s._deleted THEN INSERT (`id`) VALUES (s.`id`)
     """
-    written = [quoted(name) for name in columns if name != DELETED or not keys.is_ordered_by_position]
+    written = {name: quoted(name) for name in keys.written(columns)}
     on = " AND ".join(f"t.{name} = s.{name}" for name in map(quoted, keys.columns))
-    update = f"UPDATE SET {', '.join(f'{name} = s.{name}' for name in written)}"
-    insert = f"INSERT ({', '.join(written)}) VALUES ({', '.join(f's.{name}' for name in written)})"  # noqa: S608 - all names are quoted
+    updated = inserted = {name: f"s.{own}" for name, own in written.items()}
+    if UNAVAILABLE in columns:
+        lacks = {name: f"array_contains(s.{UNAVAILABLE}, {text(name)})" for name in written}
+        updated = {name: f"IF({lacks[name]}, t.{own}, s.{own})" for name, own in written.items()}
+        fails = {name: f"raise_error({text(f'{NO_VALUE} {name}')})" for name in written}
+        inserted = {name: f"IF({lacks[name]}, {fails[name]}, s.{own})" for name, own in written.items()}
+    update = f"UPDATE SET {', '.join(f'{own} = {updated[name]}' for name, own in written.items())}"
+    insert = f"INSERT ({', '.join(written.values())}) VALUES ({', '.join(inserted.values())})"  # noqa: S608 - quoted
     compares = ">=" if overwrites_equal else ">"
     if keys.is_ordered_by_position:
         places = "concat_ws(' ', t._stream, t._shard, 'and', s._stream, s._shard)"
@@ -287,11 +333,11 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         clauses = [f"MATCHED AND {of_change} {compares} {of_row} THEN {update}", f"NOT MATCHED THEN {insert}"]
     evolution = " WITH SCHEMA EVOLUTION" if adds_columns else ""
     # Spark replaces what is in single braces, so those in a name or a path are doubled.
-    into, on, *whens = (
+    into, matches, *whens = (
         part.replace("{", "{{").replace("}", "}}")
         for part in (sql_name(table), on, *(f"WHEN {one}" for one in clauses))
     )
-    return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {on}", *whens])
+    return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {matches}", *whens])
 
 
 def own_session(session: SparkSession) -> SparkSession:

@@ -371,7 +371,7 @@ def make_decoder(decode: str, registry_options: ClientConfig, given: Mapping[str
         raise InvalidOptionError(
             "--subject and --registry-option are for a schema registry", remedy="Give --schema-registry, too."
         )
-    if "subject" in names and not {"subject", "schema_file"} & given.keys():
+    if "subject" in names and not {"subject", "schema_file", "schema"} & given.keys():
         raise InvalidOptionError(
             f"--decode {decode} needs a schema", remedy="Give --schema-registry and --subject; or --schema-file."
         )
@@ -513,10 +513,10 @@ row_options = combine_options(
     make_conversion,
     click.option(
         "--decode",
-        type=click.Choice(["raw", "text", "json", "variant", "avro", "protobuf", "json-schema"]),
+        type=click.Choice(["raw", "text", "json", "variant", "avro", "protobuf", "json-schema", "debezium"]),
         help="The format of the payloads; raw by default.",
     ),
-    click.option("--schema", help="The columns as Spark DDL, for --decode json: 'id BIGINT, user STRING'."),
+    click.option("--schema", help="The columns as Spark DDL, for --decode json or debezium: 'id BIGINT, user STRING'."),
     # The choices are those of JsonMode, which is not imported until a command needs it.
     click.option(
         "--json-mode",

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.decoding.decoders import Decoder
 from stream_assets import (
     Avro,
+    Debezium,
     ErrorPolicy,
     Json,
     JsonSchema,
@@ -220,8 +221,19 @@ def registry() -> SchemaRegistry:
         ),
         ("{type: json, schema: id INT, mode: strict}", lambda folder: Json("id INT", mode="strict")),
         ("{type: variant, column: event}", lambda folder: Json(column="event")),
+        (
+            "{type: debezium, schema: 'id INT, at TIMESTAMP', source_order: true, "
+            "types: {at: io.debezium.time.Timestamp}, key: key}",
+            lambda folder: Debezium(
+                "id INT, at TIMESTAMP", source_order=True, types={"at": "io.debezium.time.Timestamp"}, key="key"
+            ),
+        ),
+        (
+            "{type: debezium, REGISTRY, subject: shop.customers-value, unwrapped: rewrite}",
+            lambda folder: Debezium(registry=registry(), subject="shop.customers-value", unwrapped="rewrite"),
+        ),
     ],
-    ids=["avro", "protobuf", "json_schema", "json", "variant"],
+    ids=["avro", "protobuf", "json_schema", "json", "variant", "debezium", "debezium in avro"],
 )
 def test_decoders(
     project: DgProject, monkeypatch: pytest.MonkeyPatch, decode: str, expected: Callable[[Path], Decoder]

@@ -8,7 +8,17 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets import Avro, ErrorPolicy, Json, JsonSchema, Protobuf, SchemaRegistry, StreamRun, stream_asset
+from stream_assets import (
+    Avro,
+    Debezium,
+    ErrorPolicy,
+    Json,
+    JsonSchema,
+    Protobuf,
+    SchemaRegistry,
+    StreamRun,
+    stream_asset,
+)
 from stream_assets.cli.options import make_conversion
 from stream_consumers.errors import InvalidOptionError
 
@@ -62,6 +72,11 @@ def test_an_asset_that_needs_dagster_is_refused_and_not_left_out(name: str) -> N
 
 AVRO = '"long"'
 PROTO = 'syntax = "proto3"; message A { int32 a = 1; } message B { int32 b = 1; }'
+ROW = '{"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}]}'
+ENVELOPE = (
+    f'{{"type": "record", "name": "Envelope", "fields": [{{"name": "before", "type": ["null", {ROW}]}}, '
+    '{"name": "after", "type": ["null", "Value"]}, {"name": "op", "type": "string"}]}'
+)
 JSON_SCHEMA = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
 
 
@@ -76,6 +91,8 @@ JSON_SCHEMA = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
         ({"decode": "avro"}, AVRO, Avro(AVRO)),
         ({"decode": "protobuf", "message": "B"}, PROTO, Protobuf(PROTO, message="B")),
         ({"decode": "json-schema"}, JSON_SCHEMA, JsonSchema(JSON_SCHEMA)),
+        ({"decode": "debezium", "schema": "id BIGINT"}, "", Debezium("id BIGINT")),
+        ({"decode": "debezium"}, ENVELOPE, Debezium(Avro(ENVELOPE))),
     ],
 )
 def test_the_decoder_is_the_one_that_the_options_describe(
@@ -104,6 +121,8 @@ def test_a_registry_and_its_options_are_shown_nowhere() -> None:
         {"decode": "json"},
         {"decode": "variant", "schema": "id BIGINT"},
         {"decode": "avro"},
+        {"decode": "debezium"},
+        {"decode": "debezium", "schema": "id BIGINT", "schema_registry": "http://registry", "subject": "s"},
         {"decode": "avro", "subject": "orders-value"},
         {"decode": "avro", "registry_option": {"a": "b"}, "schema_file": "f"},
         {"decode": "avro", "schema_file": "f", "message": "M"},
