@@ -279,10 +279,10 @@ MODES: Mapping[str, WriteMode] = {
     "dismiss": WriteMode(replaces_dead_letters=True, takes_effect_at_base=True),
     # Changes of keys, in the order of their positions.
     "merge": WriteMode(merges=True, reduces_redo=True, redoes_rest=True),
-    "merge again": WriteMode(merges=True, uncounts_dead_letters=True, reduces_redo=True, redoes_rest=True),
+    "merge again": WriteMode(merges=True, replaces_dead_letters=True, reduces_redo=True, redoes_rest=True),
     # Changes of keys, in the order of a value.
     "upsert": WriteMode(merges=True, reduces_redo=True),
-    "upsert again": WriteMode(merges=True, uncounts_dead_letters=True, reduces_redo=True),
+    "upsert again": WriteMode(merges=True, replaces_dead_letters=True, reduces_redo=True),
 }
 """The ways to write a batch. Those with ``again`` write messages that were written before."""
 

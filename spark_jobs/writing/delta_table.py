@@ -81,7 +81,7 @@ class DeltaWriter:
                 "spark.databricks.delta.write.txnVersion": str(entry.number),
                 "spark.databricks.delta.commitInfo.userMetadata": entry.to_json(),
             }
-            overwrites, adds = entry.write_mode.uncounts_dead_letters, self.schema_changes is not SchemaChanges.FAIL
+            overwrites, adds = entry.write_mode.replaces_dead_letters, self.schema_changes is not SchemaChanges.FAIL
             merge(rows, self.keys, self.path, overwrites_equal=overwrites, adds_columns=adds, settings=settings)
             return
         writer = (
