@@ -31,7 +31,8 @@ from stream_consumers.options import Limits
 MAX_EXAMPLES = 5
 """How many places of each fault are in a verdict."""
 _ALL = Limits(max_records=2**62, max_bytes=2**62)
-_FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled")
+FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled")
+"""The counts of a verdict that must be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class KeyedVerdict:
     @property
     def is_right(self) -> bool:
         """Whether each row is made by the newest change of its key."""
-        return not any(getattr(self, name) for name in _FAULTS)
+        return not any(getattr(self, name) for name in FAULTS)
 
 
 def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> KeyedVerdict:

@@ -289,21 +289,31 @@ def _claimed_rows(pipeline: Pipeline, ledger: LedgerState) -> list[dict[str, Any
 
 @click.command()
 @pipeline_options()
+@row_options
+@spark_options
 @json_option
-def verify(pipeline: Pipeline, as_json: bool) -> None:
+def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, as_json: bool) -> None:
     """Compare the stream with the table, message by message.
 
     The exit code is 1 if a message is missing, duplicated, unknown or other, or a range is lost. Messages that are
     unexplained do not change it.
 
+    With --keys, a keyed table is compared key by key, with the decoder and transform that make its rows. The exit code
+    is 1 if a row is missing, stale (of an older change than the newest one), undeleted, unknown or doubled.
+
     \b
-    Example:
+    Examples:
       stream-assets verify --source file://orders.ss/orders --table lake/orders --group lakehouse
+      stream-assets verify --source kafka://localhost:9092/shop.public.customers --table lake/customers \\
+          --decode debezium --schema 'id BIGINT, name STRING' --keys id
     """
     from spark_jobs.claims.claim_state import claim_state
     from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.verify import verify as compare
 
+    if conversion.keys is not None:
+        _verify_keyed(pipeline, conversion, spark, as_json=as_json)
+        return
     ingestion = pipeline.ingestion()
     claimed, state = None, ingestion.ledger().read()
     if state.sharing == CLAIMS:
@@ -350,6 +360,22 @@ def verify(pipeline: Pipeline, as_json: bool) -> None:
     for note in _notes(ingestion.ledger(), state):
         inform(f"note: {note}", style="yellow")
     if not all(verdict.is_right for verdict in verdicts):
+        sys.exit(1)
+
+
+def _verify_keyed(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, *, as_json: bool) -> None:
+    from spark_jobs.verify_keyed import FAULTS, verify_keyed
+
+    with pipeline.stream().open() as opened:
+        session = spark.session(pipeline.table, pipeline.storage)
+        verdict = verify_keyed(session, opened, conversion.ingestion(pipeline))
+    row = {name: getattr(verdict, name) for name in ("messages", "keys", "rows", *FAULTS, "unread")}
+    title = f"{pipeline.source} and {pipeline.table}"
+    print_rows([row], as_json=as_json, title=title, empty="", if_any=("unread",))
+    for what, places in verdict.examples.items():
+        shown = [f"{shard}={pipeline.shown(sequence)}" for shard, sequence in places]
+        inform(f"{what}: {_listed(shown, count=row[what])}", style="red")
+    if not verdict.is_right:
         sys.exit(1)
 
 
