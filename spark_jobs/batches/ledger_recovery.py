@@ -122,10 +122,14 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -
     """
     try:
         return ledger.read(), False
-    except LedgerTruncatedError:
+    except LedgerTruncatedError as error:
         if ingestion.keys is not None:
-            # The rows of a keyed table do not show which messages were merged.
-            raise
+            raise LedgerTruncatedError(
+                error.what,
+                remedy="Restore the log files, or write into a new table: the rows of a keyed table do not show which "
+                "messages were merged.",
+                **error.facts,
+            ) from None
         state = _from_broker(source, ingestion)
         if state is None:
             raise
