@@ -17,7 +17,9 @@ from tests.support.keyed_tables import BY_POSITION, BY_VALUE, KeyedTable, random
 
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
-@pytest.mark.parametrize("driver_records", [0, 10_000], ids=["executors", "driver"])
+@pytest.mark.parametrize(
+    "driver_records", [pytest.param(0, marks=pytest.mark.slow), 10_000], ids=["executors", "driver"]
+)
 def test_a_table_has_the_newest_change_of_each_key(
     spark: SparkSession, folder: Path, keys: Keys, driver_records: int
 ) -> None:
@@ -33,6 +35,7 @@ def test_a_table_has_the_newest_change_of_each_key(
     assert stored.columns == ["id", "name", "at", "_stream", "_shard", "_sequence", "_timestamp", *hidden]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
 def test_what_is_read_again_gives_the_same_table(spark: SparkSession, folder: Path, keys: Keys) -> None:
     """A RESTORE, a rewind to the middle, and a replay of a range bring no deleted row back."""
@@ -75,6 +78,7 @@ def test_a_message_without_a_key_is_a_dead_letter(spark: SparkSession, folder: P
     assert (report.dead, table.rows()) == (1, {1: "a"})
 
 
+@pytest.mark.slow
 def test_a_table_stays_keyed_by_the_same_key(spark: SparkSession, folder: Path) -> None:
     table = KeyedTable(spark, folder)
     table.send({"id": 1, "name": "a", "op": "u", "at": 0})
@@ -84,6 +88,7 @@ def test_a_table_stays_keyed_by_the_same_key(spark: SparkSession, folder: Path) 
             KeyedTable(spark, folder, other).drain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
 def test_verify_finds_each_fault(spark: SparkSession, folder: Path, keys: Keys) -> None:
     table = KeyedTable(spark, folder, keys, records=100)
