@@ -68,7 +68,7 @@ def test_the_report_keeps_the_suites_that_were_not_run_again(bench: Bench, tmp_p
     text = page.read_text()
     assert "Not measured" not in text
     assert "| times | ≤ 2 | 4 | **missed** |" in text
-    assert "| second | now | abc | 2 |" in text
+    assert "* now, commit abc, 2 rounds: first, second" in text
     assert list(json.loads(page.with_suffix(".json").read_text())) == ["first", "second"]
 
 
