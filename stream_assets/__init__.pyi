@@ -3,6 +3,7 @@
 from sensors.lag_sensor import LagPolicy as LagPolicy
 from spark_jobs.dead_letters.reader import DeadLetters as DeadLetters
 from spark_jobs.decoding.avro import Avro as Avro
+from spark_jobs.decoding.debezium import Debezium as Debezium
 from spark_jobs.decoding.decoders import Raw as Raw, Text as Text
 from spark_jobs.decoding.json_decoder import Json as Json, JsonMode as JsonMode
 from spark_jobs.decoding.json_schema import JsonSchema as JsonSchema

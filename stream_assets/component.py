@@ -1,6 +1,7 @@
 """``StreamIngestionComponent``: ingestion of streams into Delta tables, declared in a ``defs.yaml``."""
 
 import inspect
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,12 +35,17 @@ from stream_assets.stream_to_table import OPTIONS as ALWAYS_SET
 from stream_assets.translator import StreamTranslator, StreamTranslatorData
 from stream_consumers.consumer import MeasurableConsumer
 from stream_consumers.create import create_consumer
+from stream_consumers.display import shortened
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, UnsupportedError
 from stream_consumers.options import ConsumerMode
 from stream_consumers.urls import StreamUrl
 
 CONNECTIONS: dict[str, type[Any]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
 OPTIONS: dict[str, type[Any]] = {**ALWAYS_SET, "keys": Keys}
+TEMPLATE_MARK = re.compile(r"\{[{%#]")
+"""What begins an expression, a statement or a comment of Jinja."""
+_SHOWN = 100
+_log = logging.getLogger(__name__)
 CATALOGS: dict[str, type[Any]] = {"unity": UnityCatalog, "hive": HiveMetastore}
 
 
@@ -586,7 +592,16 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         """Return the streams of each asset of an entry."""
         if entry.pattern is None:
             return [entry.names]
-        return [(name,) for name in self._all_streams() if fnmatchcase(name, entry.pattern) and name not in taken]
+        found = [name for name in self._all_streams() if fnmatchcase(name, entry.pattern) and name not in taken]
+        # Whoever may create a stream chooses its name, and Dagster renders the key of an asset once more.
+        if unsafe := [name for name in found if TEMPLATE_MARK.search(name)]:
+            _log.warning(
+                "%d streams that match the pattern %s have no asset, because their names are templates, like %s",
+                len(unsafe),
+                entry.pattern,
+                shortened(ascii(unsafe[0]), _SHOWN),
+            )
+        return [(name,) for name in found if name not in unsafe]
 
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
         defaults = self.defaults or StreamOptions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,8 @@ from stream_consumers.display import counted, shortened
 
 # Names that cannot become columns are shown up to this many characters.
 _SHOWN = 100
+# The schema is pasted into a command in single quotes, or into a defs.yaml, whose templates Dagster renders.
+_INTERPRETED = re.compile(r"['${]")
 _COLUMNS = pa.struct([])
 # Values of these kinds fit one type, and need no remark.
 _ALIKE = ({"whole number", "number"}, {"date", "time"})
@@ -88,10 +91,12 @@ def infer(payloads: Iterable[bytes | None]) -> InferredSchema:
         except Exception as error:  # noqa: BLE001 - the reason is counted, whatever it is
             refused[why(error)] += 1
     columns, no_columns = columns_of(seen)
-    fields = [_inferred(column, seen.fields[column.name]) for column in columns.fields]
+    inferred = [_inferred(column, seen.fields[column.name]) for column in columns.fields]
+    fields = [one for one in inferred if not _INTERPRETED.search(f"{one.name} {one.ddl}")]
+    odd = [f"{shortened(one.name, _SHOWN)!a} has names with ', $ or {{" for one in inferred if one not in fields]
     empty = [f"{name!r} is always null or empty" for name, inner in seen.fields.items() if not inner.has_content()]
     names = sorted(ascii(shortened(".".join(path), _SHOWN)) for path in no_columns)
-    return InferredSchema(messages, fields, refused, [*empty, *(f"{name} cannot be a column" for name in names)])
+    return InferredSchema(messages, fields, refused, [*empty, *odd, *(f"{name} cannot be a column" for name in names)])
 
 
 def fitted(found: InferredSchema, payloads: Sequence[bytes | None], table: StructType) -> InferredSchema:

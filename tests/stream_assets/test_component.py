@@ -255,6 +255,23 @@ def test_decoders(
     assert decoder == expected(project.source / project.package / "defs" / "shop")
 
 
+def test_a_stream_whose_name_is_a_template_gets_no_asset(project: DgProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["orders-eu", "orders-{{7*7}}", "orders-{%if", "orders-{#"]
+    monkeypatch.setattr(StreamIngestionComponent, "_all_streams", lambda self: names)
+    loaded = load(
+        project,
+        """
+        attributes:
+          connection: {type: redis, address: "localhost:1"}
+          lake: /lake
+          streams:
+            - {pattern: orders-*, translation: {key: "sales/{{ stream }}"}}
+        """,
+    )
+    keys = {key.to_user_string() for key in loaded.resolve_asset_graph().materializable_asset_keys}
+    assert keys == {"sales/orders-eu"}
+
+
 def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
     for stream in ("orders-eu", "orders-us", "orders-test", "clicks", "other"):
         with create_producer(f"memory://patterns/{stream}") as producer:

@@ -59,9 +59,14 @@ def test_a_field_with_nothing_in_it_is_no_column(value):
 
 def test_names_that_spark_takes_for_others_or_for_its_own_are_no_columns():
     refused = ("u\u017fer", "_\u017fequence", "_tmp_metadata_row_index", "__Delta_internal_x", "_metadata")
-    refused += ('y"', "it's", "back\\slash")
+    refused += ('y"', "back\\slash")
     document = dict.fromkeys(("user", *refused, "metadata"), 1) | {"in": {"_metadata": 1}}
     assert infer([json.dumps(document).encode()]).ddl() == "user bigint, metadata bigint, in STRUCT<_metadata: bigint>"
+
+
+def test_a_schema_that_is_pasted_has_nothing_that_a_shell_or_a_template_would_run():
+    found = infer([b"""{"it's": 1, "in": {"it's": 1}, "$(id)": 1, "{{ 7 * 7 }}": 1, "{%if": 1, "id": 1}"""])
+    assert (found.ddl(), len(found.remarks)) == ("id bigint", 5)
 
 
 @pytest.mark.spark
