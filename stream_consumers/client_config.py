@@ -54,6 +54,8 @@ _USER_INFO = re.compile(USER_INFO)
 _PARAMETER = re.compile(
     rf"({SECRET_PARAMETER}|<Token-\d{{1,2}}>|x-amz-security-token\s?[:=]\s?)[^\s&;\"'<>]+", re.IGNORECASE
 )
+# A client encodes a password together with a user. A word without digits and signs is none.
+_CREDENTIALS = re.compile(r"\b(Basic|Bearer) (?=[\w+/.~-]*[0-9=+/])[\w+/.~-]{8,}=*")
 # A client or a server may truncate a value that it repeats, so the first 12 characters identify it. A shorter value may
 # be a common word, so it is not searched for within other words.
 _MIN_PREFIX_CHARACTERS = 12
@@ -213,6 +215,7 @@ def redact_options(text: str, options: Mapping[str, object]) -> str:
             secrets |= _secrets(str(value), has_parts=bool(_SECRET.match(name) or not _PATH.fullmatch(str(value))))
     for secret in sorted(secrets, key=len, reverse=True):
         text = _redact(text, secret)
+    text = _CREDENTIALS.sub(rf"\1 {HIDDEN}", text)
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USER_INFO.sub(f"://{HIDDEN}@", text))
 
 

@@ -14,6 +14,8 @@ on the bytes, never on where the scan began, so that two readers agree:
 from __future__ import annotations
 
 import os
+import re
+import string
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +44,7 @@ from stream_consumers.messages import (
     INTERNAL_KEY,
     MAX_SEQUENCE,
     MAX_SHARD,
+    MAX_STREAM_KEY_BYTES,
     MAX_TIMESTAMP_MS,
     Shard,
     check_stream_key,
@@ -223,8 +226,9 @@ def _head(key_bytes: int) -> np.dtype[np.void]:
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
-# The most streams whose messages are looked for in a tail.
-MAX_TAIL_STREAMS = 64
+# The last character of a stream key, and the first bytes of the number of a shard, which is below 2^48.
+_KEY_END = re.compile(rb"[a-zA-Z0-9._-](?=\0\0)")
+_KEY_CHARACTERS = f"{string.ascii_letters}{string.digits}._-".encode()
 # The longest payload, with room for the key and the other fields.
 MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
 # Messages of fewer bytes are read faster one by one than as columns.
@@ -323,15 +327,14 @@ class FrameScanner(ClosesOnExit):
         """
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         left = TAIL_BYTES
-        for key in islice(self._shards, MAX_TAIL_STREAMS):
-            for at in _find_all(tail, bytes((len(key),)) + key):
-                read = partial(read_run, tail, at, len(tail), stream=key.decode(), last={}, most=1)
-                run = read(is_checked=False)
-                if run is None:
-                    continue
-                if left <= 0 or read(is_checked=True):
-                    return True
-                left -= max(MIN_RUN_BYTES, run.end - run.offset)
+        for at, key in _possible_heads(tail):
+            read = partial(read_run, tail, at, len(tail), stream=key, last={}, most=1)
+            run = read(is_checked=False)
+            if run is None:
+                continue
+            if left <= 0 or read(is_checked=True):
+                return True
+            left -= max(MIN_RUN_BYTES, run.end - run.offset)
         return False
 
     def check_in_place(self) -> None:
@@ -630,8 +633,13 @@ class FrameScanner(ClosesOnExit):
         return count, False
 
 
-def _find_all(data: bytes, needle: bytes) -> Iterator[int]:
-    at = data.find(needle)
-    while at >= 0:
-        yield at
-        at = data.find(needle, at + 1)
+def _possible_heads(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield where messages may begin, of whatever stream, and the stream keys there."""
+    for found in _KEY_END.finditer(data):
+        end = found.end()
+        # A key of n characters comes after a byte with the value n.
+        before = data[max(0, end - MAX_STREAM_KEY_BYTES) : end]
+        for length in range(1, len(before) - len(before.rstrip(_KEY_CHARACTERS)) + 1):
+            at = end - length - 1
+            if at >= 0 and data[at] == length:
+                yield at, data[at + 1 : end].decode()

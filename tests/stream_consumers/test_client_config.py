@@ -104,6 +104,11 @@ def test_the_text_of_a_client_is_repeated_without_values(name: str, value: str, 
             ", ".join(["[hidden]"] * 4),
         ),
         ({"password": "one\ud800two"}, "one\ud800two", "[hidden]"),
+        (
+            {"client.id": "lake", "client.secret": "hunter2 and more of it"},
+            "bad header Basic bGFrZTpodW50ZXIyIGFuZCBtb3JlIG9mIGl0, not Basic authentication",
+            "bad header Basic [hidden], not Basic authentication",
+        ),
         ({"password": "p<s"}, "&#112;&#x3C;&#0115; p&#60;s", "[hidden] [hidden]"),
         (
             {},

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Beacon, Header, checksum, decode_beacon
+from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.messages import MAX_SEQUENCE, MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
@@ -576,6 +577,28 @@ def test_beacons_that_the_last_one_contradicts_are_compared_once(tmp_path: Path,
         return lines
 
     assert scan_of(1000) < 3 * scan_of(500)
+
+
+@pytest.mark.parametrize("streams", [1, 70])
+def test_messages_of_any_stream_are_found_behind_damage(tmp_path: Path, streams: int) -> None:
+    """In the first message of the file, and in the last stream of many, behind which only that stream has messages."""
+    path = tmp_path / "orders.ss"
+    with FileProducer(f"file://{path}/orders") as producer:
+        for number in range(streams):
+            producer.send(b"first", stream=f"s{number:03}")
+        producer.flush()
+        damaged = HEADER_SIZE if streams == 1 else path.stat().st_size
+        for _ in range(5):
+            producer.send(b"more", stream=f"s{streams - 1:03}" if streams == 1 else "later")
+    content = bytearray(path.read_bytes())
+    content[damaged] ^= 1
+    path.write_bytes(content)
+    with FrameScanner(path) as scanner:
+        assert len(list(scanner)) == (0 if streams == 1 else streams)
+        assert scanner.has_messages_in_tail()
+    with pytest.raises(FormatError), FileProducer(f"file://{path}/orders") as producer:
+        producer.send(b"new")
+    assert path.read_bytes() == bytes(content)
 
 
 def test_a_tail_that_looks_like_many_messages_is_checked_for_a_bounded_time(
