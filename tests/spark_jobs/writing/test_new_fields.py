@@ -268,7 +268,7 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
     assert [(report.rows, report.dead) for report in reports] == [(1, 1)], "a field that is there twice"
     found = rows(spark, what)
     assert {found[0][name] for name in ("a.b", "`", "😀", "x" * 300, "'", "%", "/")} == {1}
-    assert not {'"', "\\"} & {*found[0].asDict()}, "Delta would write them into Java source"
+    assert not {'"', "\\"} & {*found[0]}, "Delta would write them into Java source"
     assert [row["id"] for row in found] == [1]
     # Readers other than Spark take the names.
     assert DeltaTable(what.table).to_pyarrow_table().num_rows == 1

@@ -170,7 +170,7 @@ def test_a_provider_that_fails_later_is_named_where_the_broker_cannot_be_reached
 
 
 def test_no_text_of_a_broker_repeats_the_last_tokens_or_their_extensions(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="stream_consumers.kafka.client")
     with KafkaBrokers("kafka://127.0.0.1:1/orders", client("numbered_token")) as cluster:
         for _ in range(2):
             cluster._for_client(cluster.settings)
