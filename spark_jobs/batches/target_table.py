@@ -152,8 +152,13 @@ def initialize(
             create_table(target.spark, log, empty.schema, ingestion.layout, required=required)
             state = target.ledger.read()
     check_unwritten(target, state, identities)
-    fields = PlannedFields(origin=origin, switch=ingestion.sharing_mode, last_messages=last_messages or {}, hint=hint)
-    fields["keys"] = ingestion.key_order
+    fields = PlannedFields(
+        origin=origin,
+        switch=ingestion.sharing_mode,
+        last_messages=last_messages or {},
+        hint=hint,
+        keys=ingestion.key_order,
+    )
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
     failure = target.writer.try_write(empty, entry, creates=state.version < 0)
     # A lost race to create the table causes many kinds of errors. Any entry of the group is a success.
