@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -77,6 +78,7 @@ class _Process:
     def __init__(self) -> None:
         # It can import the same modules as this process. In its own session it gets no signal of a terminal.
         command = own_python(f"from {isolated_process.__name__} import serve; serve()")
+        self._folder = Path.cwd()
         self._process = subprocess.Popen(  # noqa: S603 - fixed words
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -85,6 +87,10 @@ class _Process:
     def is_alive(self) -> bool:
         """Return whether the process can decode a block."""
         return self._process.poll() is None
+
+    def is_here(self) -> bool:
+        """Return whether the process was started in the working folder of this process, which may be gone otherwise."""
+        return self._folder == Path.cwd()
 
     def run(self, decode: bytes, block: pa.RecordBatch) -> pa.RecordBatch | Exception:
         """Decode a block, and return the rows or the error that the decoder raised.
@@ -249,7 +255,7 @@ def _idle_process() -> _Process:
     with suppress(IndexError):
         while True:
             process = _idle.pop()
-            if process.is_alive():
+            if process.is_alive() and process.is_here():
                 return process
             process.end()
     return _Process()

@@ -102,6 +102,20 @@ def test_a_message_is_not_refused_because_the_system_ended_the_process_once(fold
     assert found.to_pydict() == {"found": ["-5"]}
 
 
+def in_working_folder(block: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"found": [str(Path.cwd())]})
+
+
+def test_a_decoder_runs_in_the_working_folder_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "other"):
+        (folder / name).mkdir()
+        monkeypatch.chdir(folder / name)
+        (found,) = decode_isolated([pa.record_batch({"number": [1]})], in_working_folder, refused)
+        assert found.to_pydict() == {"found": [str(folder / name)]}
+        # A process in a folder that is gone could not import the next decoder.
+        (folder / name).rmdir()
+
+
 def test_a_decoder_that_cannot_be_loaded_is_an_error_and_no_fault_of_a_message() -> None:
     with pytest.raises(DecoderCrashedError):
         list(decode_isolated([pa.record_batch({"number": [1, 2]})], Unloadable(), refused))
