@@ -126,8 +126,7 @@ def _verdict(
     messages: int, newest: DataFrame, table: DataFrame, held: Mapping[Shard, Range], keys: Keys
 ) -> KeyedVerdict:
     names = [quoted(name) for name in keys.columns]
-    is_shown = f.expr("TRUE") if keys.is_ordered_by_position else ~f.col(DELETED)
-    of_keys = table.where(is_shown).groupBy(*names)
+    of_keys = table.where(keys.shown_where or "TRUE").groupBy(*names)
     is_in_stream = f.max(f.expr(in_ranges(held) or "FALSE")).alias("is_held")
     rows = of_keys.agg(f.max(f.struct(*ROW_PLACE)).alias("row"), f.count("*").alias("count"), is_in_stream)
     change = f.struct(*ROW_PLACE, DELETED)

@@ -61,6 +61,7 @@ class BatchTotals:
         dead_batches: the ids of the batches with dead letters or recorded losses.
         replaced: rows that were replaced; ``None`` if the Delta log does not have the number.
         merged: the rows that were inserted, updated and deleted in a keyed table; ``None`` for other tables.
+        stale: the rows of a replayed range that stay in a keyed table, although their messages make no row now.
         lost: the recorded ranges of messages that were gone.
         seconds: the total time of the batches, each from its plan to its commit.
     """
@@ -75,6 +76,7 @@ class BatchTotals:
     dead_batches: list[str] = field(default_factory=list)
     replaced: int | None = 0
     merged: MergedRows | None = None
+    stale: int = 0
     lost: dict[Shard, Intervals] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -99,6 +101,7 @@ class BatchTotals:
         self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_known else None
         if report.merged is not None:
             self.merged = MergedRows(*map(sum, zip(self.merged or MergedRows(), report.merged, strict=True)))
+        self.stale += report.stale
         self.seconds += report.seconds
 
 
@@ -180,7 +183,10 @@ def replay_metadata(
         **left_out,
         "replay/batches": dg.MetadataValue.int(total.batches if total else 0),
     }
-    return metadata if total is None else {**metadata, **_total_metadata(total, "replay")}
+    if total is None:
+        return metadata
+    stale = {"replay/stale_rows": dg.MetadataValue.int(total.stale)} if total.stale else {}
+    return {**metadata, **stale, **_total_metadata(total, "replay")}
 
 
 def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.MetadataValue]:

@@ -37,7 +37,7 @@ _SUMS = (
     ("replaced_rows", "Rows that were deleted in the same commit. Missing if the Delta log does not have the number."),
     ("inserted_rows", "Rows that were inserted into a keyed table."),
     ("updated_rows", "Rows of a keyed table that were updated."),
-    ("deleted_rows", "Rows that were deleted from a keyed table."),
+    ("deleted_rows", "Rows that were deleted from a keyed table; with `sequence_by` they are updated instead."),
     ("lost", "Ranges of sequences that were gone from the stream, by shard."),
 )
 
@@ -70,6 +70,11 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
         MetadataKey("replay/start", "Where the replayed range starts."),
         MetadataKey("replay/stop", "Where the replayed range ends."),
         MetadataKey("replay/partitions", "The partitions that were replayed."),
+        MetadataKey(
+            "replay/stale_rows",
+            "Rows of the replayed range that stay in a keyed table, although their messages make no row any more. "
+            "Missing if 0.",
+        ),
         MetadataKey("replay/rows_left_out", "Rows of the replayed time outside of the replayed ranges. Missing if 0."),
     ),
     REDRIVE: (
@@ -83,7 +88,10 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
     ),
     TABLE: (
         MetadataKey("delta/version", "The version of the table."),
-        MetadataKey("dagster/row_count", "Rows of the table; of an asset with partitions it is on no partition."),
+        MetadataKey(
+            "dagster/row_count",
+            "Rows of the table, with those of deleted keys; of an asset with partitions it is on no partition.",
+        ),
         MetadataKey("dagster/partition_row_count", "Rows of the partition."),
         MetadataKey("dagster/column_schema", "Columns with their types and comments."),
         MetadataKey("dagster/uri", "The URI of the table."),

@@ -5,6 +5,8 @@ parameter selects the type: a Spark DataFrame, an Arrow table, a Polars or panda
 The table is pinned to the version of the last materialization before the run was created, so all assets of the run see
 one version. If that version was removed by a cleanup, the newest version is loaded.
 
+A keyed table with ``sequence_by`` is loaded without the rows that mark deleted keys, except as a ``DeltaTable``.
+
 delta-rs reads frames and Arrow tables. It supports column mapping and deletion vectors.
 """
 
@@ -21,10 +23,8 @@ import pyarrow as pa
 import pyarrow.fs
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.table_rows import TIME
 from spark_jobs.writing.delta_table import read_table
 from stream_assets.metadata import MATERIALIZATIONS_PER_PAGE, VERSION, materializations_of
 from stream_assets.partitions import window_condition
@@ -56,13 +56,14 @@ class TableLoader(dg.IOManager):
         """
         declared = self._declared.located(context.instance)
         log = DeltaLog(declared.table.path, storage_options=declared.table.options())
-        wanted, window = context.dagster_type.typing_type, _window(context)
+        wanted, condition = context.dagster_type.typing_type, _condition(declared, _window(context))
         with log.reading():
             table = _table(context, log)
         context.log.info(f"loading {log.path} at version {table.version()}")
         if wanted is Any or (isinstance(wanted, type) and issubclass(wanted, DataFrame)):
-            return _spark_frame(self._spark(declared), log, table.version(), window)
-        return _load_as(wanted, log, table, window)
+            frame = read_table(self._spark(declared), log, version=table.version())
+            return frame.where(condition) if condition else frame
+        return _load_as(wanted, log, table, condition)
 
 
 def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
@@ -98,14 +99,6 @@ def _table(context: dg.InputContext, log: DeltaLog) -> DeltaTable:
     return newest
 
 
-def _spark_frame(spark: SparkSession, log: DeltaLog, version: int, window: dg.TimeWindow | None) -> DataFrame:
-    frame = read_table(spark, log, version=version)
-    if window is None:
-        return frame
-    time = f.col(TIME)
-    return frame.where((time >= f.lit(window.start)) & (time < f.lit(window.end)))
-
-
 def pinned_version(context: dg.InputContext) -> int | None:
     """Return the version of the table that a run must see.
 
@@ -136,6 +129,12 @@ def _window(context: dg.InputContext) -> dg.TimeWindow | None:
     return context.asset_partitions_time_window
 
 
+def _condition(declared: StreamToTable, window: dg.TimeWindow | None) -> str:
+    """Return the SQL condition of the rows to load; empty for all of them."""
+    shown = declared.keys.shown_where if declared.keys is not None else ""
+    return " AND ".join(filter(None, [window_condition(window) if window else "", shown]))
+
+
 def _has_its_files(pinned: DeltaTable, newest: DeltaTable, log: DeltaLog) -> bool:
     """Return whether all data files of a version exist; those that the newest version has are not looked for."""
     removed = _paths(pinned) - _paths(newest)
@@ -151,19 +150,19 @@ def _paths(table: DeltaTable) -> set[str]:
     return set(map(str, pa.table(table.get_add_actions()).column("path").to_pylist()))
 
 
-def _load_as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
+def _load_as(wanted: Any, log: DeltaLog, table: DeltaTable, condition: str) -> Any:
     if wanted is DeltaTable:
         return table
     module, name = getattr(wanted, "__module__", ""), getattr(wanted, "__name__", str(wanted))
     kind = f"{module.partition('.')[0]}.{name}"
     if wanted is pa.Table:
-        return _arrow_table(log, table, window)
+        return _arrow_table(log, table, condition)
     if kind == "pandas.DataFrame":
-        return _arrow_table(log, table, window).to_pandas()
+        return _arrow_table(log, table, condition).to_pandas()
     if kind in ("polars.DataFrame", "polars.LazyFrame"):
         import polars  # noqa: PLC0415 - an optional dependency
 
-        frame = polars.DataFrame(_arrow_table(log, table, window))
+        frame = polars.DataFrame(_arrow_table(log, table, condition))
         return frame.lazy() if name == "LazyFrame" else frame
     raise InvalidOptionError(
         f"a table cannot be loaded as {module}.{name}",
@@ -172,9 +171,9 @@ def _load_as(wanted: Any, log: DeltaLog, table: DeltaTable, window: dg.TimeWindo
     )
 
 
-def _arrow_table(log: DeltaLog, table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
+def _arrow_table(log: DeltaLog, table: DeltaTable, condition: str) -> pa.Table:
     with log.reading():
-        found = pa.table(table.scan(predicate=None if window is None else window_condition(window)))
+        found = pa.table(table.scan(predicate=condition or None))
         # pyarrow accepts the Arrow schema of delta-rs.
         schema: Any = table.schema().to_arrow()
         # The scan returns string views, which fewer readers support.

@@ -105,12 +105,14 @@ class WrittenBatch:
         entry: the metadata of its commit.
         commit: the commit.
         messages: messages decoded, per shard.
+        stale: see :class:`BatchReport`.
     """
 
     batch: Batch
     entry: LedgerEntry
     commit: Commit
     messages: Mapping[Shard, int]
+    stale: int = 0
 
 
 class PlanAgain(enum.Enum):
@@ -139,6 +141,7 @@ class BatchReport:
         replaced: rows that were replaced; ``None`` if the log of the table does not record it.
         bytes: the size of the data files of the commit.
         merged: the rows that were inserted, updated and deleted in a keyed table; ``None`` for other tables.
+        stale: for a replay into a keyed table, the rows of its range that stay although their messages make no row.
     """
 
     entry: LedgerEntry
@@ -152,6 +155,7 @@ class BatchReport:
     replaced: int | None = 0
     bytes: int = 0
     merged: MergedRows | None = None
+    stale: int = 0
 
 
 @dataclass(frozen=True, slots=True)

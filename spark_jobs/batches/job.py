@@ -187,6 +187,7 @@ class BatchJob(ABC):
             replaced=self.ledger.log.deleted_rows(written.commit),
             bytes=written.commit.output_bytes,
             merged=written.commit.merged,
+            stale=written.stale,
         )
         self.telemetry.reported(report)
         return report

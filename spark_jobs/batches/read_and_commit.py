@@ -253,7 +253,19 @@ def commit_batch(target: TargetTable, batch: Batch, filtered: FilteredBatch) -> 
         letters = letters.unionByName(lost_ranges(target.spark, entry)) if entry.lost else letters
         if not target.dead_letters.write(letters, kept, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return PlanAgain.DEAD_LETTERS_TAKEN
-    return commit_recorded(target, batch, entry, rows, filtered.messages)
+    written = commit_recorded(target, batch, entry, rows, filtered.messages)
+    if isinstance(written, WrittenBatch) and entry.kind == "replay" and entry.ranges and entry.write_mode.merges:
+        return replace(written, stale=_count_stale(target, written, rows))
+    return written
+
+
+def _count_stale(target: TargetTable, written: WrittenBatch, rows: DataFrame) -> int:
+    """Count the rows of the range of a replay that it did not merge, because their messages make no row any more."""
+    keys = target.ingestion.keys
+    assert keys is not None  # the batch was merged
+    table = read_table(target.spark, target.ledger.log, version=written.commit.version)
+    within = table.where(in_ranges(written.entry.ranges)).where(keys.shown_where or "TRUE")
+    return within.join(rows.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").count()
 
 
 def commit_recorded(

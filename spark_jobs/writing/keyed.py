@@ -122,6 +122,11 @@ class Keys:
         """Whether the position in the shard orders the changes of a key."""
         return not self.sequence_by
 
+    @property
+    def shown_where(self) -> str:
+        """The SQL condition of the rows of keys that are not deleted; empty if the table has no others."""
+        return f"NOT {DELETED}" if self.sequence_by else ""
+
     def of_decoder(self, decoder: Decoder) -> Keys:
         """Return the keys with what the decoder knows of its changes: which of them delete, and its own columns."""
         deletes = getattr(decoder, "deletes_where", None)

@@ -121,10 +121,10 @@ def replay(
         task = progress.add_task("starting Spark", total=sum(messages.values()))
         job = ReplayJob(spark.session(pipeline.table, pipeline.storage), opened, ingestion, wanted)
         batches = follow_batches(batch_events(job, max_batches=max_batches), progress, task)
-        rows = [
-            batch_row(report, number=number, more={"replaced": report.replaced}, lag="left")
-            for number, report in enumerate(batches, 1)
-        ]
+        rows = []
+        for number, report in enumerate(batches, 1):
+            stale = {"stale": report.stale} if ingestion.keys is not None else {}
+            rows.append(batch_row(report, number=number, more={"replaced": report.replaced, **stale}, lag="left"))
     print_rows(rows, as_json=as_json, title=f"{pipeline.source} into {pipeline.table}", empty="nothing to replay")
 
 

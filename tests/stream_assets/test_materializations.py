@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from spark_jobs.batches.ingestion import BatchReport
-from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.delta_log import DeltaLog, MergedRows
 from stream_assets import RunLimits
 from stream_assets import materializations as module
 from stream_assets.materializations import IngestMaterializations, ReplayMaterialization, RunScope
@@ -92,6 +92,14 @@ def test_a_replay_is_one_materialization_and_no_point_in_the_plots_of_ingestion(
     assert made["replay/partitions"] == "2026-11-17, 2026-11-18"
     assert (made["replay/batches"], made["replay/rows"]) == (2, 18)
     assert not {name for name in made if name.startswith(("stream/", "ingest/"))} - {"stream/kind"}
+
+
+def test_a_keyed_table_says_what_was_inserted_updated_deleted_and_left_stale(tmp_path: Path) -> None:
+    reports = [replace(report(number), merged=MergedRows(3, 2, 1), stale=4) for number in (1, 2)]
+    (made,) = Run(tmp_path / "a").go(iter(reports))
+    assert [made[f"ingest/{kind}_rows"] for kind in MergedRows._fields] == [6, 4, 2]
+    (made,) = Run(tmp_path / "b").go(iter(reports), is_replay=True)
+    assert [made[f"replay/{kind}_rows"] for kind in (*MergedRows._fields, "stale")] == [6, 4, 2, 8]
 
 
 def test_a_replay_that_is_not_whole_is_not_materialized(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_assets import DeltaLake, StreamAsset, stream_asset, stream_definitions
+from stream_assets import DeltaLake, Keys, StreamAsset, stream_asset, stream_definitions
 from stream_consumers.errors import InvalidOptionError, TableUnreadableError
 from tests.support.delta_writes import clean_log
 from tests.support.repeating_storage import repeating_storage
@@ -38,11 +38,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         yield started
 
 
-def declare(lake: DeltaLake, partitions: dg.DailyPartitionsDefinition | None = None) -> StreamAsset:
+def declare(
+    lake: DeltaLake, partitions: dg.DailyPartitionsDefinition | None = None, keys: Keys | None = None
+) -> StreamAsset:
     @stream_asset(
         source="memory://loader/orders",
         group="g",
         table=lake,
+        keys=keys,
         spec=dg.AssetSpec(["sales", "orders"], partitions_def=partitions),
     )
     def orders(batch: Any) -> Any:
@@ -85,6 +88,7 @@ def load(
     of: dg.DailyPartitionsDefinition | None = None,
     mapping: dg.PartitionMapping | None = None,
     partition_key: str | None = None,
+    keys: Keys | None = None,
 ) -> Any:
     """What an asset gets that has the annotation; a function is called when its run has begun.
 
@@ -102,7 +106,7 @@ def load(
         got.append(orders)
 
     definitions = dg.Definitions.merge(
-        stream_definitions([declare(lake, partitions)]),
+        stream_definitions([declare(lake, partitions, keys)]),
         dg.Definitions([first, totals], jobs=[dg.define_asset_job("only", selection=[first.key, totals.key])]),
     )
     job = definitions.resolve_job_def("only")
@@ -141,6 +145,15 @@ def test_the_table_is_what_the_annotation_says(lake: DeltaLake, instance: dg.Dag
     assert isinstance(got, wanted)
     rows = ids_of(got)
     assert sorted(rows) == [1, 2]
+
+
+@pytest.mark.parametrize("wanted", [pa.Table, pl.LazyFrame])
+def test_rows_of_deleted_keys_are_left_out(lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any) -> None:
+    rows = {"id": pa.array([1, 2], pa.int64()), "_deleted": [False, True]}
+    write_deltalake(lake.table_of(ORDERS).path, pa.table(rows))
+    assert ids_of(load(lake, instance, wanted, keys=Keys(["id"], sequence_by="at"))) == [1]
+    assert ids_of(load(lake, instance, DeltaTable, keys=Keys(["id"], sequence_by="at"))) == [1, 2]
+    assert ids_of(load(lake, instance, wanted, keys=Keys(["id"]))) == [1, 2], "where they are removed, no column marks"
 
 
 def test_a_run_sees_the_version_of_the_materialization_before_it(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
@@ -239,4 +252,9 @@ def test_a_spark_frame_is_pinned_too(
 ) -> None:
     write(lake, instance, 1)
     got = load(lake, instance, wanted, before=lambda: write(lake, instance, 2))
+    assert [row["id"] for row in got.collect()] == [1]
+    rows = {"id": pa.array([1, 2], pa.int64()), "_deleted": [False, True]}
+    write_deltalake(lake.table_of(ORDERS).path, pa.table(rows), mode="overwrite", schema_mode="overwrite")
+    instance.wipe_assets([ORDERS])
+    got = load(lake, instance, wanted, keys=Keys(["id"], sequence_by="at"))
     assert [row["id"] for row in got.collect()] == [1]

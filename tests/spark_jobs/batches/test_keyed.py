@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_message_without_a_key_is_a_dead_letter(spark: SparkSession, folder: P
     table.send({"id": 1, "name": "a", "op": "u", "at": 0}, {"name": "b", "op": "u", "at": 1})
     (report,) = table.drain()
     assert (report.dead, table.rows()) == (1, {1: "a"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
+def test_a_replay_counts_rows_that_its_messages_no_longer_make(spark: SparkSession, folder: Path, keys: Keys) -> None:
+    table = KeyedTable(spark, folder, keys)
+    table.send(*({"id": number, "name": "a", "op": "d" if number == 3 else "u", "at": number} for number in range(5)))
+    table.drain()
+    ingestion = replace(table.ingestion, transform=lambda rows: rows.where("id NOT IN (1, 3, 4)"))
+    with open_batch_source(table.url) as source:
+        (report,) = drain_batches(ReplayJob(spark, source, ingestion, Replay(stop=Bound.parse("4"))))
+    assert report.stale == 1
+    assert table.rows() == table.expected()
 
 
 @pytest.mark.slow
