@@ -439,9 +439,9 @@ class RedisGroupConsumer(DetachableMember):
             return self._standalone.next(seconds)
         # After a page without a message, read the next page.
         deadline = time.monotonic() + seconds + self.poll_seconds
-        while (message := self._take()) is None:
-            if not self._read(seconds) or self._is_detached or time.monotonic() >= deadline:
-                return None
+        while (message := self._take()) is None and self._read(seconds) and not self._is_detached:
+            if time.monotonic() >= deadline:
+                return self._take()
             seconds = 0.0
         return message
 

@@ -220,6 +220,13 @@ def test_r2_pending_entries_that_were_trimmed_are_told_and_acknowledged(place: P
         assert not {entry_id.decode() for entry_id in gone} & set(place.pending(GROUP))
 
 
+def test_a_slow_read_does_not_hide_what_it_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RedisGroupConsumer, "poll_seconds", 0.0)
+    place.send(range(2))
+    with member(place) as consumer:
+        assert take_until_silent(consumer) == [0, 1]
+
+
 def test_a_replay_ends_when_everything_was_given_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RedisGroupConsumer, "poll_seconds", 5.0)
     place.send(range(30))

@@ -202,7 +202,7 @@ def test_options_of_sentinels_that_cannot_be(client: dict[str, Scalar]) -> None:
 
 
 def test_a_cluster_with_a_key_a_shard(nodes: list[str]) -> None:
-    assert_everything_works(f"redis://{','.join(nodes)}/orders", {"cluster": True})
+    assert_everything_works(f"redis://{','.join(nodes)}/payments", {"cluster": True})
 
 
 def test_several_servers_that_are_no_cluster_are_refused() -> None:
