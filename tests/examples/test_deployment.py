@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import psycopg2
 import pytest
 import yaml
 
@@ -25,91 +21,9 @@ from spark_jobs.batches.run_control import FINISH_SECONDS
 from spark_jobs.session import IN_PROCESS, LOCAL_DEFAULTS, SPARK_VARIABLE
 from tests.support.dagster_services import WORKSPACE_YAML
 from tests.support.dying_runs import DIED
-from tests.support.servers import anew, running, some_port
+from tests.support.postgres import postgres_server
+from tests.support.servers import running
 from tests.support.settings import ROOT
-
-START_SECONDS = 120.0
-TRIES = 5  # a port may be in use
-USER = "dagster"
-# Debian keeps its programs off the path, and its package makes this user. Postgres refuses to be run by root.
-DEBIAN = Path("/usr/lib/postgresql")
-UNPRIVILEGED = "postgres"
-
-
-@dataclass(frozen=True, slots=True)
-class Postgres:
-    """A running server, and its empty database ``dagster``."""
-
-    port: int
-    password: str
-    host: str = "127.0.0.1"
-    user: str = USER
-    database: str = "dagster"
-
-    def rows(self, query: str) -> list[tuple[object, ...]]:
-        """What a query finds."""
-        with closing(self._connection()) as connection, connection.cursor() as cursor:
-            cursor.execute(query)
-            return cursor.fetchall()
-
-    def make_database(self) -> None:
-        with closing(self._connection("postgres")) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            cursor.execute(f"CREATE DATABASE {self.database}")
-
-    def _connection(self, database: str | None = None) -> psycopg2.extensions.connection:
-        return psycopg2.connect(
-            host=self.host, port=self.port, user=self.user, password=self.password, dbname=database or self.database
-        )
-
-
-@contextmanager
-def postgres_server() -> Iterator[Postgres]:
-    """A running server.
-
-    Its folder is not one of pytest: those of root are closed to the user that the server runs as.
-    """
-    with tempfile.TemporaryDirectory(prefix="postgres-") as name:
-        folder, password = Path(name), secrets.token_hex(16)
-        (folder / "password").write_text(password)
-        if os.geteuid() == 0:
-            for path in (folder, folder / "password"):
-                shutil.chown(path, UNPRIVILEGED, UNPRIVILEGED)
-        options = ["--username", USER, "--pwfile", str(folder / "password"), "--auth", "scram-sha-256", "--no-sync"]
-        made = subprocess.run(
-            _command("initdb", "--pgdata", str(folder / "data"), *options),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert made.returncode == 0, made.stdout + made.stderr
-        with anew(lambda: _server(folder, password), times=TRIES) as server:
-            server.make_database()
-            yield server
-
-
-@contextmanager
-def _server(folder: Path, password: str) -> Iterator[Postgres]:
-    port = some_port()
-    words = ["-D", str(folder / "data"), "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
-    # Interrupted, it closes all connections and ends.
-    with running("Postgres", _command("postgres", *words), folder / "server.log", stop=signal.SIGINT) as server:
-        server.until(
-            lambda: server.said("database system is ready to accept connections"),
-            seconds=START_SECONDS,
-            what="it accepts connections",
-        )
-        yield Postgres(port, password)
-
-
-def _command(program: str, *words: str) -> Sequence[str]:
-    found = shutil.which(program) or next(map(str, sorted(DEBIAN.glob(f"*/bin/{program}"))), None)
-    assert found, f"{program} is not installed; tools/postgres does it where it may"
-    if os.geteuid() != 0:
-        return [found, *words]
-    return ["setpriv", "--reuid", UNPRIVILEGED, "--regid", UNPRIVILEGED, "--clear-groups", found, *words]
-
 
 SAMPLES = ROOT / "examples" / "deployment"
 # Ten times what it takes alone.
