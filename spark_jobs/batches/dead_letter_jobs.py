@@ -33,7 +33,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, WrittenBatch, ignore_steps
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.read_and_commit import commit_recorded, refused_messages
-from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
+from spark_jobs.batches.replay import check_replay
 from spark_jobs.batches.source_checks import check_keys
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
@@ -50,7 +50,7 @@ from spark_jobs.dead_letters.reader import (
     without_first,
 )
 from spark_jobs.dead_letters.table import COPIED_COLUMNS
-from spark_jobs.ledger.entries import PlannedFields
+from spark_jobs.ledger.entries import REPLAYER, PlannedFields
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, within
@@ -270,7 +270,7 @@ class RedriveJob(BatchJob):
         url: StreamUrl,
         observer: Observer = ignore_steps,
     ) -> None:
-        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        own = replace(ingestion, member=REPLAYER, shard=None)
         super().__init__(spark, own, url=url, observer=observer)
         self._wanted = wanted
         self._reader = DeadLetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
@@ -477,7 +477,7 @@ class DismissJob(BatchJob):
         limit: int | None = None,
         observer: Observer = ignore_steps,
     ) -> None:
-        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        own = replace(ingestion, member=REPLAYER, shard=None)
         # No stream is opened; the URL is only for error messages.
         super().__init__(spark, own, url=StreamUrl("file", (ingestion.table,), ()), observer=observer)
         self._wanted = wanted

@@ -5,9 +5,9 @@ A replay follows the commit order of :mod:`spark_jobs.batches`, with these diffe
  1. Its goal, the ranges that it replaces, is clamped to what the ledger covers, once, when it begins. Each of its
     commits has the goal and the replay's id, so that a replay that was killed continues after its last batch.
  2. Its commits are of kind ``replay``: they never move a position, neither the ledger's nor the broker's.
- 3. It has its own transaction sequence. Ingestion only appends what is not covered, and a replay only replaces what is
-    covered, so that they need not compete for numbers. If another commit lands first, a replace is written again
-    without another read.
+ 3. It has its own transaction sequence, unless the table is keyed. Ingestion only appends what is not covered, and a
+    replay only replaces what is covered, so that they need not compete for numbers. If another commit lands first, a
+    replace is written again without another read.
 
 A rewind is one empty commit in each transaction sequence of the group. A rewind backwards replaces nothing itself: its
 commit has the end of the range that later batches replace (``until``), and the ledger keeps what is left of it across
@@ -46,6 +46,7 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import (
     CLAIMS,
     LEAVING_CLAIMS,
+    REPLAYER,
     EntryFields,
     PlannedFields,
     ReplayProgress,
@@ -72,7 +73,6 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choose_fields
 
-REPLAY_MEMBER = "replay"
 _MAX_PLACES = 5
 """How many shards a note names at most."""
 _log = logging.getLogger(__name__)
@@ -455,7 +455,7 @@ class ReplayJob(SourceJob):
         *,
         observer: Observer = ignore_steps,
     ) -> None:
-        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        own = replace(ingestion, member=REPLAYER, shard=None)
         super().__init__(spark, source, own, observer=observer)
         self._replay = replay
         self._first_plan: ReplayPlan | None = None

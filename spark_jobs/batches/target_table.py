@@ -377,14 +377,15 @@ class YieldRequests:
     def _newest(self, newest_first: range) -> YieldTo | None:
         """Return the newest request that is neither answered nor old."""
         oldest = (time.time() - YIELD_SECONDS) * 1000
-        answered = {self._ledger.app}
+        # A keyed table has one transaction sequence, so that the writer and not the app id tells runs apart.
+        answered = {(self._ledger.group, self._ledger.member)}
         for version in newest_first[:MAX_SEARCHED_COMMITS]:
             commit = self._ledger.log.commit(version)
             if commit is None or (commit.timestamp_ms or 0) < oldest:
                 return None
             entry = commit.entry
-            if entry is not None and entry.app not in answered:
+            if entry is not None and (entry.group, entry.by) not in answered:
                 if entry.kind == PAUSE:
                     return YieldTo(version)
-                answered.add(entry.app)
+                answered.add((entry.group, entry.by))
         return None

@@ -33,6 +33,8 @@ changes. A release that reads format 2 refuses a larger number, but ignores unkn
 FORMATS = range(2, FORMAT + 1)
 KEEPER = "keep"
 """The member whose transaction sequence a group uses to write full entries only, so that they race with no batch."""
+REPLAYER = "replay"
+"""The member as which a group replays and redrives."""
 PAUSE = "turn"
 """The kind of an empty commit that asks ingestion to pause."""
 KINDS = ("batch", "fence", "init", "replay", "keep", "accept", PAUSE, "dismiss")
@@ -358,7 +360,7 @@ class LedgerEntry:
             letters at its places with dismissed ones, and writes and removes no rows.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` if every shard has its own
-            transaction sequence; for a fence, the app id of the fenced sequence.
+            transaction sequence; for a fence, the app id of the fenced sequence; for a keyed table, ``<group>/main``.
         number: the transaction version.
         by: the member that wrote it.
         bid: the id of the attempt, never reused.

@@ -41,6 +41,8 @@ from stream_consumers.options import check_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+MAIN = "main"
+"""The member whose transaction sequence ingestion uses, unless every shard has its own."""
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
 """Every tenth entry of a transaction sequence is full: it has the whole state of the ledger."""
@@ -171,16 +173,17 @@ class Ledger:
         log: the Delta log of the table.
         group: the consumer group; the commits of other groups are skipped.
         member: the owner of the transaction sequence: the name of a member, or a shard if every shard has its own.
+        is_shared: the member writes in the transaction sequence of ingestion.
     """
 
-    def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
+    def __init__(self, log: DeltaLog, *, group: str, member: str | Shard, is_shared: bool = False) -> None:
         for name, value in (("group", group), ("member", member)):
             if not isinstance(value, Shard):
                 check_name(name, value, without="/")
         self.log = log
         self.group = group
         self.member = str(member)
-        self.app = app_id(group, member)
+        self.app = app_id(group, MAIN if is_shared else member)
         self._last: tuple[Commit, LedgerState] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Unpack[EntryFields]) -> LedgerEntry:
@@ -343,7 +346,7 @@ class Ledger:
         snapshot = self.log.snapshot()
         if snapshot is None or self._newest_readable(snapshot) is not None:
             return
-        for member in ("main", self.member, *map(str, sorted(shards))):
+        for member in (MAIN, self.member, *map(str, sorted(shards))):
             self._check_readable(snapshot, app_id(self.group, member))
 
     def other_group(self, streams: frozenset[str], *, base: int | None = None) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.writing.keyed import Keys
@@ -58,6 +59,33 @@ def test_what_is_read_again_gives_the_same_table(spark: SparkSession, folder: Pa
     table.drain()
     assert table.rows() == table.expected()
     assert all(not state.redo for state in table.ingestion.ledger().read().shards.values())
+    written = [commit.entry for commit in table.ingestion.ledger().surviving() if commit.entry]
+    assert {entry.app for entry in written} == {"mirror/main"}
+    assert {entry.kind for entry in written} == {"init", "batch", "replay"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
+def test_of_ingestion_and_a_replay_in_flight_one_plans_again(spark: SparkSession, folder: Path, keys: Keys) -> None:
+    table = KeyedTable(spark, folder, keys)
+    table.send(*random_changes(12, keys=4, seed=2))
+    table.drain()
+    table.send(*random_changes(12, keys=4, seed=3, first=12))
+    writing = 0
+
+    def observer(step: Step, batch: Batch | None) -> None:
+        nonlocal writing
+        if step is Step.WRITING and batch is not None:
+            writing += 1
+            if writing == 1:
+                table.drain()
+
+    with open_batch_source(table.url) as source:
+        replay = ReplayJob(spark, source, table.ingestion, Replay(stop=Bound.parse("9")), observer=observer)
+        list(drain_batches(replay))
+    assert writing > 2, "the number of its first batch was taken"
+    table.drain()
+    assert table.rows() == table.expected()
 
 
 def test_a_key_from_two_shards_is_refused_and_nothing_is_written(spark: SparkSession, folder: Path) -> None:

@@ -19,9 +19,10 @@ from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.batches.target_table import YIELD_SECONDS, OutdatedError, TargetTable, YieldRequests, check_unwritten
-from spark_jobs.ledger.entries import PAUSE, LedgerEntry
+from spark_jobs.ledger.entries import PAUSE, REPLAYER, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
+from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
@@ -47,9 +48,12 @@ class Table:
         what = ingestion(path, group="g")
         self.yields = YieldRequests(NO_SPARK, what, Ledger(self.log.log(), group="g", member="main"))
 
-    def write(self, kind: str, group: str, member: str, number: int, *, age_seconds: float = 0.0) -> None:
+    def write(
+        self, kind: str, group: str, member: str, number: int, *, age_seconds: float = 0.0, app: str = ""
+    ) -> None:
         base = self.log.next - 1
-        entry = LedgerEntry(kind, group, f"{group}/{member}", number, member, f"{group}-{self.log.next}", base)
+        app = app or f"{group}/{member}"
+        entry = LedgerEntry(kind, group, app, number, member, f"{group}-{self.log.next}", base)
         self.log.ours(entry, timestamp_ms=int((time.time() - age_seconds) * 1000))
 
     def waits(self) -> bool:
@@ -94,6 +98,21 @@ def test_a_request_without_an_answer_is_waited_for_once(table: Table) -> None:
     table.write(PAUSE, "other", "replay", 2, age_seconds=-3600)
     assert table.waits(), "it is another one"
     assert not table.waits()
+
+
+def test_a_request_in_the_same_transaction_sequence_is_waited_for(table: Table) -> None:
+    """A replay of a keyed table takes its numbers from the sequence of ingestion."""
+    table.write(PAUSE, "g", "replay", 2, app="g/main")
+    assert table.waits()
+    table.write(PAUSE, "g", "replay", 3, app="g/main")
+    table.write("replay", "g", "replay", 4, app="g/main")
+    assert not table.waits(), "it has written"
+
+
+def test_all_that_writes_a_keyed_table_has_one_transaction_sequence(folder: Path) -> None:
+    for keys, apps in ((None, {"g/main", "g/replay"}), (Keys(["id"]), {"g/main"})):
+        what = replace(ingestion(folder / "t", group="g"), keys=keys)
+        assert {replace(what, member=member).ledger().app for member in ("main", REPLAYER)} == apps
 
 
 def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
