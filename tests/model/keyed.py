@@ -478,7 +478,8 @@ def history(
             ``derive``: the same, always.
         reads: the rows of the key are read ``before`` the merge, when it is planned; or by the ``merge`` itself.
         app: the transaction sequence of a replay, its ``own`` or that of ingestion (``shared``).
-        late: the range of a merge that lands behind a RESTORE is read again (``redo``), or it is ``trusted``.
+        late: the range of a merge that lands behind a RESTORE is read again (``redo``), or it is ``trusted``; or what
+            is read again is what the ``code`` of the ledger says.
         restores: how many there may be.
         replay: whether there may be one.
     """
@@ -487,6 +488,9 @@ def history(
     everything = frozenset(range(len(orders)))
     first_version: State = (frozenset(), frozenset(), frozenset())
     keeps_deletes = way in ("missing", "derive")
+
+    def in_shard(places: frozenset[int]) -> Places:
+        return frozenset((0, x) for x in places)
 
     def derived(found: dict[int, int]) -> frozenset[State]:
         known = sorted(found)
@@ -551,6 +555,10 @@ def history(
                     continue
                 written = frozenset(range(*plan[1]))
                 again = redo | written if plan[5] and late == "redo" else redo - written
+                if late == "code":
+                    kind, before = ("merge", "replay")[i], Version((), in_shard(covered), in_shard(redo))
+                    read = folded(before, Commit(plan[0], kind, (plan[1],), is_late=plan[5]), by_position=False)
+                    again = frozenset(x for _, x in read[1])
                 after = (merged(rows, plan), covered | written, again)
                 others = tuple((*p[:4], True, p[5]) if isinstance(p, tuple) and p[0] == plan[0] else p for p in plans)
                 yield f"{plan[:3]} lands", (after, saved, put(others, i, over), rs)
@@ -960,6 +968,19 @@ VARIANTS = (
         "same, the merge itself reads the rows of the key",
         "PASS",
         partial(histories, 1, 2, app="own", reads="merge"),
+    ),
+    quick(
+        "h7-code-small",
+        "same, by the code of the ledger",
+        "PASS",
+        partial(histories, 1, 2, app="own", reads="merge", late="code", restores=2),
+    ),
+    Variant("h7-code", "same, three messages", "PASS", partial(histories, 3, app="own", reads="merge", late="code")),
+    quick(
+        "h8",
+        "the rows of the key are read before the merge, in one sequence, by the code of the ledger",
+        "BAD",
+        partial(histories, 1, 2, late="code"),
     ),
     quick(
         "r1-small",
