@@ -3,6 +3,8 @@
 Spark reads the covered messages as ingestion does, reduces them to the newest change of each key, and joins these with
 the rows. So memory does not grow with the stream. Where the stream no longer holds messages, rows of them are only
 counted.
+
+A table of SCD type 2 must have a row of each change, and each row must be valid until the next one of its key.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_ranges
 from spark_jobs.reading.source import read_splits
 from spark_jobs.writing.delta_table import read_table
-from spark_jobs.writing.keyed import DELETED, Keys, newest_changes
+from spark_jobs.writing.key_history import start_column, with_extents
+from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, newest_changes
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
@@ -31,6 +34,7 @@ from stream_consumers.options import Limits
 MAX_EXAMPLES = 5
 """How many places of each fault are in a verdict."""
 _ALL = Limits(max_records=2**62, max_bytes=2**62)
+_IS_VALID = "_is_valid"
 FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled")
 """The counts of a verdict that must be 0."""
 
@@ -43,11 +47,14 @@ class KeyedVerdict:
         messages: the covered messages that the stream holds and that can be decoded.
         keys: the keys that these messages change.
         rows: the rows of the table, without those that only mark a deleted key.
-        missing: keys without a row, although their newest change does not delete them.
-        stale: rows of an older change than the newest one of their key.
-        undeleted: rows of keys whose newest change deletes them.
+        missing: keys without a row, although their newest change does not delete them; in a table of SCD type 2,
+            changes without a row.
+        stale: rows of an older change than the newest one of their key; in a table of SCD type 2, rows that are not
+            valid from their change to the next one of their key.
+        undeleted: rows of keys whose newest change deletes them; in a table of SCD type 2, rows of changes that delete
+            which do not say so.
         unknown: rows of no message of the stream, within the messages that it holds.
-        doubled: rows beyond the first one of their key.
+        doubled: rows beyond the first one of their key; in a table of SCD type 2, beyond the first one of their change.
         unread: rows of messages that the stream no longer holds, which cannot be compared.
         examples: for each fault, the places of some messages or rows.
     """
@@ -65,7 +72,7 @@ class KeyedVerdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether each row is made by the newest change of its key."""
+        """Whether the table is what the changes make."""
         return not any(getattr(self, name) for name in FAULTS)
 
 
@@ -101,9 +108,8 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
     plan = source.plan(held, limits=_ALL, parallelism=parallelism(spark)) if held else None
     frame = read_splits(spark, plan.splits if plan else [], target.columns.source)
     changes = target.columns.rows(frame)
-    newest = newest_changes(changes, ingestion.keys)
     table = read_table(spark, target.ledger.log, version=state.version)
-    return _verdict(changes.count(), newest, table, held, ingestion.keys)
+    return _verdict(changes, table, held, ingestion.keys)
 
 
 def _covered(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
@@ -122,28 +128,38 @@ def _check_merged(state: LedgerState, ingestion: Ingestion) -> None:
         )
 
 
-def _verdict(
-    messages: int, newest: DataFrame, table: DataFrame, held: Mapping[Shard, Range], keys: Keys
-) -> KeyedVerdict:
-    names = [quoted(name) for name in keys.columns]
-    of_keys = table.where(keys.shown_where or "TRUE").groupBy(*names)
-    is_in_stream = f.max(f.expr(in_ranges(held) or "FALSE")).alias("is_held")
-    rows = of_keys.agg(f.max(f.struct(*ROW_PLACE)).alias("row"), f.count("*").alias("count"), is_in_stream)
-    change = f.struct(*ROW_PLACE, DELETED)
-    joined = newest.select(*names, change.alias("change")).join(rows, [*keys.columns], "full_outer")
+def _verdict(changes: DataFrame, table: DataFrame, held: Mapping[Shard, Range], keys: Keys) -> KeyedVerdict:
+    is_history = f.lit(keys.keeps_history)
+    names = [*keys.columns, *(ROW_PLACE if keys.keeps_history else ())]
+    starts = (start_column(keys),) if keys.keeps_history else ()
+    of_names = [quoted(name) for name in names]
+    messages, rows = changes.count(), _marked(table, keys)
+    if not keys.keeps_history:
+        changes = newest_changes(changes, keys)
+    of_rows = rows.groupBy(*of_names).agg(
+        f.max(f.struct(*ROW_PLACE, DELETED, *starts)).alias("row"),
+        f.count("*").alias("count"),
+        f.count_if(~f.col(DELETED)).alias("shown"),
+        f.bool_and(_IS_VALID).alias(_IS_VALID),
+        f.max(f.expr(in_ranges(held) or "FALSE")).alias("is_held"),
+    )
+    change = f.struct(*ROW_PLACE, DELETED, *starts)
+    joined = changes.select(*of_names, change.alias("change")).join(of_rows, names, "full_outer")
     has_change, has_row = f.col("change").isNotNull(), f.col("row").isNotNull()
-    is_deleted, is_held = f.col(f"change.{DELETED}"), f.col("is_held")
-    is_same = _place_in("row") == _place_in("change")
+    deletes, is_deleted, is_held = f.col(f"change.{DELETED}"), f.col(f"row.{DELETED}"), f.col("is_held")
+    is_same = _place_in("row", *starts).eqNullSafe(_place_in("change", *starts))
+    has_both = has_change & has_row
     faults: dict[str, Column] = {
-        "missing": has_change & ~is_deleted & ~has_row,
-        "stale": has_change & ~is_deleted & has_row & ~is_same,
-        "undeleted": has_change & is_deleted & has_row,
+        "missing": has_change & ~has_row & (is_history | ~deletes),
+        "stale": (has_row & ~f.col(_IS_VALID))
+        | (has_both & (is_history | ~deletes) & (~is_same | (is_deleted & ~deletes))),
+        "undeleted": has_both & deletes & ~is_deleted,
         "unknown": ~has_change & has_row & is_held,
     }
     place = f.coalesce(f.when(has_change, _place_in("change")), _place_in("row"))
     sums = [
-        f.count_if(has_change).alias("keys"),
-        f.coalesce(f.sum("count"), f.lit(0)).alias("rows"),
+        f.count_distinct(f.when(has_change, f.struct(*map(quoted, keys.columns)))).alias("keys"),
+        f.coalesce(f.sum("shown"), f.lit(0)).alias("rows"),
         f.coalesce(f.sum(f.col("count") - 1), f.lit(0)).alias("doubled"),
         f.count_if(~has_change & has_row & ~is_held).alias("unread"),
     ]
@@ -155,5 +171,14 @@ def _verdict(
     return KeyedVerdict(messages, examples={name: one for name, one in examples.items() if one}, **found)
 
 
-def _place_in(struct: str) -> Column:
-    return f.struct(*(f.col(f"{struct}.{name}") for name in ROW_PLACE))
+def _marked(table: DataFrame, keys: Keys) -> DataFrame:
+    """Return the rows to compare, with ``_deleted``, and whether they are valid from their change to the next one."""
+    if keys.keeps_history:
+        stored, extent = f.col("_stored"), f.struct(*EXTENT)
+        rows = with_extents(table.withColumn("_stored", extent), keys)
+        return rows.withColumn(_IS_VALID, stored.eqNullSafe(extent))
+    return table.where(keys.shown_where or "TRUE").withColumns({DELETED: f.lit(False), _IS_VALID: f.lit(True)})
+
+
+def _place_in(struct: str, *more: str) -> Column:
+    return f.struct(*(f.col(f"{struct}.{name}") for name in (*ROW_PLACE, *more)))

@@ -282,7 +282,7 @@ MODES: Mapping[str, WriteMode] = {
     # Changes of keys, in the order of their positions.
     "merge": WriteMode(merges=True, reduces_redo=True, redoes_rest=True),
     "merge again": WriteMode(merges=True, replaces_dead_letters=True, reduces_redo=True, redoes_rest=True),
-    # Changes of keys, in the order of a value.
+    # Changes of keys whose deletions have rows, in any order.
     "upsert": WriteMode(merges=True, reduces_redo=True),
     "upsert again": WriteMode(merges=True, replaces_dead_letters=True, reduces_redo=True),
 }
@@ -303,13 +303,20 @@ class KeyOrder(NamedTuple):
     Args:
         columns: the columns of the key.
         sequence_by: the SQL expression that orders the changes; empty if their position in the shard does.
+        scd_type: 1 for a row per key, 2 for a row per change.
     """
 
     columns: Sequence[str]
     sequence_by: str = ""
+    scd_type: int = 1
 
     def __str__(self) -> str:
-        return f"{', '.join(self.columns)}{' in the order of ' if self.sequence_by else ''}{self.sequence_by}"
+        order = f" in the order of {self.sequence_by}" if self.sequence_by else ""
+        return f"{', '.join(self.columns)}{order}{', with all versions (SCD type 2)' if self.scd_type == 2 else ''}"
+
+    def to_json(self) -> list[Any]:
+        """Return a list. It has no SCD type 1, so that older releases read it; they refuse the others."""
+        return [list(self.columns), self.sequence_by, *([self.scd_type] if self.scd_type != 1 else ())]
 
 
 class PlannedFields(TypedDict, total=False):
@@ -552,10 +559,10 @@ def _from_json(name: str, value: Any) -> Any:
             raise TypeError(f"{name} is {value!r:.100}")
         json.dumps(value, allow_nan=False)
     if name == "keys" and value is not None:
-        columns, sequence_by = value
-        if not all(isinstance(one, str) for one in (*columns, sequence_by)):
+        columns, sequence_by, *scd_types = value
+        if not all(isinstance(one, str) for one in (*columns, sequence_by)) or scd_types not in ([], [2]):
             raise TypeError(f"{name} is {value!r:.100}")
-        return KeyOrder(tuple(columns), sequence_by)
+        return KeyOrder(tuple(columns), sequence_by, *scd_types)
     if name == "totals":
         return Totals.from_json(value)
     if name == "removed_claim_batches":

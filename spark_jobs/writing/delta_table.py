@@ -23,6 +23,7 @@ from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, in_ranges
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
+from spark_jobs.writing.key_history import merge_history
 from spark_jobs.writing.keyed import Keys, merge
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
@@ -82,6 +83,9 @@ class DeltaWriter:
                 "spark.databricks.delta.commitInfo.userMetadata": entry.to_json(),
             }
             overwrites, adds = entry.write_mode.replaces_dead_letters, self.schema_changes is not SchemaChanges.FAIL
+            if self.keys.keeps_history:
+                merge_history(rows, self.keys, self.path, adds_columns=adds, settings=settings)
+                return
             merge(rows, self.keys, self.path, overwrites_equal=overwrites, adds_columns=adds, settings=settings)
             return
         writer = (

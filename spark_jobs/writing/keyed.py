@@ -1,5 +1,7 @@
 """Keyed tables: one row per key, which a MERGE keeps equal to the newest change of that key.
 
+:mod:`spark_jobs.writing.key_history` merges into tables that have a row per change (SCD type 2).
+
 A batch is reduced to the newest change of each key, and merged in one commit. There are two orders of changes:
 
 * The position in the shard, which is the default. A key must come from one shard only. The row of a deleted key is
@@ -42,6 +44,13 @@ MAX_CLUSTERED = 4
 _SHARD = ("_stream", "_shard")
 _SHARDS = ("_first_shard", "_last_shard")
 _OF_CHANGES = (DELETED, SEQUENCE_BY)
+NEIGHBOURS = ("_next", *_SHARDS)
+"""The columns of :func:`with_neighbours`."""
+FOUND = "_found"
+"""The column with the extent that a row of the table has before a merge; ``NULL`` for a change of the batch."""
+_RANK, _NEWEST = "_rank", "_newest"
+VALID_FROM, VALID_TO, IS_CURRENT = EXTENT = ("_valid_from", "_valid_to", "_is_current")
+"""The columns that say when the row of a change is valid, in a table of SCD type 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,9 @@ class Keys:
         apply_as_deletes: a SQL condition over a row that tells which changes delete their key, like ``op = 'd'``. By
             default none does.
         except_columns: columns that the table does not get, although the expressions may use them.
+        stored_as_scd_type: 1 keeps the newest row of each key; 2 keeps a row per change, with ``_valid_from``,
+            ``_valid_to`` and ``_is_current``. They are values of ``sequence_by``; without it, the greatest
+            ``_timestamp`` of the key so far.
 
     Raises:
         InvalidOptionError: an option has no meaning, or an expression may run code or read other tables.
@@ -71,6 +83,7 @@ class Keys:
     sequence_by: str = ""
     apply_as_deletes: str = ""
     except_columns: Sequence[str] = ()
+    stored_as_scd_type: int = 1
 
     def __post_init__(self) -> None:
         for option in ("columns", "except_columns"):
@@ -84,11 +97,26 @@ class Keys:
             )
         for option in ("sequence_by", "apply_as_deletes"):
             check_expression(getattr(self, option), where=option)
+        if self.stored_as_scd_type not in (1, 2):
+            raise InvalidOptionError(
+                f"stored_as_scd_type must be 1 or 2, got {self.stored_as_scd_type!r}",
+                remedy="Use 1 for the newest row of each key, or 2 for a row per change.",
+            )
 
     @property
     def order(self) -> KeyOrder:
-        """What the ledger remembers, because another key or order needs a new table."""
-        return KeyOrder(tuple(self.columns), self.sequence_by)
+        """What the ledger remembers, because another key, order or SCD type needs a new table."""
+        return KeyOrder(tuple(self.columns), self.sequence_by, self.stored_as_scd_type)
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether the table has a row per change; see :mod:`spark_jobs.writing.key_history`."""
+        return self.stored_as_scd_type == 2
+
+    @property
+    def ordering(self) -> tuple[str, ...]:
+        """The columns that order the changes of a key."""
+        return ("_sequence",) if self.is_ordered_by_position else (SEQUENCE_BY, *ROW_PLACE)
 
     @property
     def required(self) -> frozenset[str]:
@@ -115,7 +143,12 @@ class Keys:
         Args:
             again: whether its messages were merged before.
         """
-        return f"{'merge' if self.is_ordered_by_position else 'upsert'}{' again' if again else ''}"
+        return f"{'upsert' if self.keeps_deletions else 'merge'}{' again' if again else ''}"
+
+    @property
+    def keeps_deletions(self) -> bool:
+        """Whether the change that deletes a key has a row, so that merges give the same table in any order."""
+        return bool(self.sequence_by) or self.keeps_history
 
     @property
     def is_ordered_by_position(self) -> bool:
@@ -125,7 +158,7 @@ class Keys:
     @property
     def shown_where(self) -> str:
         """The SQL condition of the rows of keys that are not deleted; empty if the table has no others."""
-        return f"NOT {DELETED}" if self.sequence_by else ""
+        return f"NOT {DELETED}" if self.keeps_deletions else ""
 
     def of_decoder(self, decoder: Decoder) -> Keys:
         """Return the keys with what the decoder knows of its changes: which of them delete, and its own columns."""
@@ -137,6 +170,8 @@ class Keys:
 
     def changes(self, rows: DataFrame) -> DataFrame:
         """Return the rows as changes: with ``_deleted``, and with ``_sequence_by`` where there is an expression for it.
+
+        Where the table has a row per change, they have the columns of :data:`EXTENT`, too. A merge computes these anew.
 
         Args:
             rows: the rows of the decoder or of the transform.
@@ -150,7 +185,8 @@ class Keys:
                 f"the rows have no column {', '.join(lacking)}, only {', '.join(rows.columns)}",
                 remedy="Correct the columns of the key and except_columns, or let the transform make them.",
             )
-        if taken := [name for name in _OF_CHANGES if name in names]:
+        own = (*_OF_CHANGES, *NEIGHBOURS, FOUND, _RANK, _NEWEST, *(EXTENT if self.keeps_history else ()))
+        if taken := [name for name in own if name in names]:
             raise SchemaMismatchError(
                 f"the rows have a column {taken[0]}, which a keyed table uses itself",
                 remedy="Rename it in the transform.",
@@ -159,6 +195,9 @@ class Keys:
         made = {DELETED: f.coalesce(is_deleted.cast("boolean"), f.lit(False))}
         if self.sequence_by:
             made[SEQUENCE_BY] = f.expr(self.sequence_by)
+        if self.keeps_history:
+            start = made.get(SEQUENCE_BY, f.col("_timestamp"))
+            made |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~made[DELETED]}
         return rows.withColumns(made).drop(*self.except_columns)
 
     def table_columns(self, changes: StructType) -> StructType:
@@ -174,7 +213,9 @@ class Keys:
 
     def written(self, names: Iterable[str]) -> list[str]:
         """Return the columns of changes that the table has."""
-        hidden = {UNAVAILABLE} if self.sequence_by else {UNAVAILABLE, DELETED}
+        if self.keeps_history:
+            return list(names)
+        hidden = {UNAVAILABLE} if self.keeps_deletions else {UNAVAILABLE, DELETED}
         return [name for name in names if name not in hidden]
 
     def check_table(self, columns: Sequence[Mapping[str, Any]], *, table: str) -> None:
@@ -218,22 +259,36 @@ def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
         changes: the changes of a batch; see :meth:`Keys.changes`.
         keys: the key and the order.
     """
-    of_key = Window.partitionBy(*map(quoted, keys.columns))
-    newest_first = of_key.orderBy(*(f.desc(name) for name in _order(keys)))
-    place, shard = f.struct(*ROW_PLACE), f.struct(*_SHARD)
-    ranked = changes.withColumns({
-        "_rank": f.row_number().over(newest_first),
-        "_next": f.lead(place).over(newest_first),
-        "_first_shard": f.min(shard).over(of_key),
-        "_last_shard": f.max(shard).over(of_key),
-    })  # fmt: skip
-    is_sound = _unless(f.col("_next").isNull() | (f.col("_next") != place), KEY_TWICE, _text(ROW_PLACE))
-    if keys.is_ordered_by_position:
-        both = f.concat_ws(" and ", *(_text([f"{name}.{part}" for part in _SHARD]) for name in _SHARDS))
-        is_sound &= _unless(f.col("_first_shard") == f.col("_last_shard"), KEY_IN_TWO_SHARDS, both)
+    newest_first = _of_key(keys).orderBy(*map(f.desc, keys.ordering))
+    ranked = with_neighbours(changes, keys, newest_first).withColumn(_RANK, f.row_number().over(newest_first))
     if UNAVAILABLE in changes.columns:
         ranked = _with_newest_values(ranked, keys, newest_first)
-    return ranked.where((f.col("_rank") == 1) & is_sound).drop("_rank", "_next", *_SHARDS)
+    return ranked.where((f.col(_RANK) == 1) & is_sound(keys)).drop(_RANK, *NEIGHBOURS)
+
+
+def _of_key(keys: Keys) -> WindowSpec:
+    return Window.partitionBy(*map(quoted, keys.columns))
+
+
+def in_order(keys: Keys) -> WindowSpec:
+    """Return the window of the changes of a key, the oldest one first."""
+    return _of_key(keys).orderBy(*keys.ordering)
+
+
+def with_neighbours(changes: DataFrame, keys: Keys, order: WindowSpec) -> DataFrame:
+    """Return the changes with the place of the next one of their key, and the first and the last shard of the key."""
+    shard, of_key = f.struct(*_SHARD), _of_key(keys)
+    ways = (f.lead(f.struct(*ROW_PLACE)).over(order), f.min(shard).over(of_key), f.max(shard).over(of_key))
+    return changes.withColumns(dict(zip(NEIGHBOURS, ways, strict=True)))
+
+
+def is_sound(keys: Keys) -> Column:
+    """Return a condition on changes with their neighbours: it is true, or fails because their order is unknown."""
+    found = _unless(f.col("_next").isNull() | (f.col("_next") != f.struct(*ROW_PLACE)), KEY_TWICE, _text(ROW_PLACE))
+    if keys.is_ordered_by_position:
+        both = f.concat_ws(" and ", *(_text([f"{name}.{part}" for part in _SHARD]) for name in _SHARDS))
+        found &= _unless(f.col("_first_shard") == f.col("_last_shard"), KEY_IN_TWO_SHARDS, both)
+    return found
 
 
 def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec) -> DataFrame:
@@ -241,7 +296,7 @@ def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec)
 
     A change that creates a row has all values, so no value comes from before a delete.
     """
-    own = {*keys.required, *ROW_PLACE, "_timestamp", UNAVAILABLE, "_rank", "_next", *_SHARDS}
+    own = {*keys.required, *ROW_PLACE, "_timestamp", UNAVAILABLE, _RANK, *NEIGHBOURS}
     names = [name for name in ranked.columns if name.lower() not in own]
     whole = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
 
@@ -250,15 +305,11 @@ def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec)
         value = f.struct(f.col(quoted(name)).alias("value"))
         return f.first_value(f.when(has_value, value), ignoreNulls=True).over(whole).alias(name)
 
-    found = ranked.withColumn("_newest", f.struct(*map(newest, names)))
-    newest_of = {name: f.col(f"_newest.{quoted(name)}") for name in names}
+    found = ranked.withColumn(_NEWEST, f.struct(*map(newest, names)))
+    newest_of = {name: f.col(f"{_NEWEST}.{quoted(name)}") for name in names}
     still = f.array_compact(f.array(*(f.when(one.isNull(), f.lit(name)) for name, one in newest_of.items())))
     values = {name: one["value"] for name, one in newest_of.items()}
-    return found.withColumns({**values, UNAVAILABLE: still}).drop("_newest")
-
-
-def _order(keys: Keys) -> tuple[str, ...]:
-    return ("_sequence",) if keys.is_ordered_by_position else (SEQUENCE_BY, *ROW_PLACE)
+    return found.withColumns({**values, UNAVAILABLE: still}).drop(_NEWEST)
 
 
 def _unless(condition: Column, what: str, details: Column) -> Column:
@@ -288,13 +339,10 @@ def merge(
     Raises:
         Exception: whatever Spark raises.
     """
-    session = own_session(changes.sparkSession)
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    session.sql(
-        merge_statement(changes.columns, keys, table, overwrites_equal=overwrites_equal, adds_columns=adds_columns),
-        changes=newest_changes(changes, keys),
-    ).collect()
+    statement = merge_statement(
+        changes.columns, keys, table, overwrites_equal=overwrites_equal, adds_columns=adds_columns
+    )
+    own_session(changes.sparkSession, settings).sql(statement, changes=newest_changes(changes, keys)).collect()
 
 
 def merge_statement(
@@ -334,8 +382,20 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
             f"NOT MATCHED AND NOT s.{DELETED} THEN {insert}",
         ]
     else:
-        of_row, of_change = (f"struct({', '.join(f'{side}.{n}' for n in _order(keys))})" for side in "ts")
+        of_row, of_change = (f"struct({', '.join(f'{side}.{n}' for n in keys.ordering)})" for side in "ts")
         clauses = [f"MATCHED AND {of_change} {compares} {of_row} THEN {update}", f"NOT MATCHED THEN {insert}"]
+    return joined(table, on, clauses, adds_columns=adds_columns)
+
+
+def joined(table: str, on: str, clauses: Sequence[str], *, adds_columns: bool) -> str:
+    """Return a MERGE of the frame ``{changes}``, named ``s``, into a table, named ``t``.
+
+    Args:
+        table: its path or URI.
+        on: the condition of a match.
+        clauses: what to do, without ``WHEN``.
+        adds_columns: whether the table gets columns that it does not have.
+    """
     evolution = " WITH SCHEMA EVOLUTION" if adds_columns else ""
     # Spark replaces what is in single braces, so those in a name or a path are doubled.
     into, matches, *whens = (
@@ -345,10 +405,18 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
     return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {matches}", *whens])
 
 
-def own_session(session: SparkSession) -> SparkSession:
-    """Return a copy of a session, with its settings, views and functions, and with settings of its own from then on."""
+def own_session(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Return a copy of a session, with its settings, views and functions, and with settings of its own from then on.
+
+    Args:
+        session: the session.
+        settings: settings of the copy.
+    """
     if hasattr(session, "cloneSession"):
         copy: SparkSession = session.cloneSession()
-        return copy
-    # A classic session has no such method in Python.
-    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+    else:
+        # A classic session has no such method in Python.
+        copy = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+    for name, value in settings.items():
+        copy.conf.set(name, value)
+    return copy

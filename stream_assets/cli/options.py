@@ -469,22 +469,24 @@ def make_conversion(
     return RowConversion(declared.decode, declared.transform, replace(declared.errors, **errors), declared.keys)
 
 
-_KEY_OPTIONS = ("keys", "sequence_by", "apply_as_deletes", "except_columns")
+_KEY_OPTIONS = ("keys", "sequence_by", "apply_as_deletes", "except_columns", "stored_as_scd_type")
 
 
-def _make_keys(keys: str = "", except_columns: str = "", **expressions: str) -> Keys | None:
+def _make_keys(
+    keys: str = "", except_columns: str = "", stored_as_scd_type: str = "", **expressions: str
+) -> Keys | None:
     from spark_jobs.writing.keyed import Keys
 
     if not keys:
-        for name in ("except_columns" if except_columns else "", *expressions):
-            if name:
-                raise InvalidOptionError(
-                    f"--{name.replace('_', '-')} is for a keyed table, and --keys is missing",
-                    remedy="Name the columns of the key: --keys id.",
-                )
+        others = {"except_columns": except_columns, "stored_as_scd_type": stored_as_scd_type, **expressions}
+        for name in (name for name, value in others.items() if value):
+            raise InvalidOptionError(
+                f"--{name.replace('_', '-')} is for a keyed table, and --keys is missing",
+                remedy="Name the columns of the key: --keys id.",
+            )
         return None
     columns, left_out = ([one.strip() for one in text.split(",") if one.strip()] for text in (keys, except_columns))
-    return Keys(columns, except_columns=left_out, **expressions)
+    return Keys(columns, except_columns=left_out, stored_as_scd_type=int(stored_as_scd_type or 1), **expressions)
 
 
 def _imported(path: str) -> object:
@@ -552,6 +554,11 @@ row_options = combine_options(
     ),
     click.option("--apply-as-deletes", metavar="SQL", help="A condition for changes that delete their key."),
     click.option("--except-columns", metavar="COLUMN,…", help="Columns that a keyed table does not get."),
+    click.option(
+        "--stored-as-scd-type",
+        type=click.Choice(["1", "2"]),
+        help="1, the default, keeps the newest row of each key; 2 keeps a row per change, with the time it is valid.",
+    ),
     click.option(
         "--schema-changes",
         type=click.Choice([change.value for change in SchemaChanges]),

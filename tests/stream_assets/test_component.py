@@ -23,6 +23,7 @@ from stream_assets import (
     Json,
     JsonSchema,
     KafkaCluster,
+    Keys,
     LagPolicy,
     LakeTable,
     Protobuf,
@@ -189,6 +190,24 @@ def test_the_asset_is_what_python_makes_of_the_same(folder: Path) -> None:
     for name in ("key", "stream", "policy", "checks", "partitions", "op"):
         assert getattr(made.declared, name) == getattr(expected.declared, name), name
     assert made("rows") == "rows"
+
+
+def test_keys_are_those_of_python() -> None:
+    attributes = {
+        "connection": {"type": "kafka", "bootstrap_servers": "kafka:9092"},
+        "lake": {"root": "/lake"},
+        "streams": [
+            {
+                "stream": "orders",
+                "group": "g",
+                "keys": {"columns": ["id"], "sequence_by": "at", "stored_as_scd_type": 2},
+            }
+        ],
+    }
+    component = StreamIngestionComponent.from_attributes_dict(attributes=attributes)
+    definitions = component.build_defs(dg.ComponentTree.for_test().load_context)
+    (made,) = [one for one in definitions.assets or () if isinstance(one, StreamAsset)]
+    assert made.declared.keys == Keys(["id"], sequence_by="at", stored_as_scd_type=2)
 
 
 REGISTRY = "registry: {url: 'http://registry:8081', options: {basic.auth.user.info: \"{{ EnvVar('T_USER') }}\"}}"

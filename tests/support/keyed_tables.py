@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.options import ErrorPolicy, Limits
 
+SCHEMA = "id BIGINT, name STRING, op STRING, at BIGINT"
 BY_POSITION = Keys(["id"], apply_as_deletes="op = 'd'", except_columns=["op"])
 BY_VALUE = Keys(["id"], sequence_by="at", apply_as_deletes="op = 'd'", except_columns=["op"])
+FIRST_MS = 1_700_000_000_000
+HISTORY_BY_POSITION = replace(BY_POSITION, stored_as_scd_type=2)
+HISTORY_BY_VALUE = replace(BY_VALUE, stored_as_scd_type=2)
+Version = tuple[int, str, str, int, int | None, bool]
+"""The key of a row, its name and operation, when it is valid, and whether it is current."""
 
 
 @dataclass
@@ -51,7 +58,7 @@ class KeyedTable:
         return Ingestion(
             group="mirror",
             table=f"{self.folder}/t",
-            decoder=Json("id BIGINT, name STRING, op STRING, at BIGINT"),
+            decoder=Json(SCHEMA),
             keys=self.keys,
             limits=Limits(max_records=self.records),
             errors=ErrorPolicy(on_bad_rows="dead_letter"),
@@ -60,11 +67,12 @@ class KeyedTable:
         )
 
     def send(self, *changes: dict[str, Any], shards: int = 1) -> None:
-        """Append changes; those of a key go to one shard."""
+        """Append changes; those of a key go to one shard. ``sent`` is the time of one, by default its number."""
         with create_producer(self.url) as producer:
             for change in changes:
                 shard = change.get("id", 0) % shards
-                producer.send(json.dumps(change).encode(), shard=shard, timestamp_ms=1_700_000_000_000 + len(self.sent))
+                time = FIRST_MS + change.get("sent", len(self.sent))
+                producer.send(json.dumps(change).encode(), shard=shard, timestamp_ms=time)
                 self.sent.append(change)
 
     def drain(self) -> list[BatchReport]:
@@ -93,6 +101,31 @@ class KeyedTable:
         for change in sorted(self.sent, key=lambda change: change["at"]) if self.keys.sequence_by else self.sent:
             newest[change["id"]] = change
         return {key: change["name"] for key, change in newest.items() if change["op"] != "d"}
+
+    def history(self) -> list[Version]:
+        """The rows of a table of SCD type 2."""
+        of_time = "unix_millis({})" if self.keys.is_ordered_by_position else "{}"
+        times = [f"{of_time.format(name)} {name}" for name in ("_valid_from", "_valid_to")]
+        table = self.spark.read.format("delta").load(f"{self.folder}/t")
+        found = table.selectExpr("id", "name", "IF(_deleted, 'd', 'u')", *times, "_is_current").collect()
+        return sorted((tuple(row) for row in found), key=str)
+
+    def expected_history(self) -> list[Version]:
+        """The same, of the changes that were sent: a row per change, valid until the next one of its key."""
+        changes: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        by_value = not self.keys.is_ordered_by_position
+        for number, change in enumerate(self.sent):
+            time = change["at"] if by_value else change.get("sent", number) + FIRST_MS
+            changes.setdefault(change["id"], []).append((time, change))
+        rows: list[Version] = []
+        for key, found in changes.items():
+            times = [time for time, _ in found]
+            starts = sorted(times) if by_value else list(accumulate(times, max))
+            in_order = sorted(found, key=lambda one: one[0]) if by_value else found
+            for (_, change), start, end in zip(in_order, starts, [*starts[1:], None], strict=True):
+                is_current = end is None and change["op"] != "d"
+                rows.append((key, change["name"], change["op"], start, end, is_current))
+        return sorted(rows, key=str)
 
     def restore(self, version: int) -> None:
         self.spark.sql(f"RESTORE TABLE delta.`{self.folder}/t` TO VERSION AS OF {version}")

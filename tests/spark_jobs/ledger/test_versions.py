@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import LagCursor, read_cursor, write_cursor
 from spark_jobs.dead_letters.table import FORMATS
-from spark_jobs.ledger.entries import FORMAT, Totals
+from spark_jobs.ledger.entries import FORMAT, KeyOrder, LedgerEntry, Totals
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import Range, position_facts_in
 from stream_consumers.errors import UnsupportedVersionError
@@ -133,6 +133,7 @@ def test_what_release_0_1_wrote_is_continued(log: WrittenLog) -> None:
         {"rows": 1.5},
         {"begins": 1},
         {"packed": "x"},
+        {"keys": [["id"], "", 3]},
         {"bid": "b' OR TRUE OR _batch = '"},
         {"uncounted": {"b\\'": {}}},
     ],
@@ -148,6 +149,20 @@ def test_what_a_newer_release_wrote_is_refused(
     # The entry may be of the stream that another group is about to write.
     with pytest.raises(UnsupportedVersionError):
         ledger(log, "other").other_group(frozenset({"payments"}))
+
+
+def test_scd_type_1_is_written_as_by_releases_that_know_no_other(log: WrittenLog) -> None:
+    """These take a list of two, and refuse one of three."""
+    state = ledger(log).read()
+    for keys, written in (
+        (KeyOrder(("id",), "at"), [["id"], "at"]),
+        (KeyOrder(("id",), "at", scd_type=2), [["id"], "at", 2]),
+    ):
+        document = json.loads(ledger(log).entry("batch", state, keys=keys).to_json())
+        assert document["keys"] == written
+        found = LedgerEntry.from_json(document)
+        assert found is not None
+        assert found.keys == keys
 
 
 def test_release_0_1_refuses_what_this_one_wrote(log: WrittenLog, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from stream_assets import (
     ErrorPolicy,
     Json,
     JsonSchema,
+    Keys,
     Protobuf,
     SchemaRegistry,
     StreamRun,
@@ -105,6 +106,11 @@ def test_the_decoder_is_the_one_that_the_options_describe(
     assert make_conversion(**options).decoder.ddl() == expected.ddl()
 
 
+@pytest.mark.parametrize(("given", "scd_type"), [({}, 1), ({"stored_as_scd_type": "2"}, 2)])
+def test_a_table_keeps_the_newest_row_of_a_key_or_all(given: dict[str, str], scd_type: int) -> None:
+    assert make_conversion(keys="id", **given).keys == Keys(["id"], stored_as_scd_type=scd_type)
+
+
 def test_a_registry_and_its_options_are_shown_nowhere() -> None:
     user = {"basic.auth.user.info": "me:s3cret"}
     made = make_conversion(
@@ -130,6 +136,7 @@ def test_a_registry_and_its_options_are_shown_nowhere() -> None:
         {"decode": "text", "schema_file": "f"},
         {"schema_registry": "http://registry"},
         {"decode": "protobuf", "schema_file": "/no/such/file.proto"},
+        {"stored_as_scd_type": "2"},
     ],
 )
 def test_options_of_schemas_that_do_not_go_together(options: dict[str, Any]) -> None:
