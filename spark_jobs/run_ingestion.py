@@ -37,7 +37,7 @@ from stream_consumers.epochs import EpochNames, with_epoch_names
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
-    SourceTruncatedError,
+    SourceRecreatedError,
     StreamAssetsError,
     UnsupportedError,
 )
@@ -120,7 +120,8 @@ def run_events(
                     retries.reset()
                 yield event
             return
-        except SourceTruncatedError as error:
+        except SourceRecreatedError as error:
+            # If the stream only lost messages, although its counts say otherwise, it is accepted, too.
             ingestion.refuse_or_record(error)
             _log.warning("%s", error)
             _accept_truncation(spark, source, ingestion)

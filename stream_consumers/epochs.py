@@ -70,7 +70,7 @@ def accept_remedy(name: str) -> str:
     following, how = _next_epoch(name)
     return (
         f"If it was recreated on purpose, accept it: {how}. The group continues with the first message of the new "
-        f"stream, whose rows have _stream = '{following}'; existing rows stay."
+        f"stream, and where it was in shards that were not recreated, with _stream = '{following}'; existing rows stay."
     )
 
 

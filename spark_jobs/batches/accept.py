@@ -7,11 +7,13 @@ that is in flight loses its number to the commit, or lands in the old epoch, whe
 has to be done, so that an accept that was killed has either happened or not. tests/model/epochs.py explores all
 interleavings.
 
-The next epoch of a stream that lost its newest messages begins where stream and table differ (:func:`divergences`).
-The ledger has the checksums of the last messages that earlier batches read, which show up to where the stream is still
-the same. From there on the timestamps of rows and dead letters are compared with those of the stream. If timestamps
-show no difference, or are a part of the sequence (Redis), the epoch begins at the end of what is known to be the same.
-Then messages that are the same on both sides are read again, and none is lost.
+A shard that lost its newest messages continues where stream and table differ (:func:`divergences`). The ledger has the
+checksums of the last messages that earlier batches read, which show up to where the stream is still the same. From
+there on the timestamps of rows and dead letters are compared with those of the stream. If timestamps show no
+difference, or are a part of the sequence (Redis), the epoch begins at the end of what is known to be the same. Then
+messages that are the same on both sides are read again, and none is lost. A shard that has none of the messages that
+were read was recreated, and begins with its first message. The other shards continue at their positions, with the facts
+that are known there.
 """
 
 from __future__ import annotations
@@ -25,14 +27,28 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.source_checks import check_only_group, last_messages_before, recreations, truncations
+from spark_jobs.batches.source_checks import (
+    certain_facts,
+    changed_shards,
+    check_only_group,
+    last_messages_before,
+    recreations,
+)
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import MESSAGE_TIME, NO_TIMES, ROW_TIME, compared, in_ranges, scan, timestamps_of
-from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
-from stream_consumers.epochs import epoch_name, newest_epochs, split_epoch, with_epoch_names
+from stream_consumers.batches import (
+    BatchSource,
+    Extent,
+    FactsByShard,
+    LastMessage,
+    Range,
+    hint_with_facts,
+    position_facts_in,
+)
+from stream_consumers.epochs import EpochNames, epoch_name, newest_epochs, split_epoch, with_epoch_names
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -58,7 +74,8 @@ class AcceptedEpoch:
         identity: the fingerprint of the new stream.
         origin: where its shards begin.
         ended: where the shards of the epoch before it end; later messages of the old stream were not read.
-        last_messages: the last messages before the origin, if the stream goes on and only lost messages.
+        last_messages: the last messages before the origin, if the stream goes on.
+        facts: the facts of the source at the origins, as far as they are known.
     """
 
     name: str
@@ -67,6 +84,7 @@ class AcceptedEpoch:
     origin: Mapping[Shard, int]
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
+    facts: FactsByShard = field(default_factory=dict)
 
 
 def plan_accept(
@@ -82,7 +100,8 @@ def plan_accept(
 
     Raises:
         StreamNotFoundError: the group has written nothing, or the stream was deleted and not recreated.
-        InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for.
+        InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for; or rows of
+            messages that are not lost have to be written again.
     """
     _check_begun(state, ingestion)
     if state.newest is not None and state.newest.keys is not None:
@@ -106,17 +125,17 @@ def plan_accept(
     else:
         found = recreations(current, ingestion.group, state, extents)
     if is_cut:
-        for error in found.values():
-            if not isinstance(error, SourceTruncatedError):
+        for name, error in found.items():
+            if not _is_only_cut(current, ingestion, state, name, error):
                 raise error
         if not found:
             return []
     wanted = _wanted(epochs, names, frozenset(found))
     check_only_group(ingestion, state, wanted, url=source.url)
     return [
-        _continued(current, ingestion, state, extents, name)
-        if isinstance(found[name], SourceTruncatedError)
-        else _next_epoch(source, state, name, is_claimed=state.sharing == CLAIMS)
+        _next_epoch(source, state, name, is_claimed=state.sharing == CLAIMS)
+        if state.sharing == CLAIMS or _is_other_stream(current, state, name)
+        else _continued(current, ingestion, state, extents, name)
         for name in sorted(wanted)
     ]
 
@@ -178,6 +197,24 @@ def _wanted(epochs: Collection[str], names: Mapping[str, str], recreated: frozen
     return frozenset(wanted)
 
 
+def _is_other_stream(source: BatchSource, state: LedgerState, name: str) -> bool:
+    identity = source.identities()[name]
+    return state.identities.get(name, identity) != identity
+
+
+def _is_only_cut(
+    source: BatchSource, ingestion: Ingestion, state: LedgerState, name: str, error: SourceRecreatedError
+) -> bool:
+    """Return whether a stream only lost its newest messages, although its counts say otherwise until it has as many."""
+    if isinstance(error, SourceTruncatedError):
+        return True
+    if _is_other_stream(source, state, name):
+        return False
+    known = {shard: position for shard, position in state.positions.items() if shard.stream == name}
+    same = _same_up_to(source, _remembered(ingestion.ledger(), state, source.recreated(known)))
+    return bool(same) and MIN_SEQUENCE not in same.values()
+
+
 def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_claimed: bool) -> AcceptedEpoch:
     stream, number = split_epoch(before)
     name = epoch_name(stream, number + 1)
@@ -186,27 +223,73 @@ def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_clai
     origin = {Shard(name, s.id): 0 if is_claimed else source.first(s, extent) for s, extent in extents.items()}
     known = {shard: s.covered.ranges for shard, s in state.shards.items() if shard.stream == before}
     ended = {shard: ranges[-1].end for shard, ranges in sorted(known.items()) if ranges}
-    return AcceptedEpoch(name, before, source.identities()[stream], origin, ended)
+    facts = certain_facts(source, extents, {s: origin[Shard(name, s.id)] for s in extents})
+    facts = EpochNames({stream: name}).all_to_epochs(facts)
+    return AcceptedEpoch(name, before, source.identities()[stream], origin, ended, facts=facts)
 
 
 def _continued(
     source: BatchSource, ingestion: Ingestion, state: LedgerState, extents: Mapping[Shard, Extent], before: str
 ) -> AcceptedEpoch:
-    """Return the epoch of a stream that lost messages: it begins where stream and table differ, or at the position."""
+    """Return the next epoch of a stream some of whose shards lost messages or were recreated."""
     stream, number = split_epoch(before)
-    name = epoch_name(stream, number + 1)
     known = {s: one for s, one in state.shards.items() if s.stream == before and one.covered.position is not None}
-    ended = {shard: one.covered.position or 0 for shard, one in sorted(known.items())}
+    ended = {shard: one.covered.ranges[-1].end for shard, one in sorted(known.items())}
     own = {shard: extent for shard, extent in extents.items() if shard.stream == before}
-    cut = truncations(source, ingestion.group, state, own)
-    begins = {**ended, **divergences(source, ingestion, state, own, cut.keys())}
+    changed = changed_shards(source, ingestion.group, state, own)
+    positions = {shard: state.shards[shard].covered.position or 0 for shard in ended}
+    recreated = source.recreated({shard: positions[shard] for shard in changed & positions.keys()})
+    same = _same_up_to(source, _remembered(ingestion.ledger(), state, recreated))
+    anew = (own.keys() - known.keys()) | (changed - state.last_messages.keys())
+    anew |= {shard for shard, end in same.items() if end == MIN_SEQUENCE}
+    cut = divergences(source, ingestion, state, own, changed - anew)
     # A shard that is gone, but comes back later, begins with its first message.
-    origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s, extent) for s, extent in own.items()}
+    begins = {s: source.first(s, e) if s in anew else cut.get(s, positions.get(s, e.start)) for s, e in own.items()}
+    _check_complete(ingestion, state, {shard: begin for shard, begin in begins.items() if shard not in anew})
+    set_here = {shard: begins[shard] for shard in anew | cut.keys()}
+    facts = {s: at for s, at in position_facts_in(state.hint).items() if s in begins and at[0] == begins[s]}
+    facts = {s: at for s, at in facts.items() if s not in set_here} | dict(certain_facts(source, own, set_here))
     # The new epoch may be cut, too, before its first batch is written.
-    last = last_messages_before(source, {shard: begins[shard] for shard in cut})
-    last = {**{s: m for s, m in state.last_messages.items() if s in ended and s in own and s not in cut}, **last}
-    last = {Shard(name, shard.id): message for shard, message in last.items()}
-    return AcceptedEpoch(name, before, source.identities()[before], origin, ended, last)
+    last = {shard: message for shard, message in state.last_messages.items() if shard in begins}
+    last = {s: m for s, m in last.items() if s not in set_here} | dict(last_messages_before(source, set_here))
+    renamed = EpochNames({before: epoch_name(stream, number + 1)})
+    return AcceptedEpoch(
+        renamed.names[before],
+        before,
+        source.identities()[before],
+        renamed.all_to_epochs(begins),
+        ended,
+        renamed.all_to_epochs(last),
+        renamed.all_to_epochs(facts),
+    )
+
+
+def _check_complete(ingestion: Ingestion, state: LedgerState, begins: Mapping[Shard, int]) -> None:
+    """Refuse to end an epoch whose rows have to be written again, because they would keep its name.
+
+    Args:
+        ingestion: group and table.
+        state: the ledger.
+        begins: where the next epoch begins, of the shards that go on. What comes after it is read again anyway.
+
+    Raises:
+        InvalidOptionError: with the places.
+    """
+    left = {}
+    for shard, begin in sorted(begins.items()):
+        known = state.shards[shard]
+        first = known.redo.ranges[0].start if known.redo else begin
+        gap = known.covered.position or 0
+        if first < begin or (len(known.covered.ranges) > 1 and gap <= begin):
+            left[str(shard)] = f"from {min(first, gap)}"
+    if left:
+        raise InvalidOptionError(
+            f"rows of {', '.join(left)} in {ingestion.table} still have to be written again, after a rewind or a "
+            "RESTORE, and the stream still has their messages",
+            remedy="RESTORE the table to the version before the rewind, or before the batch that landed after the "
+            "RESTORE. Then accept the stream: what that removes is read again.",
+            **left,
+        )
 
 
 def accept(
@@ -227,7 +310,8 @@ def accept(
         epochs: only these, each the next epoch of a stream, like ``orders#2``. An epoch that was accepted before is
             ignored, so that a run with the same settings accepts nothing more. Without any, all recreated streams.
         claims: the group, if members claim entries in mode ``load_balanced`` (Redis).
-        is_cut: accept only streams that lost their newest messages; for a recreated one, raise its error.
+        is_cut: accept only streams that lost their newest messages; for a recreated one, raise its error. A stream that
+            still has a message that was read only lost messages.
 
     Returns:
         The epochs that were accepted.
@@ -246,11 +330,12 @@ def accept(
         if not accepted:
             return None
         names = newest_epochs([*state.identities, *(one.name for one in accepted)], source.url.required_streams())
-        origin = {shard: start for one in accepted for shard, start in one.origin.items()}
+        kept = with_epoch_names(source, names).hint({}, state.hint)
+        facts = {shard: known for one in accepted for shard, known in one.facts.items()}
         return EntryFields(
             identities={**state.identities, **{one.name: one.identity for one in accepted}},
-            origin=origin,
-            hint=with_epoch_names(source, names).hint(origin, state.hint),
+            origin={shard: start for one in accepted for shard, start in one.origin.items()},
+            hint=hint_with_facts(kept, {**position_facts_in(kept), **facts}),
             ended={shard: end for one in accepted for shard, end in one.ended.items()},
             last_messages={shard: last for one in accepted for shard, last in one.last_messages.items()},
         )

@@ -9,7 +9,7 @@ from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardSt
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, scan
-from stream_consumers.batches import BatchSource, Extent, LastMessage, Range
+from stream_consumers.batches import BatchSource, Extent, FactsByShard, LastMessage, Range, position_facts_in
 from stream_consumers.epochs import accept_remedy, newest_epochs, split_epoch, truncation_remedy
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError, SourceTruncatedError
 from stream_consumers.messages import Shard
@@ -303,8 +303,8 @@ def _recreated(source: BatchSource, group: str, positions: Mapping[Shard, int]) 
     """Return the streams that were recreated since these positions, if fingerprints do not show it."""
     return {
         shard.stream: SourceRecreatedError(
-            f"{shard} of {source.url} was deleted and recreated since group {group!r} has read it: entries that were "
-            "not read before are gone",
+            f"{shard} of {source.url} has other counts than group {group!r} has seen: it was deleted and recreated, or "
+            "a failover lost its newest entries",
             remedy=accept_remedy(shard.stream),
             position=positions[shard],
         )
@@ -361,6 +361,42 @@ def truncations(
             end=end,
         )
     return errors
+
+
+def changed_shards(
+    source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]
+) -> frozenset[Shard]:
+    """Return the shards that were recreated, that were cut, or that end before the position.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message of errors.
+        state: the ledger, read before ``extents``.
+        extents: what the shards hold.
+    """
+    positions = {shard: position for shard, position in state.positions.items() if shard in extents}
+    ends = {shard: extents[shard].end + extents[shard].blocked for shard in positions}
+    short = {shard for shard, end in ends.items() if end < (state.shards[shard].covered.position or 0)}
+    return source.recreated(positions) | truncations(source, group, state, extents).keys() | short
+
+
+def certain_facts(source: BatchSource, extents: Mapping[Shard, Extent], positions: Mapping[Shard, int]) -> FactsByShard:
+    """Return the facts at positions that an entry sets without a batch, unless messages after them may be gone already.
+
+    Those would count as accounted for. Without facts, a run warns that it cannot detect them.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        extents: what the shards hold.
+        positions: the new positions.
+    """
+    return {
+        shard: (position, known)
+        for shard, (position, known) in position_facts_in(source.hint(positions)).items()
+        if position <= 0
+        or position >= extents[shard].end
+        or (extents[shard].start < position and (known.deleted or 0) < position)
+    }
 
 
 def last_messages_before(source: BatchSource, positions: Mapping[Shard, int]) -> Mapping[Shard, LastMessage]:

@@ -63,7 +63,7 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             known = replace(known, covered=covered, origin=start, adopted=adopted)
             after[shard] = replace(known, facts_at_start=facts.get(shard))
     for shard, end in entry.ended.items():
-        # Its messages cannot be read again, so rows that were due to be replaced are the last copy.
+        # No message is read under its name again, so rows that were due to be replaced stay.
         after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
     for shard, claim in entry.claims.items():
         known = after.get(shard, ShardState())

@@ -389,7 +389,7 @@ def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
     from spark_jobs.ledger.table_rows import HAS_NO_PLACE, ROW_PLACE, column_names, count_where
 
     if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
-        yield f"{', '.join(ended)}: the stream is gone, so its rows cannot be compared"
+        yield f"{', '.join(ended)}: this epoch has ended, so its rows cannot be compared"
     names = "|".join(map(re.escape, column_names(ledger.log)))
     for commit in islice(ledger.foreign(), MAX_FOREIGN_COMMITS):
         parts = [f"version {commit.version}, {commit.operation}"]

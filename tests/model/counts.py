@@ -2,6 +2,8 @@
 
 A stream of Redis says how many messages it ever got, and how many it holds. What was trimmed unread is known by the
 difference, if the number at the position is known; if it is not, what is gone by now is taken for accounted.
+
+An accept sets the position of a shard that lost nothing again, without a batch, when another shard was cut.
 """
 
 from __future__ import annotations
@@ -23,19 +25,30 @@ class View(NamedTuple):
     known_at_origin: int | None = None
 
 
-def model(*, says: bool = True, keeps: bool = True, jumps: bool = True, restores: int = 1, crashes: int = 1) -> Result:
+def model(
+    *,
+    says: bool = True,
+    keeps: bool = True,
+    jumps: bool = True,
+    carries: bool = True,
+    accepts: int = 0,
+    restores: int = 1,
+    crashes: int = 1,
+) -> Result:
     """Explore it.
 
     Args:
         says: the commit with the origin says what is known there.
         keeps: a RESTORE keeps that with the origin.
         jumps: a batch that fills a hole says what is known behind what is covered after it.
+        carries: an accept says what was known at the position, not what is gone by then.
+        accepts: how many there may be.
         restores: how many there may be.
         crashes: how many there may be.
     """
     # The log: ("t",) the table before the group; ("o", origin, known); ("b", start, end, rows, lost, position,
-    # known); ("R", commits left). The run: ("i",) idle, or what it is about to write. How many messages were trimmed.
-    # How many RESTOREs and crashes are left.
+    # known); ("x", position, known); ("R", commits left). The run: ("i",) idle, or what it is about to write. How many
+    # messages were trimmed. How many RESTOREs and crashes are left.
     init: State = ((("t",),), ("i",), 0, restores, crashes)
 
     def view(log: State) -> View:
@@ -48,6 +61,8 @@ def model(*, says: bool = True, keeps: bool = True, jumps: bool = True, restores
             elif c[0] == "b":
                 places = {**now.places} if c[6] is None else {**now.places, c[5]: c[6]}
                 now = now._replace(covered=now.covered | frozenset(range(c[1], c[2])), places=places)
+            elif c[0] == "x":
+                now = now._replace(places={} if c[2] is None else {c[1]: c[2]})
             elif c[0] == "R":
                 past = at[c[1]]
                 kept = {} if not keeps or now.known_at_origin is None else {now.origin or 0: now.known_at_origin}
@@ -87,6 +102,9 @@ def model(*, says: bool = True, keeps: bool = True, jumps: bool = True, restores
                 count = max(reached, trimmed) if reached == end or jumps else None
                 plan = ("b", start, end, frozenset(range(max(start, trimmed), end)), lost, reached, count)
                 yield f"the run plans [{start},{end}), lost {set(lost)}", (log, plan, trimmed, rs, cr)
+            if sum(c[0] == "x" for c in log) < accepts:
+                accept = ("x", start, known.places.get(start) if carries else max(start, trimmed))
+                yield f"an accept of another shard at {start}", ((*log, accept), run, trimmed, rs, cr)
         if trimmed < SIZE:
             yield "!a message is trimmed", (log, run, trimmed + 1, rs, cr)
         for version in range(1, len(log)) if rs else ():
@@ -111,5 +129,7 @@ VARIANTS = (
     quick("kept", "what is known at the origin is said with it, and a RESTORE keeps it", "PASS", model),
     quick("unsaid", "the commit with the origin does not say it", "BAD", lambda: model(says=False)),
     quick("not-kept", "a RESTORE to before that commit forgets it", "BAD", lambda: model(keeps=False)),
+    quick("accepted", "an accept carries it", "PASS", lambda: model(accepts=1, restores=0)),
+    quick("recounted", "an accept counts anew", "BAD", lambda: model(accepts=1, restores=0, carries=False)),
     quick("behind-a-hole", "what is covered behind a hole is not counted", "BAD", lambda: model(jumps=False)),
 )

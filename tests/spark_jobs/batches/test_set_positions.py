@@ -1,0 +1,147 @@
+"""An entry that sets positions without a batch takes no message for read that was not, and none for unread that was."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+from spark_jobs.batches.ingestion import Ingestion
+from stream_consumers.errors import InvalidOptionError, SourceRecreatedError
+from stream_consumers.messages import Shard
+from stream_consumers.redis.entries import to_sequence
+from tests.support.groups_without_spark import GroupWithoutSpark, Place, land, write_empty_commits_without_spark
+
+
+class RedisGroup(GroupWithoutSpark):
+    """A Redis stream of two keys, and a group that writes it."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        host, _, port = address.partition(":")
+        self.client = redis.Redis(host, int(port))
+        self.name = f"orders-{uuid.uuid4().hex[:8]}"
+        self.keys = [f"{self.name}:{number}" for number in range(2)]
+        self.milliseconds = 1_700_000_000_000
+        super().__init__(f"redis://{address}/{self.name}", Ingestion("lakehouse", str(folder / "t")))
+
+    def add(self, count: int, *shards: int) -> None:
+        for _ in range(count):
+            self.milliseconds += 1
+            for shard in shards or (0, 1):
+                self.client.xadd(self.keys[shard], {"msg": b"{}"}, id=f"{self.milliseconds}-0")
+
+    def fail_over(self, shard: int, dump: bytes) -> None:
+        """Let a replica without the newest entries become the master."""
+        self.client.restore(self.keys[shard], 0, dump, replace=True)
+
+    def dump(self, shard: int) -> bytes:
+        return self.client.dump(self.keys[shard])
+
+    def held(self) -> set[Place]:
+        return {(n, to_sequence(entry)) for n, key in enumerate(self.keys) for entry, _ in self.client.xrange(key)}
+
+    def shard(self, number: int, epoch: int = 1) -> Shard:
+        return Shard(self.name if epoch == 1 else f"{self.name}#{epoch}", number)
+
+
+@pytest.fixture
+def group(redis_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RedisGroup:
+    """Ten entries in each key are in the table."""
+    write_empty_commits_without_spark(monkeypatch)
+    made = RedisGroup(redis_address, tmp_path)
+    made.add(10)
+    made.begin()
+    made.ingest()
+    return made
+
+
+def test_an_accept_hides_no_trimmed_entry_of_a_key_that_goes_on(group: RedisGroup) -> None:
+    dump = group.dump(0)
+    group.add(5)
+    group.ingest()
+    position = group.state().positions[group.shard(1)]
+    group.fail_over(0, dump)
+    group.add(7, 0)
+    group.add(20, 1)
+    group.client.xtrim(group.keys[1], maxlen=5, approximate=False)
+    group.accept()
+    assert group.losses().keys() == {group.shard(1, 2)}
+    assert group.losses()[group.shard(1, 2)].start == position
+
+
+@pytest.mark.parametrize("new", [0, 2, 7])
+def test_a_failover_repeats_no_entry_that_an_earlier_batch_read(group: RedisGroup, new: int) -> None:
+    dump = group.dump(0)
+    group.add(5)
+    group.ingest()
+    lost = group.rows()
+    group.fail_over(0, dump)
+    group.add(new, 0)
+    with pytest.raises(SourceRecreatedError):
+        group.losses()
+    group.accept(is_cut=True)
+    group.ingest()
+    assert group.rows() == lost + Counter(group.held() - lost.keys())
+
+
+def test_an_accept_of_one_key_that_was_recreated_repeats_no_other(group: RedisGroup) -> None:
+    before = group.rows()
+    group.client.delete(group.keys[0])
+    group.add(3, 0)
+    group.add(4, 1)
+    with pytest.raises(SourceRecreatedError):
+        group.accept(is_cut=True)
+    (accepted,) = group.accept()
+    assert accepted.origin[group.shard(0, 2)] == 0
+    group.ingest()
+    assert group.rows() == before + Counter(group.held() - before.keys())
+    group.client.xtrim(group.keys[1], maxlen=0, approximate=False)
+    group.add(1, 1)
+    group.client.xdel(group.keys[1], f"{group.milliseconds}-0")
+    assert group.losses().keys() == {group.shard(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("what", "is_lost"),
+    [
+        pytest.param("redo", False, id="to be replaced"),
+        pytest.param("gap", False, id="a gap"),
+        pytest.param("redo", True, id="to be replaced, and lost"),
+    ],
+)
+def test_an_accept_is_refused_while_rows_have_to_be_written_again(group: RedisGroup, what: str, is_lost: bool) -> None:
+    shards = (0,) if is_lost else (0, 1)
+    first, dump = group.version, group.dump(0)
+    group.add(10, *shards)
+    group.ingest()
+    before = group.version
+    dump = dump if is_lost else group.dump(0)
+    group.add(5, *shards)
+    if what == "redo":
+        group.ingest()
+        newest = group.version
+        group.restore(before)
+        late = group.plan()
+        group.restore(newest)
+    else:
+        late = group.plan()
+        group.restore(first)
+    assert late is not None
+    good = group.version
+    land(group.what, *late)
+    assert all(group.shards()[group.shard(n)].redo for n in shards) == (what == "redo")
+    group.fail_over(0, dump)
+    group.add(20, 0)
+    if not is_lost:
+        with pytest.raises(InvalidOptionError):
+            group.accept()
+        group.restore(good)
+    # Without the late batch, the table has nothing that the stream lost.
+    if what == "redo":
+        group.accept()
+    group.ingest()
+    rows = group.rows()
+    assert {place: rows[place] for place in group.held()} == dict.fromkeys(group.held(), 1)
