@@ -15,6 +15,8 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _MAX_DIGITS = 38
+# Quotes, backslashes, control characters, and the line breaks of Unicode.
+_ENDS_JAVA_TEXT = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 _INTERNAL = ("__delta_internal", "_tmp_metadata")
 _TYPES = frozenset(
     (
@@ -134,6 +136,16 @@ def is_internal(name: str) -> bool:
         (True, False)
     """
     return folded(name).startswith(_INTERNAL)
+
+
+def is_safe_in_java(name: str) -> bool:
+    r"""Return whether Spark may evaluate expressions with the column: Delta writes its name into Java source unescaped.
+
+    Example:
+        >>> is_safe_in_java("straße 😀"), is_safe_in_java('a"b'), is_safe_in_java("a\\u0022b"), is_safe_in_java("a\nb")
+        (True, False, False, False)
+    """
+    return not _ENDS_JAVA_TEXT.search(name)
 
 
 def declared_types(ddl: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, is_safe_in_java
 from spark_jobs.decoding.json_values import Constant, Integer, Number, read_day, read_moment
 
 MAX_LEVELS = 20
@@ -19,22 +19,19 @@ MAX_FIELD_NAMES = 200
 """An object with more different names becomes a MAP, because so many names are ids and not columns."""
 NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 """Characters in names that Delta accepts only with ``delta.columnMapping.mode=name``."""
-_ENDS_JAVA_TEXT = re.compile(r'["\\]')
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
 _NO_TYPES: Mapping[str, pa.DataType] = {}
 
 
 def is_name(name: str) -> bool:
-    r"""Return whether a column may have this name of a field: not too long, printable, without ``"`` and backslashes.
-
-    Delta writes the name of a column in a CHECK constraint into Java source without escapes.
+    r"""Return whether a column may have this name of a field: not too long, printable, and safe in Java.
 
     Example:
         >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name('a"b')
         (True, False, False, False)
     """
-    return 0 < len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable() and not _ENDS_JAVA_TEXT.search(name)
+    return 0 < len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable() and is_safe_in_java(name)
 
 
 class FieldStats:

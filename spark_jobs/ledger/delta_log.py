@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_expressions, read_strictly
+from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_metadata, read_strictly
 from spark_jobs.redaction import redacted
 from spark_jobs.table_location import reader_options
 from stream_consumers.errors import (
@@ -329,7 +329,7 @@ class DeltaLog:
 
         Raises:
             TableUnreadableError: the path is not a readable Delta table, or the bucket does not exist.
-            UnsupportedError: a catalog decides on its commits, or an expression in its metadata may run code.
+            UnsupportedError: a catalog decides on its commits, or an expression or a name in its metadata may run code.
             LedgerUnreadableError: the storage does not answer, or a file of the log is torn.
             StorageMismatchError: a copy replaced the table since this object last read its log.
         """
@@ -349,7 +349,7 @@ class DeltaLog:
         # The check takes 5 ms for a table with 1,000 columns, so it is skipped while the metadata stay the same.
         metadata = snapshot.configuration, snapshot.schema_json
         if metadata != self._checked:
-            check_expressions(self.path, snapshot.configuration, snapshot.columns)
+            check_metadata(self.path, snapshot.configuration, snapshot.columns)
             self._checked = metadata
         self._check_checksum(snapshot.version)
         self._check_same(snapshot)

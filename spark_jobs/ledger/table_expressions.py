@@ -1,7 +1,8 @@
-"""Checks the SQL expressions in the metadata of a Delta table, which Spark evaluates whenever rows are written.
+"""Checks SQL expressions and column names in the metadata of a Delta table, which Spark uses when rows are written.
 
 Anyone who can write the table's log can choose their text. Delta refuses a subquery or a call of Java when a user
 defines an expression, but does not check the expressions in a log, and Spark would run both with the rights of the run.
+Delta also makes constraints of VARCHAR columns and others, and writes the names of their columns into Java source.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from deltalake import Schema
 
+from spark_jobs.decoding.ddl import is_safe_in_java, quoted
 from stream_consumers.display import printable, shortened
 from stream_consumers.errors import UnsupportedError
 
@@ -59,8 +61,7 @@ _KNOWN = frozenset(_CALLABLE.split())
 # Each query begins with one of these words, or with FROM, which is also allowed in extract(YEAR FROM at).
 _QUERY = frozenset({"select", "values", "table", "with", "using"})
 # The tokens of Spark's lexer, for ASCII without comments. Anything else is refused, and so is a quoted text directly
-# after a word that ends with r, which Spark may read as a raw string. Delta writes the names of columns into Java
-# source without escapes, so that a name with a quote, a backslash or a new line is refused.
+# after a word that ends with r, which Spark may read as a raw string, and a name that is not safe in Java.
 _TOKEN = re.compile(
     r"""(?P<space>[ \r\n\t]+)
     |(?P<text>(?<![\w.])[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`(?:[^`"\\\r\n]|``)*`)
@@ -126,8 +127,8 @@ def _unsafe(text: str) -> str | None:
     return None
 
 
-def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a table with an expression that :func:`check_expression` refuses.
+def check_metadata(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a table with an expression that :func:`check_expression` refuses, or a name that is not safe in Java.
 
     Args:
         path: the path of the table.
@@ -135,19 +136,27 @@ def check_expressions(path: str, configuration: Mapping[str, str], columns: Sequ
         columns: the columns in the format of the log.
 
     Raises:
-        UnsupportedError: an expression may be harmful; it names the constraint or the column.
+        UnsupportedError: an expression or a name may be harmful; it names the constraint or the column.
     """
+    if (unsafe := unsafe_name(columns)) is not None:
+        shown = shortened(printable(unsafe), _SHOWN)
+        raise UnsupportedError(
+            f"{path} has a column or field {shown}: Delta may write this name into Java source, which it would change",
+            remedy="Rename it to a name without quotes, backslashes, line breaks and control characters, with ALTER "
+            "TABLE … RENAME COLUMN … TO … in another program, or RESTORE the table to a version without it. If you do "
+            "not know which program added it, find out who can write there.",
+        )
     for name, text in configuration.items():
         if name.lower().startswith(CHECK):
             check_expression(text, where=f"the CHECK constraint {printable(name[len(CHECK) :])} of {path}")
     for name, text in _of_columns(columns):
         # Delta makes a constraint of the name and the expression of a generated column.
-        for part in (text, f"`{name.replace('`', '``')}`"):
+        for part in (text, quoted(name)):
             check_expression(part, where=f"an expression of the column {printable(name)} of {path}")
 
 
 def check_checksum(path: str, text: str) -> None:
-    """Check the expressions and types in the metadata of a checksum file, which Spark uses as those of the table.
+    """Check the metadata of a checksum file, which Spark uses as those of the table, and their types.
 
     delta-rs ignores a checksum file that it cannot parse, and reads the commits. Java may still be able to parse it.
     The types must be Delta's, because Spark loads the class that a user-defined type names.
@@ -157,7 +166,7 @@ def check_checksum(path: str, text: str) -> None:
         text: the text of the file; an empty file comes from a power cut, and is never read.
 
     Raises:
-        UnsupportedError: an expression may run code or read other tables.
+        UnsupportedError: an expression or a name may run code or read other tables.
         ValueError: it is not JSON, has a name twice, or a type that is not Delta's.
     """
     if not text.strip():
@@ -168,7 +177,7 @@ def check_checksum(path: str, text: str) -> None:
         schema = metadata.get("schemaString") or '{"type": "struct", "fields": []}'
         # delta-rs knows only the types of Delta, at any depth.
         Schema.from_json(schema)
-        check_expressions(path, configuration, read_strictly(schema)["fields"])
+        check_metadata(path, configuration, read_strictly(schema)["fields"])
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it has an unknown form: {error}") from None
 
@@ -190,16 +199,31 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _of_columns(fields: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    left: list[tuple[str, Any]] = [(field["name"], field) for field in fields]
+def unsafe_name(columns: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a name of a column, or of a field at any depth, that is not safe in Java; ``None`` if all are.
+
+    Args:
+        columns: the columns in the format of the log.
+    """
+    return next((name for _, part in _parts(columns) if not is_safe_in_java(name := str(part.get("name", "")))), None)
+
+
+def _of_columns(columns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for name, part in _parts(columns):
+        metadata = part.get("metadata") or {}
+        yield from ((name, str(metadata[key])) for key in _KEYS if key in metadata and key != _INVARIANT)
+        if _INVARIANT in metadata:
+            # A JSON object. If it has a key twice, both values are checked.
+            yield from ((name, text) for text in _texts(_json(str(metadata[_INVARIANT]))))
+
+
+def _parts(columns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the columns, and the fields and types in them at any depth, each with the name of its column."""
+    left: list[tuple[str, Any]] = [(column["name"], column) for column in columns]
     while left:
         name, part = left.pop()
         if isinstance(part, Mapping):
-            metadata = part.get("metadata") or {}
-            yield from ((name, str(metadata[key])) for key in _KEYS if key in metadata and key != _INVARIANT)
-            if _INVARIANT in metadata:
-                # A JSON object. If it has a key twice, both values are checked.
-                yield from ((name, text) for text in _texts(_json(str(metadata[_INVARIANT]))))
+            yield name, part
             left += [(name, inner) for key, inner in part.items() if key != "metadata"]
         elif isinstance(part, list):
             left += [(name, inner) for inner in part]

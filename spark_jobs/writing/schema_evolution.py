@@ -35,8 +35,10 @@ from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, FieldFinder, Json
 from spark_jobs.decoding.json_documents import read_object
 from spark_jobs.decoding.json_inference import MAX_LEVELS, NEEDS_MAPPING, FieldStats, is_name
 from spark_jobs.decoding.json_values import check_json_type
+from spark_jobs.ledger.table_expressions import unsafe_name
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, STREAM_TYPES
 from spark_jobs.reading.spark_types import arrow_schema, column_ddl, declared_columns
+from stream_consumers.display import printable
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import SchemaChanges, choice
 
@@ -82,6 +84,12 @@ def check_columns(
     """
     chosen = choice(SchemaChanges, schema_changes, option="schema_changes")
     _check_stream_columns(rows)
+    if (unsafe := unsafe_name(rows.jsonValue()["fields"])) is not None:
+        raise SchemaMismatchError(
+            f"the rows have a column or field {printable(unsafe)}: Delta may write this name into Java source",
+            remedy="Use a name without quotes, backslashes, line breaks and control characters: rename it in the "
+            "transform, or declare the object that contains it as MAP<STRING, …> or VARIANT.",
+        )
     if table is None:
         return
     may_change = chosen is SchemaChanges.ADD_COLUMNS

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_expressions import check_expression, check_expressions
+from spark_jobs.ledger.table_expressions import check_expression, check_metadata
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
 from tests.support.ledger_tables import write_batch
 
@@ -127,6 +127,13 @@ PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "name": lambda metadata, schema: schema["fields"].append(
         {**field(**{"delta.generationExpression": "id + 1"}), "name": 'y"\\u0029\\u003b'}
     ),
+    # Delta makes a constraint for its length.
+    "name of a VARCHAR": lambda metadata, schema: schema["fields"].append(
+        {**field(__CHAR_VARCHAR_TYPE_STRING="varchar(5)"), "name": 'x"+1+"'}
+    ),
+    "name of a field": lambda metadata, schema: schema["fields"].append(
+        {**field(), "type": {**PAIRS, "keyType": {"type": "struct", "fields": [{**field(), "name": "a\u2028b"}]}}}
+    ),
     "nested": lambda metadata, schema: schema["fields"].append(
         {
             "name": "list",
@@ -179,9 +186,9 @@ def test_the_same_metadata_are_checked_once_and_others_again(tmp_path: Path, mon
 
     def counting(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
         checked.append(columns)
-        check_expressions(path, configuration, columns)
+        check_metadata(path, configuration, columns)
 
-    monkeypatch.setattr(delta_log, "check_expressions", counting)
+    monkeypatch.setattr(delta_log, "check_metadata", counting)
     table = tmp_path / "t"
     log = DeltaLog(expressed(tmp_path, lambda metadata, schema: None))
     for day in ("2026-11-18", "2026-11-19"):
@@ -295,6 +302,7 @@ def put_checksum(folder: Path, text: str) -> DeltaLog:
         # Java makes a number of the text, and delta-rs does not take the file.
         checksum({"delta.constraints.x": CALL}, files="1"),
         checksum({}, field(**{"delta.generationExpression": CALL}), files="1"),
+        checksum({}, {**field(__CHAR_VARCHAR_TYPE_STRING="varchar(5)"), "name": 'x"+1+"'}, files="1"),
         checksum({}, field(**{"delta.generationExpression": CALL}), files="1").replace(
             "generation", "\\\\u0067eneration"
         ),

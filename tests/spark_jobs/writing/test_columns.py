@@ -35,6 +35,13 @@ def test_the_columns_of_the_place_keep_their_types(spark: SparkSession) -> None:
         check_columns(rows, None, path="t", schema_changes=FAIL)
 
 
+@pytest.mark.parametrize(
+    "rows", ['`a"b` INT', "ma MAP<STRUCT<`a\\\\b`: INT>, STRING>", "li ARRAY<STRUCT<`a\nb`: INT>>"]
+)
+def test_names_that_end_a_text_of_java_make_no_column(spark: SparkSession, rows: str) -> None:
+    assert problem(rows, "id INT", schema_changes=ADD)
+
+
 def problem(rows: str, table: str, *, schema_changes: SchemaChanges, widens: bool = False) -> str:
     """What is wrong, and the remedy; empty if nothing is."""
     schemas = [StructType.fromDDL(f"{columns}, {STREAM}") for columns in (rows, table)]
