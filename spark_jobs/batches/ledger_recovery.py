@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.source_checks import (
+    certain_facts,
     check_other_group,
     check_sharing,
     last_messages_before,
@@ -53,7 +54,14 @@ from spark_jobs.ledger.table_rows import (
     scan,
     timestamps_of,
 )
-from stream_consumers.batches import BatchSource, LastMessage, PositionFacts, Range, position_facts_in
+from stream_consumers.batches import (
+    BatchSource,
+    LastMessage,
+    PositionFacts,
+    Range,
+    hint_with_facts,
+    position_facts_in,
+)
 from stream_consumers.errors import (
     InvalidOptionError,
     LedgerTruncatedError,
@@ -277,7 +285,9 @@ def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
         )
     extents = source.extents()
     rows, dead_letters = _last_sequences(ingestion, source)
-    starts = {shard: extent.start for shard, extent in extents.items()}
+    written = {shard.stream for shard in rows.keys() | dead_letters.keys()}
+    # Of a stream that was read, a shard without rows may have lost messages before they were read.
+    starts = {s: source.first(s, extent) if s.stream in written else extent.start for s, extent in extents.items()}
     ends = starts | {shard: last + 1 for shard, last in rows.items()}
     replaced = {shard: last + 1 for shard, last in dead_letters.items()}
     shards = _covered_to(source, dict.fromkeys(replaced, MIN_SEQUENCE) | ends, replaced)
@@ -360,12 +370,13 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
 
 
 class _Adoption(NamedTuple):
-    """The next sequence of each shard, and the last messages before those.
+    """The next sequence of each shard, the hint for them, and the last messages before them.
 
     Shards with rows also have the start of the rows, and the facts known there.
     """
 
     positions: Mapping[Shard, int]
+    hint: Mapping[str, object] | None
     last_messages: Mapping[Shard, LastMessage]
     adopted: Mapping[Shard, int]
     facts_at_start: Mapping[Shard, PositionFacts]
@@ -418,7 +429,10 @@ def _adoption(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> 
         for shard, (place, known) in position_facts_in(source.hint(adopted)).items()
     }
     kept = {s: one for s, at in undone.items() if adopted.get(s) == at and (one := state.shards[s].facts_at_start)}
-    return _Adoption(positions, last_messages, adopted, {**facts, **kept})
+    after_rows = certain_facts(source, extents, {shard: positions[shard] for shard in last})
+    hint = source.hint({shard: start for shard, start in starts.items() if shard not in last}, state.hint)
+    hint = hint_with_facts(hint, {**position_facts_in(hint), **after_rows})
+    return _Adoption(positions, hint, last_messages, adopted, {**facts, **kept})
 
 
 def _left_to_adopt(state: LedgerState, source: BatchSource) -> tuple[frozenset[str], Mapping[Shard, int]]:
@@ -474,7 +488,7 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
             facts_at_start=found.facts_at_start,
             identities={**state.identities, **source.identities()},
             switch=None if state.newest else ingestion.sharing_mode,
-            hint=source.hint(positions, state.hint),
+            hint=found.hint,
         )
 
     commit_empty(spark, ingestion, "init", fields)

@@ -586,18 +586,28 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
         UnsupportedError: the members of the group claim entries one by one.
         InvalidOptionError: the stream does not hold the new position; or it is after rows that still have to be
             replaced; or another group writes the stream into the table.
+        DataLossError: a move forwards would hide messages that were lost unread.
     """
     check_replay(state, ingestion)
     check_sharing(state, ingestion)
     source = ingestion.in_epochs(source)
-    extents = source.extents()
+    extents = source.extents(resume=state.resume)
     check_source(source, ingestion.group, state, extents)
     moves = []
     for shard, sequence in sorted(to.resolve(source, extents).items()):
         move = _move(shard, sequence, state.shards.get(shard, ShardState()), extents[shard])
-        if move.to != move.position:
+        # To the first message means backwards: a shard whose next messages are gone stays, and the loss is reported.
+        if move.to != move.position and not (to.edge is AutoStreamReset.EARLIEST and move.to > move.covered):
             moves.append(move)
     check_only_group(ingestion, state, {move.shard.stream for move in moves}, url=source.url)
+    ahead = {move.shard: Range(move.covered, extents[move.shard].end) for move in moves if move.to > move.covered}
+    if lost := source.lost(ahead):
+        raise DataLossError(
+            f"messages of {source.url} are gone that group {ingestion.group!r} has not read, and a move forwards would "
+            "hide that",
+            remedy="Ingest first, with on_data_loss='record' if they cannot be brought back. Then move the group.",
+            **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
+        )
     return moves
 
 

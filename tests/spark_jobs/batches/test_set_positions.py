@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
+from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
-from stream_consumers.errors import InvalidOptionError, SourceRecreatedError
+from spark_jobs.batches.ledger_recovery import adopt
+from stream_consumers.batches import position_facts_in
+from stream_consumers.create import open_batch_source
+from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, SourceRecreatedError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.entries import to_sequence
-from tests.support.groups_without_spark import GroupWithoutSpark, Place, land, write_empty_commits_without_spark
+from tests.support.delta_writes import clean_log
+from tests.support.groups_without_spark import (
+    NO_SPARK,
+    GroupWithoutSpark,
+    Place,
+    land,
+    write_empty_commits_without_spark,
+)
 
 
 class RedisGroup(GroupWithoutSpark):
@@ -145,3 +157,67 @@ def test_an_accept_is_refused_while_rows_have_to_be_written_again(group: RedisGr
     group.ingest()
     rows = group.rows()
     assert {place: rows[place] for place in group.held()} == dict.fromkeys(group.held(), 1)
+
+
+def test_a_move_to_the_first_entry_leaves_a_loss_to_the_next_run(group: RedisGroup) -> None:
+    group.add(20)
+    group.client.xtrim(group.keys[1], maxlen=5, approximate=False)
+    position = group.state().positions[group.shard(1)]
+    (moved,) = group.rewind("earliest")
+    assert (moved.shard, moved.skipped.start == moved.skipped.end) == (group.shard(0), True)
+    assert group.state().positions[group.shard(1)] == position
+    assert group.losses().keys() == {group.shard(1)}
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False], ids=["before the new position", "after it"])
+def test_a_move_forwards_over_lost_entries_is_refused(group: RedisGroup, is_trimmed: bool) -> None:
+    group.add(20)
+    entry = f"{group.milliseconds - 2}-0"
+    if is_trimmed:
+        group.client.xtrim(group.keys[1], maxlen=5, approximate=False)
+    else:
+        group.client.xdel(group.keys[1], f"{group.milliseconds - 1}-0")
+    state = group.state()
+    with pytest.raises(DataLossError) as raised:
+        group.rewind(f"{group.shard(0)}={to_sequence(entry.encode())},{group.shard(1)}={to_sequence(entry.encode())}")
+    assert raised.value.facts.keys() == {str(group.shard(1))}
+    assert group.state().positions == state.positions
+    group.rewind(f"{group.shard(0)}={to_sequence(entry.encode())}")
+    assert group.losses().keys() == {group.shard(1)}
+
+
+def test_after_a_cleaned_log_a_key_without_rows_has_lost_what_was_trimmed(group: RedisGroup) -> None:
+    """It is unknown whether the group has read those entries."""
+    group.what = replace(group.what, table=f"{group.what.table}_2")
+    group.client.delete(group.keys[1])
+    group.begin()
+    group.ingest()
+    group.add(5)
+    group.client.xtrim(group.keys[1], maxlen=2, approximate=False)
+    clean_log(group.what.table)
+    with pytest.raises(LedgerTruncatedError):
+        group.state()
+    group.rewind("earliest")
+    assert group.state().positions[group.shard(1)] == 0
+    assert group.losses().keys() == {group.shard(1)}
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False])
+def test_an_adopt_counts_no_entry_as_read_that_may_be_gone(
+    group: RedisGroup, is_trimmed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is gone before the adopt cannot be known, so that a run warns; what is removed after it is a loss."""
+    group.add(20)
+    if is_trimmed:
+        group.client.xtrim(group.keys[1], maxlen=5, approximate=False)
+    copy = GroupWithoutSpark(group.url, replace(group.what, group="other", table=f"{group.what.table}_2"))
+    table = DeltaTable(group.what.table).to_pyarrow_table()
+    write_deltalake(copy.what.table, table)
+    with open_batch_source(group.url) as source:
+        adopt(NO_SPARK, source, copy.what)
+    known = position_facts_in(copy.state().hint).keys()
+    assert known == {group.shard(0)} if is_trimmed else {group.shard(0), group.shard(1)}
+    assert copy.losses() == {}
+    assert ("not detected" in caplog.text) == is_trimmed
+    group.client.xtrim(group.keys[0], maxlen=5, approximate=False)
+    assert copy.losses().keys() == {group.shard(0)}
