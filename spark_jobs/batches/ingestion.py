@@ -23,7 +23,7 @@ from spark_jobs.table_location import check_location
 from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Range
-from stream_consumers.epochs import EpochNameMap, epoch_name, newest_epochs, with_epoch_names
+from stream_consumers.epochs import EpochNameMap, epoch_name, newest_epochs, split_epoch, with_epoch_names
 from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, TableUnreadableError
 from stream_consumers.messages import Shard
 from stream_consumers.options import (
@@ -308,7 +308,9 @@ class Ingestion:
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
     def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> EpochNameMap:
-        """Return the newest epoch name of each stream, from the ledger, or from the rows if the log was cleaned.
+        """Return the newest epoch name of each stream, from the ledger, or from the rows for streams that it lacks.
+
+        It lacks all streams if the log was cleaned, and those of other URLs after it was recovered for one URL.
 
         Args:
             streams: their keys.
@@ -316,17 +318,16 @@ class Ingestion:
         """
         ledger = ledger or self.ledger()
         try:
-            state = ledger.read()
-            known: Iterable[str] = state.identities
-            is_known = state.newest is not None
+            known = frozenset(ledger.read().identities)
         except LedgerTruncatedError:
-            known, is_known = (), False
-        log = ledger.log
-        snapshot = None if is_known else log.snapshot()
-        if snapshot is not None and snapshot.may_hold(frozenset(epoch_name(stream, 2) for stream in streams)):
+            known = frozenset()
+        log, lacking = ledger.log, frozenset(streams) - {split_epoch(name)[0] for name in known}
+        snapshot = log.snapshot() if lacking else None
+        if snapshot is not None and snapshot.may_hold(frozenset(epoch_name(stream, 2) for stream in lacking)):
             # A table without our columns has no epochs.
             with suppress(TableUnreadableError):
-                known = {shard.stream for shard in last_sequences(log, self.dead_letters().log())}
+                in_rows = {shard.stream for shard in last_sequences(log, self.dead_letters().log())}
+                known |= {name for name in in_rows if split_epoch(name)[0] in lacking}
         return newest_epochs(known, streams)
 
     def in_epochs(self, source: BatchSource, ledger: Ledger | None = None) -> BatchSource:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import adopt
-from stream_consumers.batches import position_facts_in
+from stream_consumers.batches import Range, position_facts_in
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, SourceRecreatedError
 from stream_consumers.messages import Shard
@@ -221,3 +221,19 @@ def test_an_adopt_counts_no_entry_as_read_that_may_be_gone(
     assert ("not detected" in caplog.text) == is_trimmed
     group.client.xtrim(group.keys[0], maxlen=5, approximate=False)
     assert copy.losses().keys() == {group.shard(0)}
+
+
+def test_the_epoch_of_a_stream_outlives_a_recovery_for_another_url(group: RedisGroup) -> None:
+    """So that the rows of its epoch are found, and the stream is not begun again under its first name."""
+    state, clicks = group.state(), Shard("clicks#2")
+    more = group.what.ledger().entry(
+        "init", state, origin={clicks: 0}, identities={**state.identities, "clicks#2": "id"}
+    )
+    land(group.what, more, [])
+    batch = group.what.ledger().entry("batch", group.state(), ranges={clicks: Range(0, 3)})
+    land(group.what, batch, [("clicks#2", 0, number) for number in range(3)])
+    clean_log(group.what.table)
+    assert group.what.epochs(["clicks", group.name]) == {"clicks": "clicks#2", group.name: group.name}
+    group.rewind("earliest")
+    assert group.state().identities.keys() == {group.name}
+    assert group.what.epochs(["clicks", group.name]) == {"clicks": "clicks#2", group.name: group.name}
