@@ -35,7 +35,7 @@ from spark_jobs.batches.source_checks import (
     recreations,
 )
 from spark_jobs.batches.target_table import commit_empty
-from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, EntryFields
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ClaimedRange, EntryFields
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import MESSAGE_TIME, NO_TIMES, ROW_TIME, compared, in_ranges, scan, timestamps_of
@@ -76,6 +76,7 @@ class AcceptedEpoch:
         ended: where the shards of the epoch before it end; later messages of the old stream were not read.
         last_messages: the last messages before the origin, if the stream goes on.
         facts: the facts of the source at the origins, as far as they are known.
+        claims: in claim mode, the end of the entries that were written of each shard that goes on.
     """
 
     name: str
@@ -85,6 +86,7 @@ class AcceptedEpoch:
     ended: Mapping[Shard, int]
     last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
     facts: FactsByShard = field(default_factory=dict)
+    claims: Mapping[Shard, ClaimedRange] = field(default_factory=dict)
 
 
 def plan_accept(
@@ -133,8 +135,10 @@ def plan_accept(
     wanted = _wanted(epochs, names, frozenset(found))
     check_only_group(ingestion, state, wanted, url=source.url)
     return [
-        _next_epoch(source, state, name, is_claimed=state.sharing == CLAIMS)
-        if state.sharing == CLAIMS or _is_other_stream(current, state, name)
+        _next_claimed_epoch(current, claims, state, extents, name)
+        if claims is not None and state.sharing == CLAIMS
+        else _next_epoch(source, state, name)
+        if _is_other_stream(current, state, name)
         else _continued(current, ingestion, state, extents, name)
         for name in sorted(wanted)
     ]
@@ -148,19 +152,28 @@ def _check_begun(state: LedgerState, ingestion: Ingestion) -> None:
         )
 
 
-def _recreated_claims(
-    claims: RedisClaims, state: LedgerState, *, are_named: bool
-) -> Mapping[str, SourceRecreatedError]:
-    """Return the epochs whose group or stream is gone. Unless named, a stream that still has its last entry is not."""
-    found: dict[str, SourceRecreatedError] = {}
+def _changed_claims(claims: RedisClaims, state: LedgerState) -> Mapping[Shard, SourceRecreatedError]:
+    """Return the shards whose group or stream is gone, or is another one."""
+    found: dict[Shard, SourceRecreatedError] = {}
     for shard, known in state.shards.items():
         if shard.stream not in claims.identities():
             continue
         try:
             claims.check({shard: known.written_end})
         except SourceRecreatedError as error:
-            if are_named or known.written_end is None or not claims.holds(shard, known.written_end - 1):
-                found[shard.stream] = error
+            found[shard] = error
+    return found
+
+
+def _recreated_claims(
+    claims: RedisClaims, state: LedgerState, *, are_named: bool
+) -> Mapping[str, SourceRecreatedError]:
+    """Return the epochs whose group or stream is gone. Unless named, a stream that still has its last entry is not."""
+    found: dict[str, SourceRecreatedError] = {}
+    for shard, error in _changed_claims(claims, state).items():
+        written = state.shards[shard].written_end
+        if are_named or written is None or not claims.holds(shard, written - 1):
+            found[shard.stream] = error
     return found
 
 
@@ -215,17 +228,46 @@ def _is_only_cut(
     return bool(same) and MIN_SEQUENCE not in same.values()
 
 
-def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_claimed: bool) -> AcceptedEpoch:
+def _next_epoch(source: BatchSource, state: LedgerState, before: str) -> AcceptedEpoch:
+    """Return the first epoch of another stream of the same name."""
     stream, number = split_epoch(before)
-    name = epoch_name(stream, number + 1)
+    renamed = EpochNames({stream: epoch_name(stream, number + 1)})
     extents = {shard: extent for shard, extent in source.extents().items() if shard.stream == stream}
     # From the first message on, even if the first run of the group began later in the old stream.
-    origin = {Shard(name, s.id): 0 if is_claimed else source.first(s, extent) for s, extent in extents.items()}
-    known = {shard: s.covered.ranges for shard, s in state.shards.items() if shard.stream == before}
-    ended = {shard: ranges[-1].end for shard, ranges in sorted(known.items()) if ranges}
-    facts = certain_facts(source, extents, {s: origin[Shard(name, s.id)] for s in extents})
-    facts = EpochNames({stream: name}).all_to_epochs(facts)
-    return AcceptedEpoch(name, before, source.identities()[stream], origin, ended, facts=facts)
+    origin = {shard: source.first(shard, extent) for shard, extent in extents.items()}
+    facts = renamed.all_to_epochs(certain_facts(source, extents, origin))
+    identity, ended = source.identities()[stream], _ends(state, before)
+    return AcceptedEpoch(renamed.names[stream], before, identity, renamed.all_to_epochs(origin), ended, facts=facts)
+
+
+def _ends(state: LedgerState, epoch: str) -> Mapping[Shard, int]:
+    known = {shard: one.covered.ranges for shard, one in sorted(state.shards.items()) if shard.stream == epoch}
+    return {shard: ranges[-1].end for shard, ranges in known.items() if ranges}
+
+
+def _next_claimed_epoch(
+    source: BatchSource, claims: RedisClaims, state: LedgerState, extents: Mapping[Shard, Extent], before: str
+) -> AcceptedEpoch:
+    """Return the next epoch of a group in claim mode: a shard whose group goes on begins after its last row."""
+    stream, number = split_epoch(before)
+    own = {shard: extent for shard, extent in extents.items() if shard.stream == before}
+    changed = _changed_claims(claims, state)
+    kept = {shard: state.shards[shard] for shard in own if shard in state.shards and shard not in changed}
+    written = {shard: one.written_end for shard, one in kept.items()}
+    begins = {shard: kept[shard].covered.position or 0 if shard in kept else 0 for shard in own}
+    begins |= {shard: end for shard, end in written.items() if end is not None}
+    claimed = {shard: ClaimedRange(end, end, 0) for shard, end in written.items() if end is not None}
+    anew = {shard: start for shard, start in begins.items() if shard not in kept}
+    renamed = EpochNames({before: epoch_name(stream, number + 1)})
+    return AcceptedEpoch(
+        renamed.names[before],
+        before,
+        source.identities()[before],
+        renamed.all_to_epochs(begins),
+        _ends(state, before),
+        facts=renamed.all_to_epochs(certain_facts(source, own, anew)),
+        claims=renamed.all_to_epochs(claimed),
+    )
 
 
 def _continued(
@@ -233,14 +275,13 @@ def _continued(
 ) -> AcceptedEpoch:
     """Return the next epoch of a stream some of whose shards lost messages or were recreated."""
     stream, number = split_epoch(before)
-    known = {s: one for s, one in state.shards.items() if s.stream == before and one.covered.position is not None}
-    ended = {shard: one.covered.ranges[-1].end for shard, one in sorted(known.items())}
+    ended = _ends(state, before)
     own = {shard: extent for shard, extent in extents.items() if shard.stream == before}
     changed = changed_shards(source, ingestion.group, state, own)
     positions = {shard: state.shards[shard].covered.position or 0 for shard in ended}
     recreated = source.recreated({shard: positions[shard] for shard in changed & positions.keys()})
     same = _same_up_to(source, _remembered(ingestion.ledger(), state, recreated))
-    anew = (own.keys() - known.keys()) | (changed - state.last_messages.keys())
+    anew = (own.keys() - ended.keys()) | (changed - state.last_messages.keys())
     anew |= {shard for shard, end in same.items() if end == MIN_SEQUENCE}
     cut = divergences(source, ingestion, state, own, changed - anew)
     # A shard that is gone, but comes back later, begins with its first message.
@@ -336,6 +377,7 @@ def accept(
             identities={**state.identities, **{one.name: one.identity for one in accepted}},
             origin={shard: start for one in accepted for shard, start in one.origin.items()},
             hint=hint_with_facts(kept, {**position_facts_in(kept), **facts}),
+            claims={shard: claim for one in accepted for shard, claim in one.claims.items()},
             ended={shard: end for one in accepted for shard, end in one.ended.items()},
             last_messages={shard: last for one in accepted for shard, last in one.last_messages.items()},
         )
