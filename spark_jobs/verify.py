@@ -147,9 +147,9 @@ def verify(
     source = ingestion.in_epochs(source)
     table = _Table(ingestion)
     state = table.state
-    if state.newest is not None and state.newest.keys is not None:
+    if state.keys is not None:
         raise UnsupportedError(
-            f"{ingestion.table} is keyed by {state.newest.keys}, so a message need not have a row",
+            f"{ingestion.table} is keyed by {state.keys}, so a message need not have a row",
             remedy="Pass the keys, the decoder and the transform, which show what each row has to be.",
         )
     streams = source.identities().keys()
@@ -382,8 +382,8 @@ class _Batches:
                 self._whole[commit.version] &= own == parts
                 newer[shard] = newer.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
-                if entry.write_mode.replaces_dead_letters:
-                    replaced[shard] = replaced.get(shard, Intervals()) | parts
+                if entry.write_mode.replaces_dead_letters and shard in entry.replaced:
+                    replaced[shard] = replaced.get(shard, Intervals()) | entry.replaced[shard]
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
         of_shards: dict[Shard, list[ClaimedRange]] = {}

@@ -106,9 +106,9 @@ def plan_accept(
             messages that are not lost have to be written again.
     """
     _check_begun(state, ingestion)
-    if state.newest is not None and state.newest.keys is not None:
+    if state.keys is not None:
         raise UnsupportedError(
-            f"{ingestion.table} is keyed by {state.newest.keys}, and the order of its changes ends with its stream",
+            f"{ingestion.table} is keyed by {state.keys}, and the order of its changes ends with its stream",
             remedy="Write the new stream into a new table with a new group.",
         )
     if state.sharing in (SWITCHING, LEAVING_CLAIMS):

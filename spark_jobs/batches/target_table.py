@@ -208,8 +208,7 @@ def check_alone(target: TargetTable) -> None:
     """
     ingestion = target.ingestion
     for group in sorted(target.ledger.other_groups()):
-        newest = Ledger(target.ledger.log, group=group, member=ingestion.member).read().newest
-        if ingestion.keys is not None or (newest is not None and newest.keys):
+        if ingestion.keys is not None or Ledger(target.ledger.log, group=group, member=ingestion.member).read().keys:
             raise InvalidOptionError(
                 f"{ingestion.table} is written by group {group!r}, and a keyed table takes only one group",
                 remedy=f"Write group {ingestion.group!r} into another table, or read all streams by one group.",

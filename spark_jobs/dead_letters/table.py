@@ -534,7 +534,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
         if commit.entry is None:
             continue
         if commit.entry.write_mode.replaces_dead_letters:
-            for shard, parts in commit.entry.affected.items():
+            for shard, parts in commit.entry.replaced.items():
                 # A batch may have an empty part of a shard.
                 if parts:
                     ranges.setdefault(shard, []).extend((part, len(ages)) for part in parts)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals, json_values, per_shard
+from spark_jobs.ledger.intervals import MAX_SEQUENCE, MIN_SEQUENCE, Intervals, json_values, per_shard
 from stream_consumers.batches import LastMessage, PositionFacts, Range
 from stream_consumers.errors import FormatError, InvalidUrlError, described
 from stream_consumers.messages import Shard
@@ -37,7 +37,7 @@ REPLAYER = "replay"
 """The member as which a group replays and redrives."""
 PAUSE = "turn"
 """The kind of an empty commit that asks ingestion to pause."""
-KINDS = ("batch", "fence", "init", "replay", "keep", "accept", PAUSE, "dismiss")
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept", PAUSE, "dismiss", "rebuild")
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
@@ -259,6 +259,7 @@ class WriteMode(NamedTuple):
         takes_effect_at_base: it is ordered as if it had landed directly after the version that it was planned from.
         redoes_rest: everything that is covered behind its first range is added to ``redo``, because its changes have to
             be merged again after those of the commit.
+        rebuilds: the rows and the state of a staging table take the place of all rows and of the state of the table.
     """
 
     fits_one_pass: bool = False
@@ -271,6 +272,7 @@ class WriteMode(NamedTuple):
     reduces_redo: bool = False
     takes_effect_at_base: bool = False
     redoes_rest: bool = False
+    rebuilds: bool = False
 
 
 MODES: Mapping[str, WriteMode] = {
@@ -285,6 +287,7 @@ MODES: Mapping[str, WriteMode] = {
     # Changes of keys whose deletions have rows, in any order.
     "upsert": WriteMode(merges=True, reduces_redo=True),
     "upsert again": WriteMode(merges=True, replaces_dead_letters=True, reduces_redo=True),
+    "rebuild": WriteMode(replaces_dead_letters=True, rebuilds=True),
 }
 """The ways to write a batch. Those with ``again`` write messages that were written before."""
 
@@ -456,6 +459,13 @@ class LedgerEntry:
             '[0,5)'
         """
         return {**{shard: Intervals.of(part) for shard, part in self.ranges.items()}, **self.places}
+
+    @property
+    def replaced(self) -> Mapping[Shard, Intervals]:
+        """The sequences whose older dead letters no longer count, if its mode replaces dead letters."""
+        return (
+            dict.fromkeys(self.ranges, Intervals.of((0, MAX_SEQUENCE))) if self.write_mode.rebuilds else self.affected
+        )
 
     @property
     def extents(self) -> Mapping[Shard, Range]:

@@ -12,6 +12,7 @@ It applies the commits in log order:
     late commit    redo |= R ∩ (covered ∪ [−∞, claimed)), with ``covered`` before the commit, in place of the first
                    change of redo in its line above ; all of R after a RESTORE undid an adopt
     init, adopt    set origins (adopt: after the last row) and what the source reported at them
+    rebuild        covered := [−∞, position of the staging table) ;  redo := {} ;  its origin, last message and keys
     init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
@@ -35,6 +36,7 @@ from dataclasses import replace
 from spark_jobs.ledger.entries import (
     MAX_LOSSES,
     MAX_REPLAYS,
+    KeyOrder,
     LedgerEntry,
     ReplayProgress,
     ShardState,
@@ -51,6 +53,8 @@ NONE = Intervals()
 
 def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     """Return the state after one commit of the group."""
+    if entry.write_mode.rebuilds:
+        return {**state, **{shard: _rebuilt(state.get(shard, ShardState()), entry, shard) for shard in entry.ranges}}
     after = dict(state)
     facts = {**_facts_at_origins(entry), **entry.facts_at_start}
     for shard, origin in entry.origin.items():
@@ -95,6 +99,33 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         last = known.last if is_last or covered.position == known.covered.position else None
         after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals(), last=last)
     return after
+
+
+def _rebuilt(known: ShardState, entry: LedgerEntry, shard: Shard) -> ShardState:
+    """Return the state of a shard after a rebuild, which is right also if it is late: it removes all rows."""
+    start, end = entry.ranges[shard]
+    return replace(
+        known,
+        covered=Intervals.of((MIN_SEQUENCE, end)),
+        redo=NONE,
+        origin=start,
+        adopted=None,
+        last=entry.last_messages.get(shard),
+        facts_at_start=entry.facts_at_start.get(shard),
+    )
+
+
+def keys_after(keys: KeyOrder | None, entry: LedgerEntry, *, is_first: bool) -> KeyOrder | None:
+    """Return the key of the table after one commit of the group; ``None`` for a table that is appended to."""
+    return entry.keys if is_first or entry.write_mode.rebuilds else keys
+
+
+def is_of_other_keys(keys: KeyOrder | None, entry: LedgerEntry) -> bool:
+    """Return whether a batch was planned for another key than the table has where it landed.
+
+    It was in flight while a rebuild, or a RESTORE to before one, changed the key. Its rows are wrong there.
+    """
+    return entry.kind in ("batch", "replay") and not entry.write_mode.rebuilds and entry.keys != keys
 
 
 def _rest(entry: LedgerEntry, shard: Shard) -> Intervals:

@@ -18,18 +18,28 @@ from spark_jobs.ledger.entries import (
     LEAVING_CLAIMS,
     PAUSE,
     EntryFields,
+    KeyOrder,
     LedgerEntry,
     State,
     Totals,
     Uncounted,
 )
-from spark_jobs.ledger.fold import facts_at, fold, moved_facts, restore, totals_after
+from spark_jobs.ledger.fold import (
+    facts_at,
+    fold,
+    is_of_other_keys,
+    keys_after,
+    moved_facts,
+    restore,
+    totals_after,
+)
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import FactsByShard, LastMessage, Resume, hint_with_facts, position_facts_in
 from stream_consumers.display import counted
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
+    KeyConflictError,
     LedgerTruncatedError,
     LedgerUnreadableError,
     RestoreTargetError,
@@ -69,7 +79,10 @@ def app_id(group: str, member: str | Shard) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """The fold of the commits up to a version; ``error`` is set if the target of a RESTORE is unknown."""
+    """The fold of the commits up to a version.
+
+    ``error`` is set if the target of a RESTORE is unknown, or a batch landed in a table with another key.
+    """
 
     state: State = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
@@ -78,6 +91,7 @@ class _Fold:
     facts: FactsByShard = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
     removed: Intervals = field(default_factory=Intervals)
+    keys: KeyOrder | None = None
     error: StreamAssetsError | None = None
 
 
@@ -125,6 +139,7 @@ class LedgerState:
         removed_claim_batches: the versions of batches that a RESTORE removed and whose messages the group cannot read
             again, because it had claimed and acknowledged them. Only a RESTORE to a version that has these batches
             takes them out of this set.
+        keys: the key of a keyed table and the order of changes; ``None`` for a table that is appended to.
         schema: the columns of the table, as its log has them.
     """
 
@@ -141,6 +156,7 @@ class LedgerState:
     totals: Totals = field(default_factory=Totals)
     hint: Mapping[str, object] | None = None
     removed_claim_batches: Intervals = field(default_factory=Intervals)
+    keys: KeyOrder | None = None
     schema: str = field(default="", compare=False)
 
     @property
@@ -191,8 +207,8 @@ class Ledger:
 
         An entry is full if the state is small, if it is every tenth of its sequence, if it begins a group, moves a
         position or switches the mode, after a RESTORE, and if the newest full entry is so old that it may be cleaned
-        from the log before the next one. Every entry has the facts at the positions, and by default the hint of the
-        ledger.
+        from the log before the next one. That of a rebuild never is. Every entry has the facts at the positions, and by
+        default the hint of the ledger.
 
         Args:
             kind: the kind of the entry.
@@ -214,7 +230,7 @@ class Ledger:
             sharing=state.sharing,
             identities=state.identities,
             transform=state.newest.transform if state.newest else "",
-            keys=state.newest.keys if state.newest else None,
+            keys=state.keys,
             hint=state.hint,
             removed_claim_batches=state.removed_claim_batches,
         )
@@ -228,6 +244,9 @@ class Ledger:
         return replace(entry, dead_letters_version=-1, uncounted={}, replaces_considered=0)
 
     def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
+        if entry.write_mode.rebuilds:
+            # Its key is not that of the state at its base, which a full entry has.
+            return False
         is_ordinary = entry.kind in ("batch", "replay", PAUSE) and not (entry.until or entry.skipped or entry.switch)
         if not is_ordinary or state.full is None or state.full.is_due(state.version):
             return True
@@ -291,6 +310,7 @@ class Ledger:
             totals=folded.totals,
             hint=hint_with_facts(folded.hint, folded.facts),
             removed_claim_batches=folded.removed,
+            keys=folded.keys,
             schema=snapshot.schema,
         )
         if valid is not None:
@@ -583,7 +603,15 @@ class Ledger:
         newest, full = found
         state = full.state or {}
         facts = facts_at(state, position_facts_in(full.hint))
-        now = _Fold(state, full.totals, full.identities, full.sharing, facts, removed=full.removed_claim_batches)
+        now = _Fold(
+            state,
+            full.totals,
+            full.identities,
+            full.sharing,
+            facts,
+            removed=full.removed_claim_batches,
+            keys=full.keys,
+        )
         folds: dict[int, _Fold] = {full.base: now}
         for number in range(full.base + 1, version + 1):
             commit = self._need(number)
@@ -599,14 +627,20 @@ class Ledger:
                     past = replace(now, error=unknown)
                 state = restore(now.state, past.state)
                 facts = facts_at(state, past.facts, now.facts)
+                # Without a state, the group had not begun in the restored version.
+                keys = past.keys if past.state else now.keys
                 now = _Fold(
-                    state, past.totals, now.identities, now.sharing, facts, past.hint, removed, error=past.error
+                    state, past.totals, now.identities, now.sharing, facts, past.hint, removed, keys, past.error
                 )
             elif entry := commit.entry:
                 late = self._is_planned_before_restore(entry, number - 1)
                 is_switch = entry.switch is not None and (entry.kind == "fence" or not now.sharing)
                 # A late switch to claims set the server to positions that the RESTORE undid. A first commit sets none.
                 is_switch = is_switch and not (late and entry.switch == CLAIMS and now.sharing)
+                error = now.error
+                if now.state and is_of_other_keys(now.keys, entry):
+                    error = _of_other_keys(self.log.path, number, now.keys, entry)
+                keys = keys_after(now.keys, entry, is_first=not now.state)
                 state = fold(now.state, entry, late=late)
                 now = _Fold(
                     state,
@@ -616,7 +650,8 @@ class Ledger:
                     facts_at(state, moved_facts(entry), now.facts),
                     entry.hint,
                     now.removed,
-                    now.error,
+                    keys,
+                    error,
                 )
             folds[number] = now
         return now
@@ -669,7 +704,7 @@ class Ledger:
         """
         with suppress(LedgerTruncatedError):
             older = self._fold_to(version, known, level)
-            return replace(past, facts={**past.facts, **older.facts}, hint=older.hint)
+            return replace(past, facts={**past.facts, **older.facts}, hint=older.hint, keys=older.keys)
         return past
 
     def _restored_version(self, commit: Commit, known: dict[int, _Fold], level: int = 0) -> int:
@@ -717,6 +752,20 @@ def in_effect(commits: Iterable[Commit]) -> Iterator[Commit]:
         else:
             yield commit
     yield from (commit for _, commit in waiting)
+
+
+def kind_of_table(keys: KeyOrder | None) -> str:
+    """Return how a table is written, for messages: ``keyed by id``, or ``appended to``."""
+    return f"keyed by {keys}" if keys else "appended to"
+
+
+def _of_other_keys(path: str, version: int, keys: KeyOrder | None, entry: LedgerEntry) -> KeyConflictError:
+    return KeyConflictError(
+        f"version {version} of {path} has a batch that was planned when the table was {kind_of_table(entry.keys)}, and "
+        f"the table was {kind_of_table(keys)} when it landed: a rebuild, or a RESTORE to before one, came in between",
+        remedy=f"Take the batch back: RESTORE TABLE … TO VERSION AS OF {version - 1}. Its messages are read again.",
+        version=version,
+    )
 
 
 def _is_restore(commit: Commit) -> bool:

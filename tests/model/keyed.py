@@ -10,13 +10,13 @@ may also be refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
-from spark_jobs.ledger.fold import fold
+from spark_jobs.ledger.entries import KeyOrder, LedgerEntry, ShardState
+from spark_jobs.ledger.fold import fold, is_of_other_keys, keys_after
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -121,12 +121,7 @@ def shards(*texts: str) -> Messages:
 def folded(before: Version, c: Commit, *, by_position: bool) -> tuple[Places, Places]:
     """The places that are covered, and those that are to be read again, after a commit, as the ledger computes them."""
     known = before.covered | before.redo
-    state = {}
-    for shard in range(len(c.parts)):
-        covered, redo = (
-            Intervals.of(*((x, x + 1) for s, x in places if s == shard)) for places in (before.covered, before.redo)
-        )
-        state[Shard("a", shard)] = ShardState(Intervals.of((MIN_SEQUENCE, 0)) | covered, redo, origin=0)
+    state = state_of(before.covered, before.redo, shards=len(c.parts))
     ranges = {Shard("a", shard): Range(*part) for shard, part in enumerate(c.parts) if part}
     again = c.kind != "merge" or any((s, x) in known for s, part in enumerate(c.parts) if part for x in range(*part))
     mode = f"{'merge' if by_position else 'upsert'}{' again' if again else ''}"
@@ -135,11 +130,24 @@ def folded(before: Version, c: Commit, *, by_position: bool) -> tuple[Places, Pl
         mode, until = "replace", {shard: state[shard].covered.ranges[-1].end for shard in ranges}
     kind = "replay" if c.kind == "replay" else "batch"
     entry = LedgerEntry(kind, "g", "g/main", 1, "main", "b", 0, ranges=ranges, mode=mode, until=until)
-    after = fold(state, entry, late=c.is_late)
+    return places_of(fold(state, entry, late=c.is_late))
+
+
+def state_of(covered: Places, redo: Places, *, shards: int = 1) -> dict[Shard, ShardState]:
+    """The state of the ledger with these places."""
+    found = {}
+    for shard in range(shards):
+        first, second = (Intervals.of(*((x, x + 1) for s, x in part if s == shard)) for part in (covered, redo))
+        found[Shard("a", shard)] = ShardState(Intervals.of((MIN_SEQUENCE, 0)) | first, second, origin=0)
+    return found
+
+
+def places_of(state: Mapping[Shard, ShardState]) -> tuple[Places, Places]:
+    """The places that are covered in a state of the ledger, and those that are to be read again."""
     covered, redo = (
         frozenset(
             (shard.id, x)
-            for shard, one in after.items()
+            for shard, one in state.items()
             for part in of(one)
             for x in range(max(0, part.start), part.end)
         )
@@ -596,6 +604,7 @@ def rebuild(
     late: bool = True,
     restores: int = 1,
     replay: bool = True,
+    code: bool = False,
 ) -> Result:
     """Explore a rebuild: the messages are merged into a staging table, whose rows one commit puts into the table.
 
@@ -603,7 +612,8 @@ def rebuild(
 
     Args:
         operations: of the messages, ``u`` or ``d``.
-        app: the transaction sequence of the swap and of a replay, that of ingestion (``shared``) or their ``own``.
+        app: the transaction sequence of the swap and of a replay, that of ingestion (``shared``) or their ``own``; or
+            only that of the ``replay`` is its own.
         carries: the position that the swap says: that of the version of the staging table that it has ``copied``; that
             of the ``newest`` one; or that of the ``table`` as it was.
         removes: ``all`` that the table has where it lands, because Delta refuses it if anything landed since it was
@@ -614,6 +624,8 @@ def rebuild(
         late: whether a write that was planned before the swap counts as late behind it, like one before a RESTORE.
         restores: how many there may be.
         replay: whether there may be one, that was planned before the swap.
+        code: the ledger decides: by its fold, by its rule of batches for other keys, and with replays of tables that
+            are appended to.
     """
     # The version: (whether it is keyed, rows, covered, redo). Rows: the messages that are there of the key, each once
     # or more often. A plan: (app, way, range, taken, late, rows at its base).
@@ -625,6 +637,38 @@ def rebuild(
         if row and at <= max(row):
             return row
         return (at,) if operations[at] == "u" else ()
+
+    def entry_of(plan: State) -> LedgerEntry:
+        way, is_swap = plan[1], plan[1] == "swap"
+        part = (0, plan[2][-1]) if is_swap else plan[2]
+        kind, mode = ("rebuild", "rebuild") if is_swap else ("batch", way)
+        keys = None if way in ("append", "replace") else KeyOrder(("id",))
+        ranges = {Shard("a"): Range(*part)}
+        return LedgerEntry(kind, "g", "g/main", 1, "main", "b", 0, ranges=ranges, mode=mode, keys=keys)
+
+    def swapped(version: State, plan: State) -> State:
+        """The version after a swap, nothing after another commit."""
+        if plan[1] != "swap":
+            return ()
+        _, made, position = plan[2]
+        left = () if removes == "all" else tuple(x for x in version[1] if x not in plan[5])
+        return True, tuple(sorted([*left, *made])), frozenset(range(position)), frozenset()
+
+    def by_code(version: State, plan: State) -> State:
+        """The version after a commit, as the ledger computes it."""
+        is_keyed, rows, covered, redo = version
+        entry = entry_of(plan)
+        state = state_of(frozenset((0, x) for x in covered), frozenset((0, x) for x in redo))
+        keys = keys_after(KeyOrder(("id",)) if is_keyed else None, entry, is_first=False)
+        covered, redo = (frozenset(x for _, x in part) for part in places_of(fold(state, entry, late=plan[4])))
+        if plan[1] == "swap":
+            rows = plan[2][1]
+        elif plan[1] in ("append", "replace"):
+            part = range(*plan[2])
+            rows = tuple(sorted([*(x for x in rows if plan[1] == "append" or x not in part), *part]))
+        else:
+            rows = newest(rows, plan[2][1] - 1)
+        return keys is not None, rows, covered, redo
 
     def written(version: State, plan: State) -> State:
         is_keyed, rows, covered, redo = version
@@ -648,23 +692,25 @@ def rebuild(
                 more = (end, newest(staged[1], end - 1))
                 yield f"the staging table gets up to {end}", (version, saved, more, (f, p, g), rs)
         if f is None:
-            wanted = redo | (everything - covered)
+            wanted = redo or everything - covered if code else redo | (everything - covered)
             s = min(wanted, default=0)
             for e in range(s + 1, size + 1):
                 if frozenset(range(s, e)) <= wanted:
-                    plan = ("A", "merge" if is_keyed else "append", (s, e), False, False, ())
+                    way = "merge" if is_keyed else "replace" if code and redo else "append"
+                    plan = ("A", way, (s, e), False, False, ())
                     yield f"ingestion plans {plan[1]} [{s},{e})", (version, saved, staged, (plan, p, g), rs)
         name = "A" if app == "shared" else "P"
         if p == "wanted":
             yield "no replay is wanted", (version, saved, staged, (f, "over", g), rs)
-            for s in covered if is_keyed else ():
+            for s in covered if is_keyed or code else ():
                 for e in range(s + 1, size + 1):
                     if frozenset(range(s, e)) <= covered:
-                        plan = (name, "merge", (s, e), False, False, ())
+                        way = "replace" if not is_keyed else "merge again" if code else "merge"
+                        plan = (name, way, (s, e), False, False, ())
                         yield f"a replay plans [{s},{e})", (version, saved, staged, (f, plan, g), rs)
         if g is None:
             says = (*staged, len(covered)) if carries == "table" else (*staged, staged[0])
-            swap = (name if app == "shared" else "S", "swap", says, False, False, rows)
+            swap = ("S" if app == "own" else "A", "swap", says, False, False, rows)
             yield f"a swap with {staged} is planned", (version, saved, staged, (f, p, swap), rs)
             if carries == "newest" and staged[0] < size:
                 swap = ("S" if app == "own" else "A", "swap", (*staged, staged[0] + 1), False, False, rows)
@@ -681,19 +727,17 @@ def rebuild(
                 continue
             if plan[1] == "swap":
                 over = "over"
-                copied: Any = plan[2]
-                _, made, position = copied
-                left = () if removes == "all" else tuple(x for x in rows if x not in plan[5])
-                after: State = (True, tuple(sorted([*left, *made])), frozenset(range(position)), frozenset())
-            else:
-                after = written(version, plan)
+            after: State = by_code(version, plan) if code else swapped(version, plan) or written(version, plan)
             others = tuple(
                 (*q[:3], q[3] or q[0] == plan[0], q[4] or (late and plan[1] == "swap"), q[5])
                 if isinstance(q, tuple)
                 else q
                 for q in (f, p, g)
             )
-            if stops and plan[1] != "swap" and is_keyed != (plan[1] == "merge"):
+            is_wrong = plan[1] != "swap" and is_keyed != (plan[1] == "merge")
+            if code:
+                is_wrong = is_of_other_keys(KeyOrder(("id",)) if is_keyed else None, entry_of(plan))
+            if stops and is_wrong:
                 others = tuple((*q[:4], True, q[5]) if isinstance(q, tuple) else q for q in others)
                 name = f"{plan[:3]} lands, and an operator takes it back"
                 yield name, (version, saved, staged, put(others, i, over), rs)
@@ -1001,4 +1045,29 @@ VARIANTS = (
         partial(rebuilds, 1, 2, was="appended", app="own", stops=False, restores=0, replay=False),
     ),
     quick("r7", "a keyed table, the swap has a sequence of its own", "PASS", partial(rebuilds, 1, 2, app="own")),
+    quick(
+        "r8-code",
+        "by the code of the ledger, only a replay has a sequence of its own",
+        "PASS",
+        partial(rebuilds, 1, 2, app="replay", late=False, code=True),
+    ),
+    Variant("r8-code-3", "same, three messages", "PASS", partial(rebuilds, 3, app="replay", late=False, code=True)),
+    quick(
+        "r9-code",
+        "same, the table was appended to",
+        "PASS",
+        partial(rebuilds, 1, 2, was="appended", app="replay", late=False, code=True),
+    ),
+    quick(
+        "r9-code-late",
+        "same, the ledger stops at no batch for other keys",
+        "BAD",
+        partial(rebuilds, 1, 2, was="appended", app="replay", late=False, code=True, stops=False),
+    ),
+    quick(
+        "r10-code",
+        "same, the swap has a sequence of its own, too: the ledger stops at a batch that was in flight",
+        "PASS",
+        partial(rebuilds, 1, 2, was="appended", app="own", late=False, code=True),
+    ),
 )
