@@ -36,6 +36,7 @@ __getattr__, __dir__ = lazy_exports(
         "stream_assets.component": ("StreamIngestionComponent",),
         "stream_assets.definitions_builder": (
             "build_ingest_job",
+            "build_rebuild_job",
             "build_redrive_job",
             "build_replay_job",
             "build_sensor",

@@ -28,6 +28,7 @@ from stream_assets.checks import (
 from stream_assets.component import StreamIngestionComponent as StreamIngestionComponent
 from stream_assets.definitions_builder import (
     build_ingest_job as build_ingest_job,
+    build_rebuild_job as build_rebuild_job,
     build_redrive_job as build_redrive_job,
     build_replay_job as build_replay_job,
     build_sensor as build_sensor,

@@ -18,9 +18,9 @@ from spark_jobs.writing.layout import TableLayout
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.materializations import Context
 from stream_assets.metadata import DEAD_LETTER_COMMANDS, TABLE_NAME, TABLE_URI, dead_letter_commands, table_name
-from stream_assets.options import OpOptions, RedriveConfig, ReplayConfig, RunLimits, StreamConfig, with_config_check
+from stream_assets.options import OpOptions, RunLimits, StreamConfig, WriterConfig, with_config_check
 from stream_assets.resources import DeltaLake, LakeTable, StreamLocation, TableLocation
-from stream_assets.stream_run import StreamRun
+from stream_assets.stream_run import Rebuild, StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
 from stream_assets.table_loader import build_table_loader
 from stream_assets.translator import StreamTranslator, StreamTranslatorData
@@ -176,9 +176,9 @@ class StreamAsset(dg.AssetsDefinition):
         return {name: spec.key for name, spec in self.streams.items()}
 
     def events(
-        self, context: dg.OpExecutionContext, config: ReplayConfig | RedriveConfig, wanted: Replay | Redrive
+        self, context: dg.OpExecutionContext, config: WriterConfig, wanted: Replay | Redrive | Rebuild
     ) -> Iterator[Any]:
-        """Replay or redrive in an op of another job, and yield the materialization and the results of the checks.
+        """Replay, redrive or rebuild in an op of another job; yield the materialization and the results of the checks.
 
         Raises:
             dagster.Failure: see :meth:`stream_assets.StreamRun.run`.

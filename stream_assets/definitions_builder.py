@@ -11,9 +11,9 @@ import dagster as dg
 from sensors.lag_sensor import SensorInputs, build_lag_sensor
 from spark_jobs.dead_letters.table import dead_letter_path
 from stream_assets.asset import StreamAsset
-from stream_assets.options import RedriveConfig, ReplayConfig, with_config_check
+from stream_assets.options import RedriveConfig, ReplayConfig, WriterConfig, with_config_check
 from stream_assets.partitions import check_partitions, is_partition_run, window_replay
-from stream_assets.stream_run import with_replay_id
+from stream_assets.stream_run import Rebuild, with_replay_id
 from stream_assets.stream_to_table import StreamToTable
 from stream_assets.translator import STREAM_URL, cluster_name
 from stream_consumers.errors import InvalidOptionError
@@ -89,6 +89,38 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
     return _job(stream, stream.declared.redrive_job_name, redrive, what="dead_letters", about=description)
 
 
+def build_rebuild_job(stream: StreamAsset) -> dg.JobDefinition:
+    """Build a job that makes the whole table anew from the first message, with today's decoder, transform and keys.
+
+    Readers see the old rows until one commit swaps the new ones in. A run that was killed can be launched again, with
+    the same code. The run is refused if the stream no longer holds the first messages.
+
+    Args:
+        stream: the asset.
+
+    Raises:
+        InvalidOptionError: the members of the group claim entries one by one.
+
+    Example:
+        >>> from stream_assets import stream_asset
+        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+        ... def orders(batch):
+        ...     return batch
+        >>> build_rebuild_job(orders).name
+        'rebuild_orders'
+    """
+
+    def rebuild(context: dg.OpExecutionContext, config: WriterConfig) -> Iterator[Any]:
+        yield from stream.events(context, config, Rebuild())
+
+    description = (
+        f"Make {stream.declared.table} anew from the first message of {stream.declared.origin}, with the decoder, the "
+        "transform and the keys of the asset as they are now. Readers see the old rows until one commit swaps the new "
+        "ones in; the group continues after them."
+    )
+    return _job(stream, stream.declared.rebuild_job_name, rebuild, what="table", about=description)
+
+
 def _job(
     stream: StreamAsset,
     name: str,
@@ -149,7 +181,7 @@ def build_sensor(stream: StreamAsset, job: "dg.UnresolvedAssetJobDefinition") ->
         asset_key=stream.key,
         policy=declared.policy,
         is_partitioned=declared.partitions is not None,
-        replay_jobs=(declared.replay_job_name, declared.redrive_job_name),
+        replay_jobs=(declared.replay_job_name, declared.redrive_job_name, declared.rebuild_job_name),
     )
 
 
@@ -159,6 +191,7 @@ def stream_definitions(
     resources: Mapping[str, Any] | None = None,
     replay_partitions: dg.TimeWindowPartitionsDefinition = DAILY,
     redrive_jobs: bool = False,
+    rebuild_jobs: bool = False,
 ) -> dg.Definitions:
     """Build definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
 
@@ -173,6 +206,8 @@ def stream_definitions(
             and does not claim entries has a replay job.
         redrive_jobs: whether each asset that does not claim entries has a job that decodes its dead letters again, see
             :func:`build_redrive_job`.
+        rebuild_jobs: whether each asset that does not claim entries has a job that makes its table anew, see
+            :func:`build_rebuild_job`.
 
     Raises:
         InvalidOptionError: ``streams`` contains something else, like an asset that Dagster derived from a stream asset;
@@ -210,13 +245,14 @@ def stream_definitions(
     check_conflicts([stream.declared for stream in assets])
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
     replayed = [stream for stream in assets if stream.declared.has_replay_job]
-    redriven = [stream for stream in assets if redrive_jobs and not stream.declared.is_claimed]
+    by_position = [stream for stream in assets if not stream.declared.is_claimed]
     return dg.Definitions(
         assets=[*assets, *_upstream(assets, own)],
         jobs=[
             *jobs.values(),
             *(build_replay_job(stream, replay_partitions) for stream in replayed),
-            *map(build_redrive_job, redriven),
+            *(build_redrive_job(stream) for stream in by_position if redrive_jobs),
+            *(build_rebuild_job(stream) for stream in by_position if rebuild_jobs),
         ],
         sensors=[build_sensor(stream, jobs[name]) for name, stream in names.items()],
         resources=resources,

@@ -26,6 +26,7 @@ from stream_assets.metadata import (
     dead_letter_reasons,
     ingest_metadata,
     materializations_of,
+    rebuild_metadata,
     redrive_metadata,
     replay_metadata,
     table_metadata,
@@ -415,6 +416,31 @@ class RedriveMaterialization(MaterializationReporter):
     def _materialization(self) -> dg.AssetMaterialization:
         assert self._totals is not None
         return self._build(redrive_metadata(self._totals, self._outcome), self._totals.last.version)
+
+
+class RebuildMaterialization(MaterializationReporter):
+    """Reports a rebuild when the new rows are in the table; until then, the table has the old ones."""
+
+    def add(self, report: BatchReport) -> None:
+        """Log the progress of the staging table; add the swap."""
+        if report.entry.kind == "rebuild":
+            super().add(report)
+            return
+        self._run.log.info(
+            f"version {report.version} of the staging table: {counted(sum(report.messages.values()), 'message')}, "
+            f"{sum(report.lag.values())} left"
+        )
+
+    def report_after_error(self) -> None:
+        """Log that the rebuild can be continued, or materialize the new rows."""
+        if self._totals is None:
+            self._run.log.warning("the table is not rebuilt; a retry of this run continues from the staging table")
+        self._report_despite_errors(lambda: self._run.context.log_event(self.result()))
+
+    def result(self) -> dg.AssetMaterialization:
+        """Return the materialization, also of new rows that a killed run has swapped in."""
+        version = self._ledger.read().version if self._totals is None else self._totals.last.version
+        return self._build(rebuild_metadata(self._totals), version)
 
 
 def reported_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:

@@ -189,6 +189,20 @@ def replay_metadata(
     return {**metadata, **stale, **_total_metadata(total, "replay")}
 
 
+def rebuild_metadata(total: BatchTotals | None) -> dict[str, dg.MetadataValue]:
+    """Return the metadata of a rebuild.
+
+    Args:
+        total: the totals of the swap; ``None`` if a run that was killed has made it.
+    """
+    metadata: dict[str, dg.MetadataValue] = {KIND: dg.MetadataValue.text("rebuild")}
+    if total is not None:
+        metadata["rebuild/messages"] = dg.MetadataValue.int(total.last.entry.messages)
+        metadata["rebuild/rows"] = dg.MetadataValue.int(total.rows)
+        metadata["rebuild/dead_letters"] = dg.MetadataValue.int(total.last.dead)
+    return metadata
+
+
 def redrive_metadata(total: BatchTotals, outcome: Outcome) -> dict[str, dg.MetadataValue]:
     """Return the metadata of a redrive, with other keys than ingestion.
 

@@ -22,6 +22,7 @@ BATCH = "Observation of an asset, one for each micro-batch"
 INGESTION = "Materialization by ingestion"
 REPLAY = "Materialization by a replay"
 REDRIVE = "Materialization by a redrive, and output of its run"
+REBUILD = "Materialization by a rebuild"
 TABLE = "Materialization of any kind: the table afterwards"
 DEFINITION = "Definition of an asset"
 STREAM = "Observation of a stream, by its sensor"
@@ -55,7 +56,7 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
         MetadataKey("delta/version", "The version of the table with the batch."),
     ),
     INGESTION: (
-        MetadataKey("stream/kind", "`ingestion`, `replay` or `redrive`."),
+        MetadataKey("stream/kind", "`ingestion`, `replay`, `redrive` or `rebuild`."),
         *_sums("ingest"),
         MetadataKey("ingest/batches", "Micro-batches; 0 if a run that was killed wrote them."),
         MetadataKey("ingest/dead_letter_reasons", "The most frequent reasons of the dead letters, with an example."),
@@ -85,6 +86,11 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
         MetadataKey("redrive/still_dead", "Dead letters that could not be decoded."),
         MetadataKey("redrive/reasons", "Why these could not be decoded, with an example of each reason."),
         MetadataKey("redrive/dismissed", "Dead letters that were dismissed in place of decoding them."),
+    ),
+    REBUILD: (
+        MetadataKey("rebuild/messages", "Messages that were decoded, of all runs of the rebuild."),
+        MetadataKey("rebuild/rows", "Rows of the new table."),
+        MetadataKey("rebuild/dead_letters", "Messages that became dead letters."),
     ),
     TABLE: (
         MetadataKey("delta/version", "The version of the table."),

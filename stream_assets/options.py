@@ -273,10 +273,20 @@ class StreamConfig(ReplayConfig, RunLimits):
         gt=0,
         description="Stop after this many micro-batches; by default the run continues to its end. Not for a replay.",
     )
+    rebuild: bool = Field(
+        default=False, description="Make the whole table anew from the first message, and swap it in by one commit."
+    )
 
     def check(self) -> None:
         """Check the bounds, and that the options can be combined."""
         start, stop = self.start.bound(), self.stop.bound()
+        others = {"start": start, "stop": stop, "accept": self.accept, "linger_seconds": self.linger_seconds}
+        given = [name for name, value in {**others, "max_batches": self.max_batches}.items() if value]
+        if self.rebuild and given:
+            raise InvalidOptionError(
+                f"rebuild cannot be combined with {', '.join(given)}, because it makes the whole table anew",
+                remedy="Leave one of them out.",
+            )
         is_append = self.on_replay is ReplayMode.append
         if start is None and (self.move_group or is_append):
             raise InvalidOptionError(

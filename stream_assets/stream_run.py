@@ -18,6 +18,7 @@ from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob, Outcome, 
 from spark_jobs.batches.ingestion import BatchReport, Event, Ingestion, Transform, Waiting
 from spark_jobs.batches.job import batch_events
 from spark_jobs.batches.ledger_recovery import has_begun
+from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.batches.run_control import result_of
 from spark_jobs.dead_letters.reader import DeadLetterFilter
@@ -27,6 +28,7 @@ from stream_assets.materializations import (
     Context,
     IngestMaterializations,
     PartitionMaterialization,
+    RebuildMaterialization,
     RedriveMaterialization,
     ReplayMaterialization,
     RunScope,
@@ -35,7 +37,7 @@ from stream_assets.materializations import (
     to_materialize_result,
 )
 from stream_assets.metadata import outcome_metadata
-from stream_assets.options import RedriveConfig, ReplayConfig, RunLimits, StreamConfig
+from stream_assets.options import RedriveConfig, RunLimits, StreamConfig, WriterConfig
 from stream_assets.partitions import is_partition_run, partition_replay
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamCheckContext, StreamToTable
@@ -45,6 +47,11 @@ from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Termi
 MATERIALIZE_SECONDS = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Makes the whole table anew, in a run of a job."""
+
+
 @dataclass(frozen=True)
 class StreamRun:
     """A run of a stream asset. The body of the asset starts it: ``yield from stream.run(context)``.
@@ -52,7 +59,7 @@ class StreamRun:
     Args:
         declared: the stream, the table, and their options.
         config: the run config.
-        wanted: the replay or redrive of a job; ``None`` in a run of the asset.
+        wanted: what another job does: a replay, a redrive, or a rebuild; ``None`` in a run of the asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -63,8 +70,8 @@ class StreamRun:
     """
 
     declared: StreamToTable
-    config: ReplayConfig | RedriveConfig
-    wanted: Replay | Redrive | None = None
+    config: WriterConfig
+    wanted: Replay | Redrive | Rebuild | None = None
 
     def run(self, context: Context, *, transform: Transform | None = None) -> Iterator[Any]:
         """Write the messages of the stream, and report them and the checks to Dagster.
@@ -115,7 +122,9 @@ class StreamRun:
             of_key = {key: StreamCheckContext(key, declared, context.instance) for key in asked.values()}
             yield from (c.result(of_key[asked[c.name]]) for c in declared.checks if c.name in asked)
 
-    def _run_job(self, run: RunScope, wanted: Replay | Redrive) -> dg.AssetMaterialization | None:
+    def _run_job(self, run: RunScope, wanted: Replay | Redrive | Rebuild) -> dg.AssetMaterialization | None:
+        if isinstance(wanted, Rebuild):
+            return _run_rebuild(run)
         if isinstance(wanted, Redrive):
             assert isinstance(self.config, RedriveConfig)
             return run_redrive(run, wanted, self.config)
@@ -127,6 +136,8 @@ def _run(context: dg.AssetExecutionContext, run: RunScope, config: StreamConfig)
         wanted = with_replay_id(context, run.key, partition_replay(context.partition_time_window, config))
         return _run_replay(run, wanted, PartitionMaterialization(run, context, run.declared.partitions, wanted.id))
     config.check()
+    if config.rebuild:
+        return _run_rebuild(run)
     _accept(run, config)
     if config.start.bound() is not None and not config.move_group:
         wanted = with_replay_id(context, run.key, config.replay())
@@ -205,6 +216,12 @@ def _run_replay(run: RunScope, wanted: Replay, reporter: ReplayMaterialization) 
         run.log.info(f"replaying from {start} to {stop}: {ranges}")
         reporter.warn_of_kept_rows(plan)
         return reporter.report(batch_events(job))
+
+
+def _run_rebuild(run: RunScope) -> dg.AssetMaterialization | None:
+    with run.source.open() as opened:
+        events = rebuild_events(run.spark, opened, run.ingestion, observer=run.declared.op.observer)
+        return RebuildMaterialization(run).report(events)
 
 
 def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.AssetMaterialization | None:

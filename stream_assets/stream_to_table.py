@@ -341,6 +341,11 @@ class StreamToTable:
         """The name of the job that decodes dead letters again."""
         return f"redrive_{self.name}"
 
+    @property
+    def rebuild_job_name(self) -> str:
+        """The name of the job that makes the table anew."""
+        return f"rebuild_{self.name}"
+
 
 def _comparable(location: str) -> str:
     """Return the location in a form to compare, because S3 has two schemes."""

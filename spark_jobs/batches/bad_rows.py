@@ -149,8 +149,12 @@ class BadRowFilter:
             rows = self._columns.rows(frame)
         if not self.makes_dead_letters:
             return _Filtered(frame, rows)
-        self._constraints = Constraints.of(self._spark, self._log)
+        self._constraints = self._current_constraints()
         return self._retried(frame, cached, self._with_violations, self._without_violations)
+
+    def _current_constraints(self) -> Constraints:
+        keys = self._ingestion.keys
+        return Constraints.of(self._spark, self._log, required=() if keys is None else keys.required)
 
     def _retried(
         self,
@@ -274,7 +278,7 @@ class BadRowFilter:
         example: Row | None = None
         # The place is only additional information, so failures to find it are ignored.
         with suppress(Exception):
-            checked = Constraints.of(self._spark, self._log).with_violations(rows)
+            checked = self._current_constraints().with_violations(rows)
             if checked is not None:
                 example = checked.where(f.col(REASON).isNotNull()).select(*ROW_PLACE, REASON).first()
         if example is None:
@@ -338,8 +342,14 @@ class Constraints:
     has_folders: bool = False
 
     @classmethod
-    def of(cls, spark: SparkSession, log: DeltaLog) -> Constraints:
-        """Return the current constraints of the table, or no constraints if it does not exist."""
+    def of(cls, spark: SparkSession, log: DeltaLog, *, required: Collection[str] = ()) -> Constraints:
+        """Return the current constraints of the table, or no constraints if it does not exist.
+
+        Args:
+            spark: a session.
+            log: the log of the table.
+            required: columns that count as NOT NULL, in lower case.
+        """
         snapshot = log.snapshot()
         if snapshot is None:
             return cls({}, ())
@@ -348,7 +358,10 @@ class Constraints:
         is_random = takes_any_name(properties) or properties.get(_RANDOM_FOLDERS, "").lower() == "true"
         has_folders = scheme(log.path) in _WITH_FOLDERS and not is_random
         schema = read_table(spark, log).schema
-        return cls(properties, snapshot.columns, schema, snapshot.partition_columns, has_folders)
+        columns = [
+            {**one, "nullable": one["nullable"] and one["name"].lower() not in required} for one in snapshot.columns
+        ]
+        return cls(properties, columns, schema, snapshot.partition_columns, has_folders)
 
     def on(self, names: Collection[str]) -> list[Constraint]:
         """Return the constraints on rows that have these columns.

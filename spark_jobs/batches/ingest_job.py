@@ -130,7 +130,7 @@ class IngestJob(SourceJob):
     def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
         """Step 8: commit the positions to the broker."""
         state = self.ledger.read()
-        commit_positions(self._source, self.ingestion, state, self._identities)
+        self.commit_to_broker(state)
         self.telemetry(Step.COMMITTED, written.batch)
         # For all shards: if each has its own transaction sequence, the lag of the group includes the others.
         of_group = replace(self.ingestion, shard=None)
@@ -266,7 +266,7 @@ class IngestJob(SourceJob):
             raise KeyConflictError(
                 f"{', '.join(map(str, added))} were added to {self._source.url} after group {self.ingestion.group!r} "
                 "began, so the changes of a key may now be in two shards, and positions do not order them",
-                remedy="Write into a new table with sequence_by, which orders changes by a value.",
+                remedy="Rebuild the table with sequence_by, which orders changes by a value: stream-assets rebuild.",
             )
 
     def _record_removed(self, state: LedgerState) -> Batch:
@@ -287,8 +287,12 @@ class IngestJob(SourceJob):
         known = self._source.committed(self.ingestion.group)
         positions = self.ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
-            commit_positions(self._source, self.ingestion, state, self._identities)
+            self.commit_to_broker(state)
         return self.clean_up_dead_letters(state)
+
+    def commit_to_broker(self, state: LedgerState) -> None:
+        """Commit the positions of the ledger to the broker."""
+        commit_positions(self._source, self.ingestion, state, self._identities)
 
     def forget_stream(self) -> None:
         """Capture the ends again; see :meth:`BatchJob.forget_stream`."""

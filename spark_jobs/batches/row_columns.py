@@ -207,8 +207,6 @@ class RowColumns:
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self._ledger.log)
-            if snapshot is not None and self._ingestion.keys is not None:
-                self._ingestion.keys.check_table(snapshot.columns, table=self._ingestion.table)
         else:
             layout.check_columns(rows.names)
         if state.newest is not None and layout.catalog_table:

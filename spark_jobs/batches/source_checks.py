@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.ledger import LedgerState, kind_of_table
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, scan
 from stream_consumers.batches import BatchSource, Extent, FactsByShard, LastMessage, Range, position_facts_in
 from stream_consumers.epochs import accept_remedy, newest_epochs, split_epoch, truncation_remedy
@@ -61,12 +61,13 @@ def check_keys(state: LedgerState, ingestion: Ingestion) -> None:
     Raises:
         InvalidOptionError: with the key of the table.
     """
-    if state.newest is None or state.newest.keys == ingestion.key_order:
+    if state.newest is None or state.keys == ingestion.key_order:
         return
-    was, wanted = (f"keyed by {keys}" if keys else "appended to" for keys in (state.newest.keys, ingestion.key_order))
+    was, wanted = kind_of_table(state.keys), kind_of_table(ingestion.key_order)
     raise InvalidOptionError(
         f"{ingestion.table} is {was}, and this run would have it {wanted}",
-        remedy=f"Use the keys of the table, or write into a new table with a new group: its rows are {was}.",
+        remedy="Use the keys of the table. Or make it anew from the first message of the stream, with the options of "
+        f"this run: stream-assets rebuild --table {ingestion.table} --group {ingestion.group} …, or the rebuild job.",
     )
 
 

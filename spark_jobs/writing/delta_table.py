@@ -7,7 +7,7 @@ overwrites the first. The rows of the first are then in no commit, although its 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from delta import exceptions as conflicts
@@ -57,12 +57,15 @@ class DeltaWriter:
         properties: table properties, set when the table is created.
         schema_changes: whether the write may add new columns.
         keys: the key of a keyed table, whose batches are merged.
+        new_partitions: for a rebuild, the columns that will divide the table; with ``None``, the table keeps its
+            columns and partitions.
     """
 
     path: str
     properties: Mapping[str, str] = field(default_factory=dict)
     schema_changes: SchemaChanges | str = SchemaChanges.FAIL
     keys: Keys | None = None
+    new_partitions: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         choose_fields(self, schema_changes=SchemaChanges)
@@ -97,6 +100,11 @@ class DeltaWriter:
         if creates:
             for name, value in self.properties.items():
                 writer = writer.option(name, value)
+        if entry.write_mode.rebuilds:
+            if self.new_partitions is not None:
+                writer = writer.option("overwriteSchema", "true").partitionBy(*self.new_partitions)
+            writer.mode("overwrite").save(spark_location(self.path))
+            return
         if self.schema_changes is not SchemaChanges.FAIL:
             writer = writer.option("mergeSchema", "true")
         if entry.write_mode.overwrites:

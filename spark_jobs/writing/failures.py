@@ -12,7 +12,7 @@ possible value decides nothing, and is not shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ MAX_ERROR_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 KEY_IN_TWO_SHARDS = "a key has changes in two shards:"
 NO_VALUE = "a change of a key that the table lacks does not have the value of the column"
+NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
@@ -153,6 +154,19 @@ _CONSTRAINT = _FailureKind(
     "Let the transform correct or reject() such rows; or set on_bad_rows='dead_letter' to make dead letters of their "
     "messages; or change the constraint with ALTER TABLE. The next run reads the batch again.",
 )
+# The errors of changes of keys that cannot be merged, by the start of their texts, each with its remedy.
+_OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
+    KEY_IN_TWO_SHARDS: (
+        KeyConflictError,
+        "Positions do not order changes of two shards: let the changes of a key go to one shard, or set sequence_by.",
+    ),
+    KEY_TWICE: (
+        KeyConflictError,
+        "Let the transform make one row per message and key, or add what tells the rows apart to the key.",
+    ),
+    NO_VALUE: (KeyConflictError, "Begin with a snapshot of the source, or set REPLICA IDENTITY FULL there."),
+    NO_KEY: (ConstraintViolatedError, _CONSTRAINT.remedy),
+}
 # Hadoop reports no reason for a folder that it cannot create; no name may contain NUL.
 _FOLDER = _FailureKind(
     re.compile(
@@ -395,21 +409,9 @@ def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
             f"the transform changes the columns that identify the message of a row of {table}",
             remedy="Keep _stream, _shard and _sequence of each row unchanged; the next run reads the batch again.",
         )
-    if found := next((one for one in said if one.startswith(KEY_IN_TWO_SHARDS)), None):
-        return KeyConflictError(
-            f"{found}, so that their positions do not say which one is newer; {table} is unchanged",
-            remedy="Let the changes of a key go to one shard, or name what orders them: sequence_by.",
-        )
-    if found := next((one for one in said if one.startswith(NO_VALUE)), None):
-        return KeyConflictError(
-            f"{found}, so {table} is unchanged",
-            remedy="Begin with a snapshot of the source, or set REPLICA IDENTITY FULL there.",
-        )
-    if found := next((one for one in said if one.startswith(KEY_TWICE)), None):
-        return KeyConflictError(
-            f"{found}, so that only one could stay in {table}, which is unchanged",
-            remedy="Let the transform make one row per message and key, or add what tells the rows apart to the key.",
-        )
+    for what, (kind, remedy) in _OF_CHANGES.items():
+        if found := next((one for one in said if one.startswith(what)), None):
+            return kind(f"{found}; {table} is unchanged", remedy=remedy)
     return None
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
@@ -29,7 +30,7 @@ from spark_jobs.ledger.table_expressions import check_expression
 from spark_jobs.ledger.table_rows import ROW_PLACE
 from spark_jobs.reading.spark_types import text
 from spark_jobs.table_location import sql_name
-from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE, NO_VALUE
+from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE
 from spark_jobs.writing.layout import TableLayout, check_names
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 
@@ -60,8 +61,7 @@ class Keys:
     The names of the options are those of AUTO CDC in Spark and Databricks.
 
     Args:
-        columns: the columns of the key, of types that can be compared. They are NOT NULL in the table, so that a change
-            without a key is a bad row.
+        columns: the columns of the key, of types that can be compared. A change without a key is a bad row.
         sequence_by: a SQL expression over a row that orders the changes of a key, like ``updated_at``. By default the
             position in the shard orders them.
         apply_as_deletes: a SQL condition over a row that tells which changes delete their key, like ``op = 'd'``. By
@@ -218,24 +218,6 @@ class Keys:
         hidden = {UNAVAILABLE} if self.keeps_deletions else {UNAVAILABLE, DELETED}
         return [name for name in names if name not in hidden]
 
-    def check_table(self, columns: Sequence[Mapping[str, Any]], *, table: str) -> None:
-        """Check that the columns of the key are NOT NULL in the table.
-
-        Args:
-            columns: the columns of the table, as its log has them.
-            table: its path or URI, for the error.
-
-        Raises:
-            SchemaMismatchError: a row without a key could be in the table.
-        """
-        nullable = {one["name"].lower() for one in columns if one["nullable"]}
-        if loose := [name for name in self.columns if name.lower() in nullable]:
-            raise SchemaMismatchError(
-                f"the key column {', '.join(loose)} of {table} may be NULL, so it is not a keyed table",
-                remedy="Write into a new table, which is then created with NOT NULL, or run ALTER TABLE … ALTER COLUMN "
-                "… SET NOT NULL on an empty one.",
-            )
-
 
 def _check_has_order(column: StructField) -> None:
     if not _has_order(column.dataType):
@@ -252,8 +234,9 @@ def _has_order(kind: DataType) -> bool:
 def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
     """Return the newest change of each key. The read of the result fails if it is unknown which one that is.
 
-    That is so if the transform makes two rows with one key from one message; or, where the position orders the changes,
-    if changes of one key come from two shards.
+    It is unknown if the transform makes two rows with one key from one message; or, where the position orders the
+    changes, if changes of one key come from two shards. The read fails, too, if a change has no key or no order: a
+    table that a rebuild made keyed does not refuse NULL itself.
 
     Args:
         changes: the changes of a batch; see :meth:`Keys.changes`.
@@ -283,8 +266,13 @@ def with_neighbours(changes: DataFrame, keys: Keys, order: WindowSpec) -> DataFr
 
 
 def is_sound(keys: Keys) -> Column:
-    """Return a condition on changes with their neighbours: it is true, or fails because their order is unknown."""
-    found = _unless(f.col("_next").isNull() | (f.col("_next") != f.struct(*ROW_PLACE)), KEY_TWICE, _text(ROW_PLACE))
+    """Return a condition on changes with their neighbours: it is true, or fails.
+
+    It fails if their order is unknown, or a change has no key: a table that a rebuild made keyed does not refuse NULL.
+    """
+    lacks = reduce(or_, (f.col(name).isNull() for name in (*map(quoted, keys.columns), *keys.ordering)))
+    found = _unless(~lacks, NO_KEY, _text(ROW_PLACE))
+    found &= _unless(f.col("_next").isNull() | (f.col("_next") != f.struct(*ROW_PLACE)), KEY_TWICE, _text(ROW_PLACE))
     if keys.is_ordered_by_position:
         both = f.concat_ws(" and ", *(_text([f"{name}.{part}" for part in _SHARD]) for name in _SHARDS))
         found &= _unless(f.col("_first_shard") == f.col("_last_shard"), KEY_IN_TWO_SHARDS, both)

@@ -1,4 +1,4 @@
-"""The commands that move a group or write a range again: ``replay``, ``rewind``, ``seek``, ``adopt`` and others."""
+"""The commands that move a group or write rows again: ``replay``, ``rebuild``, ``rewind``, ``adopt`` and others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stream_assets.cli.options import (
     batches_option,
     data_loss_option,
     json_option,
+    layout_options,
     limit_options,
     pipeline_options,
     retry_option,
@@ -28,6 +29,7 @@ from stream_consumers.options import ConsumerMode, choice
 
 if TYPE_CHECKING:
     from spark_jobs.batches.bounds import Bound
+    from spark_jobs.writing.layout import TableLayout
 
 
 @click.command()
@@ -126,6 +128,63 @@ def replay(
             stale = {"stale": report.stale} if ingestion.keys is not None else {}
             rows.append(batch_row(report, number=number, more={"replaced": report.replaced, **stale}, lag="left"))
     print_rows(rows, as_json=as_json, title=f"{pipeline.source} into {pipeline.table}", empty="nothing to replay")
+
+
+@click.command()
+@pipeline_options()
+@data_loss_option
+@row_options
+@layout_options
+@limit_options
+@retry_option
+@spark_options
+@json_option
+def rebuild(
+    pipeline: Pipeline,
+    conversion: RowConversion,
+    layout: TableLayout,
+    spark: SparkSettings,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Make a whole table anew from the first message of its stream, with these options; also with other keys.
+
+    Messages go into the table <table>_rebuild first, and one commit swaps its rows in. Until then readers see the old
+    rows. It is refused if the stream no longer holds the first messages. Run it again after a kill, with the same
+    options, and it continues; delete the folder <table>_rebuild to begin again with others.
+
+    \b
+    Examples:
+      stream-assets rebuild --source kafka://localhost:9092/shop.public.customers --table lake/customers \
+          --group lakehouse --decode debezium --schema 'id BIGINT, name STRING' --keys id
+      stream-assets rebuild --source file://orders.ss/orders --table lake/orders --group lakehouse \
+          --transform my_definitions:orders
+    """
+    from spark_jobs.batches.rebuild import first_messages, rebuild_events, staging_of
+    from spark_jobs.batches.run_control import Retries, result_of
+
+    sharing = _sharing(pipeline)
+    # A group whose members share its shards is refused by the rebuild itself.
+    mode = sharing if sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
+    ingestion = conversion.ingestion(
+        pipeline, sharing=mode, layout=layout, single_writer=spark.single_writer, **settings
+    )
+    with pipeline.stream(mode).open() as stream, progress_bar() as progress:
+        conversion.check(ingestion.ledger().read())
+        find = partial(first_messages, stream, ingestion, staging_of(ingestion))
+        result_of(Retries(ingestion.retry_seconds).call(find), print_waiting)
+        task = progress.add_task("starting Spark", total=None)
+        events = rebuild_events(spark.session(pipeline.table, pipeline.storage), stream, ingestion)
+        rows = [
+            batch_row(report, number=number, more={"table": "swapped" if report.entry.kind == "rebuild" else "staging"})
+            for number, report in enumerate(follow_batches(events, progress, task), 1)
+        ]
+    print_rows(
+        rows,
+        as_json=as_json,
+        title=f"{pipeline.table} is made anew from {pipeline.source}",
+        empty=f"an earlier run has made {pipeline.table} anew",
+    )
 
 
 def _sharing(pipeline: Pipeline) -> ConsumerMode:

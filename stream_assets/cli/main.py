@@ -7,7 +7,7 @@ import sys
 import click
 
 from stream_assets.cli.dead_letter_commands import dead_letters
-from stream_assets.cli.group_commands import accept, adopt, replay, rewind, seek, switch
+from stream_assets.cli.group_commands import accept, adopt, rebuild, replay, rewind, seek, switch
 from stream_assets.cli.ingest_commands import ingest, lag, verify
 from stream_assets.cli.machine_commands import doctor, spark
 from stream_assets.cli.options import ReportingGroup
@@ -44,7 +44,7 @@ def demo(messages: int) -> None:
 
 
 for command in (
-    *(produce, peek, infer, relay, ingest, lag, verify, rewind, seek, replay),
+    *(produce, peek, infer, relay, ingest, lag, verify, rewind, seek, replay, rebuild),
     *(dead_letters, switch, adopt, accept, spark, doctor),
 ):
     main.add_command(command)

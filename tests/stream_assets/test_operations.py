@@ -18,6 +18,7 @@ from stream_assets import (
     OpOptions,
     build_dead_letter_sensor,
     build_maintenance,
+    build_rebuild_job,
     build_redrive_job,
     build_replay_job,
     stream_definitions,
@@ -156,8 +157,8 @@ def test_all_writers_share_the_pool_of_a_single_writer(folder: Path) -> None:
     (maintenance,) = build_maintenance(alone).assets or []
     assert isinstance(maintenance, dg.AssetsDefinition)
     assert maintenance.op.pool == "orders"
-    jobs = (build_replay_job(alone), build_redrive_job(alone))
-    assert [node.definition.pool for job in jobs for node in job.nodes] == ["orders", "orders"]
+    jobs = (build_replay_job(alone), build_redrive_job(alone), build_rebuild_job(alone))
+    assert [node.definition.pool for job in jobs for node in job.nodes] == ["orders", "orders", "orders"]
     jobs = (build_replay_job(declare(folder)), build_redrive_job(declare(folder, op=OpOptions(pool="orders"))))
     assert [node.definition.pool for job in jobs for node in job.nodes] == ["replay_orders", "redrive_orders"]
 

@@ -59,6 +59,8 @@ def run_config(config: dict[str, Any]) -> dict[str, Any]:
         ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "cannot be combined"),
         ({"move_group": True}, "move_group"),
         ({"start": {"rewind": "earliest"}, "max_batches": 3}, "max_batches=3"),
+        ({"rebuild": True, "start": {"rewind": "earliest"}}, "start"),
+        ({"rebuild": True, "linger_seconds": 5.0}, "linger_seconds"),
         ({"max_recrods": 10}, "max_recrods"),
         ({"start": {"sek": "2026-11-17"}}, "sek"),
         ({"on_replay": "put"}, "put"),

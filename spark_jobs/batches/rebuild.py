@@ -1,0 +1,391 @@
+"""A rebuild makes a whole table anew from the first message of its stream, with today's decoder, transform and keys.
+
+ 1. The messages are ingested into a staging table beside the table, by its own ledger, so that a rebuild that was
+    killed continues. These positions are not committed to the broker.
+ 2. The *swap* is one overwrite of the table, in the transaction sequence of the group. It copies one version of the
+    staging table, and its entry has the state of the staging ledger in that version: the group reads on from there,
+    even if it had read further. A batch of the group that is in flight loses its number, and the swap loses to each
+    commit that changes rows after its plan. Readers see the old rows until then.
+ 3. The staging table is deleted. Its id in the ledger shows that the swap has landed, if a run was killed before that.
+
+The key of the table may change, which is otherwise refused. A batch of another sequence that is in flight meanwhile, or
+a batch that is in flight over a RESTORE to before the swap, lands in a table with another key. Then the ledger is
+unreadable until that batch is taken back (:func:`spark_jobs.ledger.fold.is_of_other_keys`).
+``tests/model/keyed.py`` explores it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow.fs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingest_job import IngestJob
+from spark_jobs.batches.ingestion import Batch, Event, Ingestion, Observer, PlanAgain, Step, WrittenBatch, ignore_steps
+from spark_jobs.batches.job import SourceJob, batch_events
+from spark_jobs.batches.ledger_recovery import commit_positions
+from spark_jobs.batches.replay import check_replay, replay_progress
+from spark_jobs.batches.run_control import Retries
+from spark_jobs.batches.source_checks import check_source, lag
+from spark_jobs.batches.target_table import YieldRequests
+from spark_jobs.dead_letters.table import COPIED_COLUMNS, HAS_NO_SEQUENCE
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.entries import LedgerEntry, PlannedFields
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.table_expressions import CHECK
+from spark_jobs.ledger.table_rows import in_ranges
+from spark_jobs.reading.spark_types import properties
+from spark_jobs.table_location import LOCAL, scheme, sql_name
+from spark_jobs.writing.delta_table import read_table
+from spark_jobs.writing.failures import explain
+from stream_consumers.batches import BatchSource, Range, Resume, hint_with_facts
+from stream_consumers.errors import (
+    DataLossError,
+    GroupActiveError,
+    InvalidOptionError,
+    KeyConflictError,
+    SchemaMismatchError,
+    StreamNotFoundError,
+)
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+
+STAGING = "stream-assets.stagingOf"
+"""The property of a staging table: the group of the rebuild."""
+REBUILD_MEMBER = "rebuild"
+"""The member in whose sequence a rebuild asks the group to pause; the swap itself is in that of the group."""
+_ONE_SEQUENCE = ("", ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
+_log = logging.getLogger(__name__)
+
+
+def staging_of(ingestion: Ingestion) -> Ingestion:
+    """Return the ingestion into the staging table, which is beside the table.
+
+    Example:
+        >>> staging_of(Ingestion(group="lakehouse", table="/lake/orders")).table
+        '/lake/orders_rebuild'
+    """
+    properties = {**ingestion.layout.properties, STAGING: ingestion.group}
+    layout = replace(ingestion.layout, catalog_table=None, properties=properties)
+    return replace(ingestion, table=f"{ingestion.table.rstrip('/')}_rebuild", layout=layout, shard=None)
+
+
+def rebuild_events(
+    spark: SparkSession, source: BatchSource, ingestion: Ingestion, *, observer: Observer = ignore_steps
+) -> Iterator[Event]:
+    """Make the table anew from the first message of the stream, and yield the events of the run.
+
+    A run that was killed is continued by the next one, which must have the same options. It reads up to the end that
+    the stream has when the run starts; ingestion, which may run at the same time, reads on from there.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: the group, the table, and how rows are made.
+        observer: called at each step.
+
+    Yields:
+        The batches of the staging table, with its versions; at last the swap, whose entry is of kind ``rebuild``. If a
+        killed run has swapped the table already, there are no batches.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing into the table.
+        DataLossError: the stream no longer holds messages of the table, so that their rows would be gone.
+        InvalidOptionError, UnsupportedError, KeyConflictError: the table has rows that the rebuild cannot make.
+        StreamAssetsError: see :func:`spark_jobs.batches.job.batch_events`.
+    """
+    ingestion, staging = replace(ingestion, shard=None), staging_of(ingestion)
+    retries = Retries(ingestion.retry_seconds)
+    if not (yield from retries.call(lambda: is_swapped(ingestion, staging))):
+        origin = yield from retries.call(lambda: first_messages(source, ingestion, staging))
+        yield from batch_events(_StagingJob(spark, source, staging, observer=observer, origin=origin))
+        yield from batch_events(_SwapJob(spark, source, ingestion, staging, observer=observer))
+    lay_out(spark, ingestion)
+    delete_staging(staging)
+
+
+def is_swapped(ingestion: Ingestion, staging: Ingestion) -> bool:
+    """Return whether the table has the rows of the staging table, which only was not deleted.
+
+    Raises:
+        InvalidOptionError: there is another table in its place.
+    """
+    found = staging.ledger().log.snapshot()
+    if found is not None and found.configuration.get(STAGING) != ingestion.group:
+        raise InvalidOptionError(
+            f"{staging.table} is not the staging table of group {ingestion.group!r}, which a rebuild would write and "
+            "delete",
+            remedy="Move that table, or make the table anew under another name.",
+        )
+    return found is not None and replay_progress(ingestion.ledger(), found.table_id, kind="rebuild") is not None
+
+
+def lay_out(spark: SparkSession, ingestion: Ingestion) -> None:
+    """Give the table the clustering and the properties that it would have as a new table.
+
+    Raises:
+        WriteError, …: Spark failed; see :func:`spark_jobs.writing.failures.explain`.
+    """
+    snapshot = ingestion.ledger().log.snapshot()
+    layout = ingestion.layout
+    if snapshot is None or layout.is_plain:
+        return
+    name, wanted = sql_name(ingestion.table), layout.all_properties()
+    wanted = {key: value for key, value in wanted.items() if not key.lower().startswith(CHECK)}
+    try:
+        if any(snapshot.configuration.get(key) != value for key, value in wanted.items()):
+            spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES {properties(wanted)}")
+        clustered = spark.sql(f"DESCRIBE DETAIL {name}").collect()[0]["clusteringColumns"]
+        if layout.cluster_by and not snapshot.partition_columns and clustered != list(layout.cluster_by):
+            spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(quoted, layout.cluster_by))})")
+    except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
+        raise explain(error, table=ingestion.table) from None
+
+
+def delete_staging(staging: Ingestion) -> None:
+    """Delete the staging table and its dead letters."""
+    _delete(staging.dead_letters().log())
+    _delete(staging.ledger().log)
+
+
+def _delete(log: DeltaLog) -> None:
+    """Delete a table. If this is interrupted, the log is that of an older version, which has the id of the table."""
+    files = log.files()
+    listed = files.get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True, recursive=True))
+    paths = sorted((one.path for one in listed if one.type is pyarrow.fs.FileType.File), reverse=True)
+    for path in sorted(paths, key=lambda path: path.startswith("_delta_log/")):
+        files.delete_file(path)
+    if scheme(log.path) == LOCAL:
+        shutil.rmtree(log.path, ignore_errors=True)
+
+
+def check_rebuild(state: LedgerState, ingestion: Ingestion, ledger: Ledger, streams: Iterable[str]) -> None:
+    """Refuse to make a table anew that has other rows than those of the group and of these streams.
+
+    Args:
+        state: the ledger of the table.
+        ingestion: group and table.
+        ledger: the ledger of the group.
+        streams: the names of the streams that are read, in their epochs.
+
+    Raises:
+        StreamNotFoundError, UnsupportedError: see :func:`spark_jobs.batches.replay.check_replay`.
+        InvalidOptionError: the rows of others would be gone, or the group has several transaction sequences.
+        DataLossError: the table has rows of a stream that is gone.
+    """
+    check_replay(state, ingestion)
+    if state.sharing not in _ONE_SEQUENCE:
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} is {state.sharing}, so that its members may write while the table is made anew",
+            remedy="Change its mode with: stream-assets switch --to resumable. Run this again, and change it back.",
+        )
+    if others := sorted(ledger.other_groups()):
+        raise InvalidOptionError(
+            f"{ingestion.table} has rows of group {others[0]!r}, which a rebuild for group {ingestion.group!r} would "
+            "remove",
+            remedy="Write each group into a table of its own, or read all streams by one group.",
+        )
+    known = {shard.stream for shard in state.shards}
+    gone = sorted(shard.stream for shard, one in state.shards.items() if one.ended is not None)
+    if gone:
+        raise DataLossError(
+            f"{ingestion.table} has rows of {gone[0]!r}, a stream that was recreated since: its messages are gone, so "
+            "a rebuild would remove these rows",
+            remedy="Write the new stream into a new table.",
+        )
+    if missing := sorted(known - set(streams)):
+        raise InvalidOptionError(
+            f"{ingestion.table} has rows of {', '.join(missing)}, which a rebuild from other streams would remove",
+            remedy="Name all streams of the group in the URL.",
+        )
+
+
+def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion) -> Bound:
+    """Return where the staging table starts, unless it has begun, after all checks that need no Spark.
+
+    Raises:
+        StreamAssetsError: see :func:`rebuild_events`.
+    """
+    ledger = ingestion.ledger()
+    source = ingestion.in_epochs(source, ledger)
+    state = ledger.read()
+    check_rebuild(state, ingestion, ledger, source.identities())
+    starts = {
+        shard: one.origin if one.adopted is None else one.adopted
+        for shard, one in state.shards.items()
+        if one.origin is not None
+    }
+    facts = {shard: one.start_facts for shard, one in state.shards.items() if one.start_facts is not None}
+    check_source(source, ingestion.group, state, source.extents(resume=state.resume))
+    extents = source.extents(resume=Resume(starts, hint_with_facts(None, facts)))
+    keys = ingestion.keys
+    added = sorted(extents.keys() - state.shards.keys())
+    if keys is not None and keys.is_ordered_by_position and added:
+        raise KeyConflictError(
+            f"{', '.join(map(str, added))} were added to {source.url} after group {ingestion.group!r} began, so the "
+            "changes of a key may be in two shards, and positions do not order them",
+            remedy="Rebuild with sequence_by, which orders changes by a value.",
+        )
+    has_begun = staging.ledger().read().newest is not None
+    read = {shard: Range(start, extents[shard].end) for shard, start in starts.items() if shard in extents}
+    lost = {} if has_begun else source.lost(read)
+    if lost:
+        raise DataLossError(
+            f"{source.url} no longer holds messages of {ingestion.table}, so a rebuild would remove their rows",
+            remedy="The rows are the last copies, so nothing was changed. Bring the messages back, or write into a new "
+            "table.",
+            **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
+        )
+    # Messages that are lost from now on are a loss of the ingestion into the staging table.
+    return Bound(sequences={shard: extent.start for shard, extent in extents.items()})
+
+
+class _StagingJob(IngestJob):
+    """Ingestion into the staging table: the positions of the group at the broker are those of the table."""
+
+    def commit_to_broker(self, state: LedgerState) -> None:
+        """Commit nothing."""
+
+
+class _SwapJob(SourceJob):
+    """Plans one batch: the swap.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: group and table.
+        staging: the staging table, which has everything that the stream held.
+        observer: called at each step.
+    """
+
+    def __init__(
+        self, spark: SparkSession, source: BatchSource, ingestion: Ingestion, staging: Ingestion, *, observer: Observer
+    ) -> None:
+        super().__init__(spark, source, replace(ingestion, shard=None), observer=observer)
+        self._staging = staging
+        self._staged = staging.ledger()
+        pausing = replace(ingestion, member=REBUILD_MEMBER, shard=None)
+        self.yields = YieldRequests(spark, pausing, pausing.ledger())
+
+    def plan(self) -> Batch | None:
+        """Return the swap; ``None`` if it is in the table.
+
+        Raises:
+            StreamAssetsError: the table cannot be made anew; see :func:`check_rebuild`.
+            StreamNotFoundError: another run has deleted the staging table.
+        """
+        state = self.ledger.read()
+        found = self._staged.log.snapshot()
+        staged = self._staged.read()
+        if found is None or staged.newest is None:
+            raise StreamNotFoundError(
+                f"there is no staging table {self._staging.table}: another run has rebuilt the table, or deleted it",
+                remedy="Run one rebuild at a time. If the table is not rebuilt, run it again.",
+            )
+        if replay_progress(self.ledger, found.table_id, kind="rebuild") is not None:
+            return None
+        check_rebuild(state, self.ingestion, self.ledger, self._source.identities())
+        ranges = {
+            shard: Range(one.origin, one.position)
+            for shard, one in staged.shards.items()
+            if one.origin is not None and one.position is not None and one.position == one.covered.position
+        }
+        if missing := sorted((state.shards.keys() | staged.shards.keys()) - ranges.keys()):
+            raise StreamNotFoundError(
+                f"the staging table {self._staging.table} has not read {', '.join(map(str, missing))} to the end",
+                remedy="Run the rebuild again, which continues it.",
+            )
+        checked = self.clean_up_dead_letters(state)
+        fields = PlannedFields(
+            ranges=ranges,
+            mode="rebuild",
+            messages=sum(c.entry.messages for c in self._staged.surviving(staged.version) if c.entry),
+            lost=staged.totals.lost,
+            hint=staged.hint,
+            last_messages=staged.last_messages,
+            facts_at_start={s: known.facts_at_start for s, known in staged.shards.items() if known.facts_at_start},
+            keys=staged.keys,
+            replay=found.table_id,
+            goal=ranges,
+            begins=True,
+        )
+        return Batch("rebuild", checked, fields=fields, identities=staged.identities, job_data=staged.version)
+
+    def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
+        """Write the dead letters and the rows of the staging table; see :meth:`BatchJob.write`."""
+        target, spark, version = self.target, self.target.spark, batch.job_data
+        letters, dead = self._staging.dead_letters().counted(spark, self._staged), 0
+        if letters is not None:
+            of_version = f"{HAS_NO_SEQUENCE} OR {in_ranges(batch.fields['ranges']) or 'FALSE'}"
+            letters = letters.where(of_version).select(*COPIED_COLUMNS)
+            # The record of a lost range has neither, and is no message.
+            dead = letters.where("_sequence IS NOT NULL OR payload IS NOT NULL").count()
+        entry = target.entry(batch, dead=dead, by=REBUILD_MEMBER)
+        if not self._write_letters(letters, entry):
+            return self._lost_race(PlanAgain.DEAD_LETTERS_TAKEN)
+        target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
+        rows = read_table(spark, self._staged.log, version=version)
+        writer = replace(target.writer, new_partitions=self._new_partitions(rows))
+        target.observer(Step.WRITING, batch)
+        failure = writer.try_write(rows, entry)
+        target.observer(Step.ROWS_WRITTEN, batch)
+        commit = writer.verified(entry, failure, spark=spark, ledger=self.ledger)
+        if commit is None:
+            return self._lost_race(PlanAgain.LOST_RACE)
+        target.observer(Step.VERIFIED, batch)
+        return WrittenBatch(batch, entry, commit, {})
+
+    def _write_letters(self, letters: DataFrame | None, entry: LedgerEntry) -> bool:
+        if letters is None or not (entry.dead or entry.lost):
+            return True
+        return self.target.dead_letters.append(letters, ledger=self.ledger, number=entry.number, bid=entry.bid)
+
+    def _new_partitions(self, rows: DataFrame) -> Sequence[str] | None:
+        """Return the partitions of the table if the swap changes its columns or partitions; ``None`` if it does not.
+
+        Raises:
+            SchemaMismatchError: the table has other columns, and Delta computes some of them.
+        """
+        snapshot, wanted = self.ledger.log.snapshot(), self.ingestion.layout.partition_by
+        before, after = _types(read_table(self.target.spark, self.ledger.log).schema), _types(rows.schema)
+        if snapshot is None or (before == after and _lower(wanted) in ([], _lower(snapshot.partition_columns))):
+            return None
+        if snapshot.computed_columns:
+            raise SchemaMismatchError(
+                f"the columns {', '.join(sorted({name for name, _ in before.items() ^ after.items()}))} of "
+                f"{self.ingestion.table} would change, and Delta could not compute "
+                f"{', '.join(sorted(snapshot.computed_columns))} any more",
+                remedy="Delta accepts computed columns only when a table is created: write into a new table.",
+            )
+        return wanted
+
+    def _lost_race(self, reason: PlanAgain) -> PlanAgain:
+        self.count_lost_race()
+        self.yields.ask()
+        return reason
+
+    def finish(self, written: WrittenBatch) -> Mapping[Shard, int]:
+        """Commit the positions of the staging table to the broker, where the group goes on."""
+        state = self.ledger.read()
+        try:
+            commit_positions(self._source, self.ingestion, state, self._identities)
+        except GroupActiveError as error:
+            _log.warning("the table was rebuilt, but the position of the broker was not moved: %s", error)
+        self.telemetry(Step.COMMITTED, written.batch)
+        extents = self._source.extents(resume=state.resume)
+        return lag(self._source, state, self.ingestion.own(extents, self._identities))
+
+
+def _types(columns: StructType) -> Mapping[str, str]:
+    return {column.name.lower(): column.dataType.simpleString() for column in columns.fields}
+
+
+def _lower(names: Sequence[str]) -> list[str]:
+    return [name.lower() for name in names]

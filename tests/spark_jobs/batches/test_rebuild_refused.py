@@ -1,0 +1,199 @@
+"""What a rebuild refuses before it begins, and what it deletes at its end; without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+from deltalake import write_deltalake
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.rebuild import STAGING, delete_staging, first_messages, is_swapped, staging_of
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.writing.keyed import Keys
+from stream_consumers.batches import Extent, Range, Resume
+from stream_consumers.errors import (
+    DataLossError,
+    InvalidOptionError,
+    KeyConflictError,
+    StreamNotFoundError,
+    UnsupportedError,
+)
+from stream_consumers.memory import MemoryBatchSource, forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from tests.support.s3_server import BUCKET, object_store
+from tests.support.written_log import WrittenLog
+
+URL = "memory://shop/orders"
+ORDERS = Shard("orders")
+
+
+class Trimmed(MemoryBatchSource):
+    """A stream that no longer holds its first messages."""
+
+    first = 0
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        found = super().extents(resume=resume, budget_seconds=budget_seconds)
+        return {shard: extent._replace(start=self.first) for shard, extent in found.items()}
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        before = {shard: gap.clamp(Range(0, self.first)) for shard, gap in gaps.items()}
+        return {shard: part for shard, part in before.items() if part.start < part.end}
+
+
+@pytest.fixture
+def source() -> Iterator[Trimmed]:
+    for number in range(9):
+        memory_broker(URL).append(ORDERS, b"%d" % number)
+    with Trimmed(URL) as opened:
+        yield opened
+    forget_memory_broker(URL)
+
+
+class Table:
+    """A table that group ``g`` has written up to 5, from 2 on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = WrittenLog(folder / "t")
+        self.ingestion = Ingestion(group="g", table=str(folder / "t"), keys=Keys(["id"]), retry_seconds=0.0)
+        self.write("init", origin={ORDERS: 2}, switch="resumable", identities={"orders": "shop"})
+        self.write("batch", ranges={ORDERS: Range(2, 5)})
+
+    def write(self, kind: str, *, group: str = "g", **fields: Any) -> int:
+        ledger = Ledger(self.log.log(), group=group, member="main")
+        return self.log.ours(ledger.entry(kind, ledger.read(), **fields))
+
+    def begin(self, source: Trimmed, **options: Any) -> Mapping[Shard, int]:
+        return first_messages(source, self.ingestion, staging_of(self.ingestion)).sequences
+
+
+@pytest.fixture
+def table(tmp_path: Path, source: Trimmed) -> Table:
+    made = Table(tmp_path)
+    made.write("batch", ranges={ORDERS: Range(5, 6)}, identities=source.identities())
+    return made
+
+
+def test_a_rebuild_begins_at_the_first_message_that_the_stream_holds(table: Table, source: Trimmed) -> None:
+    assert table.begin(source) == {ORDERS: 0}
+    source.first = 2
+    assert table.begin(source) == {ORDERS: 2}
+
+
+def test_a_stream_without_the_first_messages_of_the_table_is_refused_unless_the_rebuild_has_them(
+    table: Table, source: Trimmed
+) -> None:
+    source.first = 3
+    with pytest.raises(DataLossError) as failure:
+        table.begin(source)
+    assert failure.value.facts == {"orders/0": "2 to 3"}
+    staged = WrittenLog(Path(staging_of(table.ingestion).table), properties={STAGING: "g"})
+    ledger = Ledger(staged.log(), group="g", member="main")
+    staged.ours(ledger.entry("init", ledger.read(), origin={ORDERS: 2}))
+    table.begin(source)
+
+
+def test_rows_that_a_rebuild_would_not_make_are_not_removed(tmp_path: Path, table: Table, source: Trimmed) -> None:
+    table.write("init", origin={Shard("clicks"): 0})
+    with pytest.raises(InvalidOptionError, match="clicks"):
+        table.begin(source)
+    other = Table(tmp_path / "other")
+    other.write("init", group="else", origin={Shard("clicks"): 0})
+    with pytest.raises(InvalidOptionError, match="else"):
+        other.begin(source)
+    recreated = Table(tmp_path / "recreated")
+    recreated.write("accept", origin={Shard("orders#2"): 0}, ended={ORDERS: 5}, identities={"orders#2": "shop"})
+    with pytest.raises(DataLossError):
+        recreated.begin(source)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "refusal"), [("load_balanced", InvalidOptionError), ("load_balanced by claims", UnsupportedError)]
+)
+def test_a_group_with_several_sequences_is_refused(
+    table: Table, source: Trimmed, sharing: str, refusal: type[Exception]
+) -> None:
+    table.write("fence", switch=sharing)
+    with pytest.raises(refusal):
+        table.begin(source)
+
+
+def test_a_table_that_does_not_exist_is_refused(tmp_path: Path, source: Trimmed) -> None:
+    ingestion = Ingestion(group="g", table=str(tmp_path / "none"))
+    with pytest.raises(StreamNotFoundError):
+        first_messages(source, ingestion, staging_of(ingestion))
+
+
+def test_positions_do_not_order_changes_of_shards_that_were_added(table: Table, source: Trimmed) -> None:
+    memory_broker(URL).append(Shard("orders", 1), b"x")
+    with Trimmed(URL) as grown:
+        with pytest.raises(KeyConflictError):
+            table.begin(grown)
+        table.ingestion = Ingestion(group="g", table=table.ingestion.table, keys=Keys(["id"], sequence_by="at"))
+        assert table.begin(grown) == {ORDERS: 0, Shard("orders", 1): 0}
+
+
+def test_a_table_that_is_no_staging_table_is_neither_written_nor_deleted(table: Table) -> None:
+    staging = staging_of(table.ingestion)
+    assert not is_swapped(table.ingestion, staging)
+    write_deltalake(staging.table, pa.table({"id": [1]}))
+    with pytest.raises(InvalidOptionError):
+        is_swapped(table.ingestion, staging)
+
+
+@pytest.mark.parametrize("deleted", range(7))
+def test_a_swap_is_recognised_until_the_last_file_of_the_staging_table_is_deleted(
+    table: Table, deleted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = staging_of(table.ingestion)
+    staged = WrittenLog(Path(staging.table), table_id="staging", properties={STAGING: "g"})
+    for name in ("a", "b", "c"):
+        staged.commit(files=staged.files | {name})
+        (staged.path / name).write_bytes(b"rows")
+    write_deltalake(staging.dead_letters().path, pa.table({"id": [2]}))
+    assert not is_swapped(table.ingestion, staging)
+    ranges = {ORDERS: Range(0, 9)}
+    table.write("rebuild", ranges=ranges, mode="rebuild", replay="staging", goal=ranges, begins=True)
+    left = [None] * deleted
+
+    def delete_file(path: str) -> None:
+        left.pop()
+        (staged.path / path).unlink()
+
+    def files(log: DeltaLog) -> Any:
+        found = pyarrow.fs.SubTreeFileSystem(log.path, pyarrow.fs.LocalFileSystem())
+        is_staging = log.path == staging.table
+        return SimpleNamespace(
+            get_file_info=found.get_file_info, delete_file=delete_file if is_staging else found.delete_file
+        )
+
+    with monkeypatch.context() as patched, suppress(IndexError):
+        patched.setattr(DeltaLog, "files", files)
+        delete_staging(staging)
+    assert is_swapped(table.ingestion, staging) is (deleted < 6)
+    delete_staging(staging)
+    assert not any(Path(path).exists() for path in (staging.table, staging.dead_letters().path))
+    delete_staging(staging)
+
+
+@pytest.mark.slow
+def test_only_the_staging_table_is_deleted_from_an_object_store(tmp_path: Path) -> None:
+    with object_store(tmp_path) as store:
+        ingestion = Ingestion(group="g", table=f"s3a://{BUCKET}/t", storage_options=store.options)
+        staging = staging_of(ingestion)
+        beside = replace(staging, table=f"{staging.table}_2")
+        for own in (staging, beside):
+            for mode in ("error", "append"):
+                write_deltalake(own.table, pa.table({"id": [1]}), mode=mode, storage_options=store.options)
+        delete_staging(staging)
+        assert staging.ledger().log.snapshot() is None
+        assert beside.ledger().log.snapshot() is not None
