@@ -37,7 +37,9 @@ from stream_consumers.epochs import EpochNames, with_epoch_names
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
+    LedgerTruncatedError,
     SourceRecreatedError,
+    SourceTruncatedError,
     StreamAssetsError,
     UnsupportedError,
 )
@@ -124,7 +126,8 @@ def run_events(
             # If the stream only lost messages, although its counts say otherwise, it is accepted, too.
             ingestion.refuse_or_record(error)
             _log.warning("%s", error)
-            _accept_truncation(spark, source, ingestion)
+            if not _accept_truncation(spark, source, ingestion, error):
+                raise
         except StreamAssetsError as error:
             if not is_shared:
                 raise
@@ -180,10 +183,15 @@ def _shared_events(
         yield from drain.events()
 
 
-def _accept_truncation(spark: SparkSession, source: StreamSource, ingestion: Ingestion) -> None:
-    """Begin the next epoch where the stream differs from the table."""
-    with source.open() as opened:
-        accepted = accept(spark, opened, ingestion, is_cut=True)
+def _accept_truncation(
+    spark: SparkSession, source: StreamSource, ingestion: Ingestion, error: SourceRecreatedError
+) -> bool:
+    """Begin the next epoch where the stream differs from the table; return whether the run can go on."""
+    try:
+        with source.open() as opened:
+            accepted = accept(spark, opened, ingestion, is_cut=True)
+    except LedgerTruncatedError:
+        raise error from None
     for one in accepted:
         _log.warning(
             "%s continues as %s from %s; %s is unchanged up to %s",
@@ -193,6 +201,7 @@ def _accept_truncation(spark: SparkSession, source: StreamSource, ingestion: Ing
             one.before,
             ", ".join(f"{shard}: {end}" for shard, end in sorted(one.ended.items())),
         )
+    return bool(accepted) or isinstance(error, SourceTruncatedError)
 
 
 class CapturedEnds:
