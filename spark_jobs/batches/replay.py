@@ -591,7 +591,7 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
     check_replay(state, ingestion)
     check_sharing(state, ingestion)
     source = ingestion.in_epochs(source)
-    extents = source.extents(resume=state.resume)
+    extents = source.extents()
     check_source(source, ingestion.group, state, extents)
     moves = []
     for shard, sequence in sorted(to.resolve(source, extents).items()):
@@ -601,6 +601,9 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
             moves.append(move)
     check_only_group(ingestion, state, {move.shard.stream for move in moves}, url=source.url)
     ahead = {move.shard: Range(move.covered, extents[move.shard].end) for move in moves if move.to > move.covered}
+    if ahead:
+        # A file that is read from the position on begins there, so it does not hold what a move backwards names.
+        source.extents(resume=state.resume)
     if lost := source.lost(ahead):
         raise DataLossError(
             f"messages of {source.url} are gone that group {ingestion.group!r} has not read, and a move forwards would "

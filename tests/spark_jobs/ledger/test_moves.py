@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,12 @@ from spark_jobs.batches.replay import PositionMove, plan_moves
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 
 SHARD = Shard("orders")
@@ -47,6 +50,23 @@ def test_backwards_and_forwards(url: str) -> None:
     (ahead,) = moves(url, 70, ShardState(WHOLE))
     assert (ahead.position, len(range(*ahead.replaced)), ahead.skipped) == (60, 0, (60, 70))
     assert moves(url, 60, ShardState(WHOLE)) == []
+
+
+def test_backwards_in_a_file_that_is_read_from_the_position_on(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/orders.ss/orders"
+    with create_producer(url) as producer:
+        for number in range(3):
+            producer.send(b"%d" % number)
+    with open_batch_source(url) as source:
+        ((shard, extent),) = source.extents().items()
+        plan = source.plan({shard: Range(extent.start, extent.end)}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        newest = LedgerEntry("batch", "g", "g/main", 1, "main", "bid", 0, identities=source.identities())
+        known = ShardState(Intervals.of((MIN_SEQUENCE, extent.end)))
+        state = LedgerState(1, {shard: known}, newest, 1, sharing="resumable", hint=plan.hint)
+        assert source.extents(resume=state.resume)[shard].start == extent.end
+        (back,) = plan_moves(source, Ingestion("g", "t"), Bound(sequence=extent.start), state=state)
+        assert back.replaced == (extent.start, extent.end)
 
 
 def test_back_over_a_hole_all_that_lies_behind_is_written_again(url: str) -> None:
