@@ -164,7 +164,11 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
         KeyConflictError,
         "Let the transform make one row per message and key, or add what tells the rows apart to the key.",
     ),
-    NO_VALUE: (KeyConflictError, "Begin with a snapshot of the source, or set REPLICA IDENTITY FULL there."),
+    NO_VALUE: (
+        KeyConflictError,
+        "Begin with a snapshot of the source. If a change gave the row a new key, update the column of this row there, "
+        "so that a batch has the value, too; set REPLICA IDENTITY FULL for later changes.",
+    ),
     NO_KEY: (ConstraintViolatedError, _CONSTRAINT.remedy),
 }
 # Hadoop reports no reason for a folder that it cannot create; no name may contain NUL.

@@ -14,7 +14,7 @@ Both are explored in ``tests/model/keyed.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -49,7 +49,7 @@ NEIGHBOURS = ("_next", *_SHARDS)
 """The columns of :func:`with_neighbours`."""
 FOUND = "_found"
 """The column with the extent that a row of the table has before a merge; ``NULL`` for a change of the batch."""
-_RANK, _NEWEST = "_rank", "_newest"
+_RANK, _NEWEST, _IS_DELETED = "_rank", "_newest", "_is_deleted"
 VALID_FROM, VALID_TO, IS_CURRENT = EXTENT = ("_valid_from", "_valid_to", "_is_current")
 """The columns that say when the row of a change is valid, in a table of SCD type 2."""
 
@@ -185,7 +185,7 @@ class Keys:
                 f"the rows have no column {', '.join(lacking)}, only {', '.join(rows.columns)}",
                 remedy="Correct the columns of the key and except_columns, or let the transform make them.",
             )
-        own = (*_OF_CHANGES, *NEIGHBOURS, FOUND, _RANK, _NEWEST, *(EXTENT if self.keeps_history else ()))
+        own = (*_OF_CHANGES, *NEIGHBOURS, FOUND, _RANK, _NEWEST, _IS_DELETED, *(EXTENT if self.keeps_history else ()))
         if taken := [name for name in own if name in names]:
             raise SchemaMismatchError(
                 f"the rows have a column {taken[0]}, which a keyed table uses itself",
@@ -280,24 +280,29 @@ def is_sound(keys: Keys) -> Column:
 
 
 def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec) -> DataFrame:
-    """Take each value that the newest change does not have from the newest one that has it.
+    """Take each value that the newest change does not have from the newest one that has it, up to the newest delete.
 
-    A change that creates a row has all values, so no value comes from before a delete.
+    A delete has no values, and those before it are of another row: a change of the key of a row creates a row under the
+    new key, without the large values that it leaves alone. A delete itself stays as it is.
     """
     own = {*keys.required, *ROW_PLACE, "_timestamp", UNAVAILABLE, _RANK, *NEIGHBOURS}
     names = [name for name in ranked.columns if name.lower() not in own]
     whole = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    so_far = newest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    is_delete = f.col(DELETED)
 
     def newest(name: str) -> Column:
-        has_value = ~f.array_contains(UNAVAILABLE, name)
+        has_value = ~f.array_contains(UNAVAILABLE, name) & ~f.col(_IS_DELETED)
         value = f.struct(f.col(quoted(name)).alias("value"))
         return f.first_value(f.when(has_value, value), ignoreNulls=True).over(whole).alias(name)
 
-    found = ranked.withColumn(_NEWEST, f.struct(*map(newest, names)))
+    marked = ranked.withColumn(_IS_DELETED, f.bool_or(is_delete).over(so_far))
+    found = marked.withColumn(_NEWEST, f.struct(*map(newest, names)))
     newest_of = {name: f.col(f"{_NEWEST}.{quoted(name)}") for name in names}
-    still = f.array_compact(f.array(*(f.when(one.isNull(), f.lit(name)) for name, one in newest_of.items())))
-    values = {name: one["value"] for name, one in newest_of.items()}
-    return found.withColumns({**values, UNAVAILABLE: still}).drop(_NEWEST)
+    lacks = {name: one.isNull() & ~is_delete for name, one in newest_of.items()}
+    still = f.array_compact(f.array(*(f.when(is_lacking, f.lit(name)) for name, is_lacking in lacks.items())))
+    values = {name: f.when(is_delete, f.col(quoted(name))).otherwise(one["value"]) for name, one in newest_of.items()}
+    return found.withColumns({**values, UNAVAILABLE: still}).drop(_NEWEST, _IS_DELETED)
 
 
 def _unless(condition: Column, what: str, details: Column) -> Column:
@@ -327,16 +332,36 @@ def merge(
     Raises:
         Exception: whatever Spark raises.
     """
+    known = {name.lower() for name in changes.sparkSession.read.format("delta").load(table).columns}
     statement = merge_statement(
-        changes.columns, keys, table, overwrites_equal=overwrites_equal, adds_columns=adds_columns
+        changes.columns,
+        keys,
+        table,
+        overwrites_equal=overwrites_equal,
+        adds_columns=adds_columns,
+        new=[name for name in changes.columns if name.lower() not in known],
     )
     own_session(changes.sparkSession, settings).sql(statement, changes=newest_changes(changes, keys)).collect()
 
 
 def merge_statement(
-    columns: Sequence[str], keys: Keys, table: str, *, overwrites_equal: bool, adds_columns: bool
+    columns: Sequence[str],
+    keys: Keys,
+    table: str,
+    *,
+    overwrites_equal: bool,
+    adds_columns: bool,
+    new: Collection[str] = (),
 ) -> str:
     """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge`.
+
+    Args:
+        columns: the columns of the changes.
+        keys: the key and the order.
+        table: its path or URI.
+        overwrites_equal: whether a change replaces a row that it has made before.
+        adds_columns: whether the table gets columns that it does not have.
+        new: the columns of the changes that the table does not have, so that its rows have no value in them.
 
     Example:
         >>> keys = Keys("id")
@@ -353,8 +378,14 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
     updated = inserted = {name: f"s.{own}" for name, own in written.items()}
     if UNAVAILABLE in columns:
         lacks = {name: f"array_contains(s.{UNAVAILABLE}, {text(name)})" for name in written}
-        updated = {name: f"IF({lacks[name]}, t.{own}, s.{own})" for name, own in written.items()}
         fails = {name: f"raise_error({text(f'{NO_VALUE} {name}')})" for name in written}
+        # The row of a deleted key has no values.
+        old = {name: "NULL" if name in new else f"t.{own}" for name, own in written.items()}
+        kept = {
+            name: value if keys.is_ordered_by_position else f"IF(t.{DELETED}, {fails[name]}, {value})"
+            for name, value in old.items()
+        }
+        updated = {name: f"IF({lacks[name]}, {kept[name]}, s.{own})" for name, own in written.items()}
         inserted = {name: f"IF({lacks[name]}, {fails[name]}, s.{own})" for name, own in written.items()}
     update = f"UPDATE SET {', '.join(f'{own} = {updated[name]}' for name, own in written.items())}"
     insert = f"INSERT ({', '.join(written.values())}) VALUES ({', '.join(inserted.values())})"  # noqa: S608 - quoted
@@ -363,11 +394,13 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         places = "concat_ws(' ', t._stream, t._shard, 'and', s._stream, s._shard)"
         failure = f"CAST(raise_error(concat('{KEY_IN_TWO_SHARDS} ', {places})) AS BIGINT)"
         is_newer = f"s._sequence {compares} t._sequence"
+        # What is read again may lack values of a row that a later change deleted, which is read again, too.
+        is_whole = f" AND size(s.{UNAVAILABLE}) = 0" if overwrites_equal and UNAVAILABLE in columns else ""
         clauses = [
             f"MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET _shard = {failure}",
             f"MATCHED AND {is_newer} AND s.{DELETED} THEN DELETE",
             f"MATCHED AND {is_newer} THEN {update}",
-            f"NOT MATCHED AND NOT s.{DELETED} THEN {insert}",
+            f"NOT MATCHED AND NOT s.{DELETED}{is_whole} THEN {insert}",
         ]
     else:
         of_row, of_change = (f"struct({', '.join(f'{side}.{n}' for n in keys.ordering)})" for side in "ts")

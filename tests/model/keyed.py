@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
     Args:
         key: its key.
-        operation: ``u`` upserts, ``d`` deletes.
+        operation: ``u`` upserts, ``d`` deletes, ``p`` updates and does not have the large value.
         order: the value of the message that orders it, or the time at which it was really made.
     """
 
@@ -52,6 +52,7 @@ class Row(NamedTuple):
         position: of that change.
         operation: ``d`` if this is a tombstone.
         transform: the version of the transform that made it.
+        large: the place of the change that its large value is of.
     """
 
     order: int
@@ -59,6 +60,7 @@ class Row(NamedTuple):
     position: int
     operation: str
     transform: int
+    large: Place | None = None
 
 
 class Commit(NamedTuple):
@@ -72,6 +74,7 @@ class Commit(NamedTuple):
         is_taken: one of its numbers was taken since.
         is_late: a RESTORE has landed since.
         base: the rows that it was planned from, where they matter.
+        is_overtaken: whether something has landed since, where it matters.
     """
 
     apps: str
@@ -81,6 +84,7 @@ class Commit(NamedTuple):
     is_taken: bool = False
     is_late: bool = False
     base: tuple[Row | None, ...] = ()
+    is_overtaken: bool = False
 
 
 class Version(NamedTuple):
@@ -95,6 +99,7 @@ class Version(NamedTuple):
         dead: places that became dead letters, because they lie below the floor and there is no row of their key.
         is_known: whether the ledger vouches for the table.
         redriven: whether the dead letter is a row, or would be one without a newer change.
+        lacks: whether a run has ended because a change lacks a value that no row has.
     """
 
     rows: tuple[Row | None, ...]
@@ -105,6 +110,7 @@ class Version(NamedTuple):
     dead: Places = frozenset()
     is_known: bool = True
     redriven: bool = False
+    lacks: bool = False
 
 
 Messages = tuple[tuple[Change, ...], ...]
@@ -173,6 +179,7 @@ def model(
     floor: str = "insert",
     stops: bool = True,
     unchanged: str = "refused",
+    lacking: str = "skipped",
     restores: int = 1,
     rewinds: int = 1,
 ) -> Result:
@@ -205,6 +212,8 @@ def model(
             operator RESTOREs the version before it.
         unchanged: a merge that would change nothing in the version that it was planned from is ``refused`` like others;
             or it may be ``landed`` without a change.
+        lacking: what becomes of a change that is read again, and lacks a value that no row has: it is ``skipped``, or
+            it ``ends`` the run, as one does that is read for the first time.
         restores: how many there may be.
         rewinds: how many there may be.
 
@@ -212,6 +221,7 @@ def model(
     """
     everything = frozenset((shard, at) for shard, found in enumerate(messages) for at in range(len(found)))
     keys = 1 + max(change.key for found in messages for change in found)
+    has_large = any(change.operation == "p" for found in messages for change in found)
     merges: dict[State, Version] = {}
     # The state: the version; those that RESTOREs will go back to; what ingestion, the replay and the purge have
     # planned, or what is to become of them; how many more RESTOREs and rewinds there may be; the version that an
@@ -233,6 +243,15 @@ def model(
     def places(c: Commit) -> Places:
         return frozenset((shard, at) for shard, part in enumerate(c.parts) if part for at in range(*part))
 
+    def with_large(new: Row, changes: list[Row], old: Row | None) -> Row | None:
+        """The newest change with the large value of the row; ``None`` if there is none."""
+        if new.operation != "p":
+            return new._replace(large=new[1:3])
+        for one in sorted(changes, key=rank, reverse=True):
+            if one.operation != "p":
+                return new._replace(large=one[1:3]) if one.operation == "u" else None
+        return None if old is None or old.operation == "d" else new._replace(large=old.large)
+
     def merged(before: tuple[Row | None, ...], c: Commit) -> tuple[tuple[Row | None, ...], Places]:
         """The rows after a merge, and the places of changes below the floor that meet no row."""
         rows, dropped = list(before), set[Place]()
@@ -243,11 +262,14 @@ def model(
             changes = [row(place, 1 if c.kind == "merge" else 2) for place in sorted(found)]
             old = rows[key]
             if c.kind == "replay" and replay == "refresh":
-                rows[key] = next((one for one in changes if old and one[:3] == old[:3]), old)
+                rows[key] = next((one._replace(large=old.large) for one in changes if old and one[:3] == old[:3]), old)
                 continue
             if not changes:
                 continue
-            new = max(reversed(changes) if ties == "last" else changes, key=rank)
+            newest = max(reversed(changes) if ties == "last" else changes, key=rank)
+            new = with_large(newest, changes, old)
+            if new is None:
+                continue
             result = None if new.operation == "d" and deletes == "row goes" else new
             if old is None:
                 if floor == "insert" and new.order < c.floor:
@@ -261,6 +283,18 @@ def model(
                 rows[key] = result
         return tuple(rows), frozenset(dropped)
 
+    def is_lacking(before: Version, c: Commit) -> bool:
+        """Whether the merge raises because a change lacks a value that no row has."""
+        is_again = c.kind != "merge" or bool(places(c) & before.covered)
+        if c.kind == "rewind" or (is_again and lacking == "skipped"):
+            return False
+        for key in {change_at(place).key for place in places(c)}:
+            changes = [row(place, 1) for place in sorted(places(c)) if change_at(place).key == key]
+            old, new = before.rows[key], max(changes, key=rank)
+            if (old is None or rank(new) > rank(old)) and with_large(new, changes, old) is None:
+                return True
+        return False
+
     def after(before: Version, c: Commit, *, is_unchanged: bool = False) -> Version:
         made = merges.get((before, c, is_unchanged))
         if made is None:
@@ -272,6 +306,8 @@ def model(
             left = tuple(None if r and r.operation == "d" and r.order < c.floor else r for r in before.rows)
             return before._replace(rows=left, floor=max(before.floor, c.floor))
         rows, dropped = merged(before.rows, c)
+        if is_lacking(before, c):
+            return before._replace(lacks=True)
         if is_unchanged:
             rows = before.rows
         written = places(c)
@@ -345,7 +381,7 @@ def model(
         if not isinstance(c, Commit):
             return c
         is_taken = c.is_taken or any(app in c.apps for app in apps)
-        return c._replace(is_taken=is_taken, is_late=c.is_late or is_late)
+        return c._replace(is_taken=is_taken, is_late=c.is_late or is_late, is_overtaken=has_large)
 
     def landed(st: State, slot: int, end: object) -> Iterator[tuple[str, State]]:
         """What becomes of the write of what is planned there."""
@@ -353,6 +389,9 @@ def model(
         what = f"{c.kind} {c.apps} {c.parts}"
         if c.is_taken:
             yield f"{what} is skipped: its number is taken", put(st, slot, end)
+            return
+        if c.is_overtaken and is_lacking(st[0], c):
+            # The run ends, and the next one plans from what is there now.
             return
         unchangeds = [False]
         if unchanged == "landed" and c.kind in ("merge", "replay") and merged(c.base, c)[0] == c.base:
@@ -429,8 +468,18 @@ def model(
             newest = max(found, key=lambda place: (change_at(place).order, place), default=None)
         return None if newest is None or change_at(newest).operation == "d" else newest
 
+    def large_of(place: Place) -> Place:
+        """The place of the change that has the large value of the row of a change."""
+        found = [one for one in everything if change_at(one)[:2] == (change_at(place).key, "u")]
+        return max(one for one in map(ranked, found) if one <= ranked(place))[1]
+
+    def ranked(place: Place) -> tuple[int, Place]:
+        return change_at(place).order, place
+
     def wrong(st: State) -> str | None:
         at, _, f = st[:3]
+        if at.lacks:
+            return "a change lacks a value, and no row has it"
         if f == "raised" or at.redo or not at.is_known:
             return None
         read = at.covered - at.dead - ({(0, 0)} if redrive and not at.redriven else set())
@@ -444,6 +493,8 @@ def model(
             there = None if one is None or one.operation == "d" else (one.shard, one.position)
             if there != expected(key, read):
                 return f"covered {sorted(at.covered)}: key {key} has {there}, and must have {expected(key, read)}"
+            if there and one and one.large != large_of(there):
+                return f"key {key} has the large value of {one.large}, and must have that of {large_of(there)}"
             if there in at.replayed and one and one.transform != 2:
                 return f"key {key} was replayed, and has its old row"
         return None
@@ -787,6 +838,15 @@ def one_key(*sizes: int, **options: Any) -> Result:
     )
 
 
+LARGE = ("au ap", "au au ap", "au ap au", "au ap ap", "au ap ad", "ad au ap")
+"""Updates that leave a large value alone, behind one that has it."""
+
+
+def large_values(*texts: str, **options: Any) -> Result:
+    """Updates that leave a large value alone, in one shard."""
+    return joined(model(shards(text), **options) for text in texts)
+
+
 # Two changes in one shard, or in two: in order, the other way round, and equal.
 SEQUENCED = tuple(
     shards(*texts)
@@ -876,6 +936,37 @@ VARIANTS = (
         "same, in one transaction sequence",
         "PASS",
         partial(one_key, 1, 2, unchanged="landed", app="shared"),
+    ),
+    quick(
+        "l1",
+        "updates lack a large value; one that is read again, and whose row is gone, makes no row",
+        "PASS",
+        partial(large_values, *LARGE, redo="code", restores=0),
+    ),
+    quick(
+        "l1-order",
+        "same, what is to be read again first, in one transaction sequence",
+        "PASS",
+        partial(large_values, *LARGE, redo="code", plan="redo first", app="shared", restores=0),
+    ),
+    quick("l2", "it ends the run", "BAD", partial(large_values, *LARGE, redo="code", lacking="ends", restores=0)),
+    quick(
+        "l2-late",
+        "an update that was planned before a RESTORE takes the value of the row that this one brings back",
+        "BAD",
+        partial(large_values, *LARGE, redo="code", rewinds=0, replay=""),
+    ),
+    quick(
+        "l3",
+        "order is a value, tombstones",
+        "PASS",
+        partial(sequenced, (shards("au0 ap1"), shards("au0 ap1 ad2")), lacking="ends", restores=0),
+    ),
+    quick(
+        "l4",
+        "same, the update is in another shard, and is read before the value that it leaves alone",
+        "BAD",
+        partial(sequenced, (shards("au0 au1", "ap2"),), restores=0, rewinds=0, replay=""),
     ),
     quick(
         "s1",
