@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingest_job import IngestJob
-from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.verify_keyed import KeyedVerdict, verify_keyed
 from spark_jobs.writing.keyed import Keys
+from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.options import ErrorPolicy, Limits
 
@@ -40,6 +42,7 @@ class KeyedTable:
         folder: has the stream file and the table.
         keys: of the table.
         records: the most messages of a batch.
+        properties: of the table.
     """
 
     spark: SparkSession
@@ -48,6 +51,7 @@ class KeyedTable:
     records: int = 7
     driver_records: int = 10_000
     sent: list[dict[str, Any]] = field(default_factory=list)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -60,6 +64,7 @@ class KeyedTable:
             table=f"{self.folder}/t",
             decoder=Json(SCHEMA),
             keys=self.keys,
+            layout=TableLayout(properties=self.properties),
             limits=Limits(max_records=self.records),
             errors=ErrorPolicy(on_bad_rows="dead_letter"),
             retry_seconds=0.0,
@@ -75,9 +80,9 @@ class KeyedTable:
                 producer.send(json.dumps(change).encode(), shard=shard, timestamp_ms=time)
                 self.sent.append(change)
 
-    def drain(self) -> list[BatchReport]:
+    def drain(self, observer: Observer = ignore_steps) -> list[BatchReport]:
         with open_batch_source(self.url) as source:
-            return list(drain_batches(IngestJob(self.spark, source, self.ingestion)))
+            return list(drain_batches(IngestJob(self.spark, source, self.ingestion, observer=observer)))
 
     def verdict(self) -> KeyedVerdict:
         with open_batch_source(self.url) as source:
@@ -142,3 +147,18 @@ def random_changes(count: int, *, keys: int, seed: int, first: int = 0) -> Seque
         {"id": dice.randrange(keys), "name": f"n{first + at}", "op": dice.choice("uuud"), "at": times[at]}
         for at in range(count)
     ]
+
+
+def assert_own_commits(table: KeyedTable) -> None:
+    """Each commit of a batch has the transaction of its ledger entry, numbered without a gap."""
+    numbers = []
+    for file in sorted(Path(table.folder, "t", "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        found = [action["txn"] for action in actions if "txn" in action]
+        (text,) = (action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action)
+        entry = LedgerEntry.from_json(json.loads(text)) if text else None
+        assert len(found) == (entry is not None), f"{file} has {len(found)} transactions"
+        if entry is not None:
+            assert (found[0]["appId"], found[0]["version"]) == (entry.app, entry.number), file
+            numbers.append(entry.number)
+    assert numbers == list(range(1, len(numbers) + 1))

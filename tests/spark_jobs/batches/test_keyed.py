@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.batches.ingestion import Batch, BatchReport, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
-from tests.support.keyed_tables import BY_POSITION, BY_VALUE, KeyedTable, random_changes
+from tests.support.keyed_tables import BY_POSITION, BY_VALUE, KeyedTable, assert_own_commits, random_changes
 
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
@@ -147,3 +149,74 @@ def test_verify_finds_each_fault(spark: SparkSession, folder: Path, keys: Keys) 
     spark.sql(f"INSERT INTO {path} BY NAME SELECT * EXCEPT (id), 77 AS id FROM {path} WHERE id = {first}")
     verdict = table.verdict()
     assert (verdict.missing, verdict.stale, verdict.unknown, verdict.is_right) == (1, 1, 1, False)
+
+
+@pytest.mark.slow
+def test_two_batches_at_once_in_one_session_write_their_own_commits(spark: SparkSession, folder: Path) -> None:
+    """A MERGE takes transaction and ledger entry from settings of a session, which no other MERGE may see."""
+    together = Barrier(2, timeout=120)
+
+    def wait(step: Step, batch: Batch | None) -> None:
+        if step is Step.WRITING:
+            together.wait()
+
+    def drained(table: KeyedTable) -> list[BatchReport]:
+        try:
+            return table.drain(wait)
+        except BaseException:
+            together.abort()
+            raise
+
+    tables = []
+    for name, keys in (("one", BY_POSITION), ("other", BY_VALUE)):
+        (folder / name).mkdir()
+        tables.append(KeyedTable(spark, folder / name, keys, records=10))
+        tables[-1].send(*random_changes(20, keys=4, seed=4))
+    with ThreadPoolExecutor(2) as pool:
+        for running in [pool.submit(drained, table) for table in tables]:
+            assert len(running.result()) == 2
+    for table in tables:
+        assert table.rows() == table.expected()
+        assert_own_commits(table)
+    assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
+
+
+@pytest.mark.slow
+def test_change_data_feed_and_row_tracking_follow_the_changes(spark: SparkSession, folder: Path) -> None:
+    options = {"delta.enableChangeDataFeed": "true", "delta.enableRowTracking": "true"}
+    table, path = KeyedTable(spark, folder, properties=options), f"{folder}/t"
+
+    def row_ids() -> dict[int, int]:
+        rows = spark.read.format("delta").load(path).select("id", "_metadata.row_id")
+        return {row["id"]: row["row_id"] for row in rows.collect()}
+
+    table.send(*({"id": key, "name": "old", "op": "u", "at": key} for key in (1, 2, 3)))
+    table.drain()
+    before = row_ids()
+    table.send({"id": 1, "name": "new", "op": "u", "at": 4}, {"id": 2, "name": "gone", "op": "d", "at": 5})
+    table.send({"id": 4, "name": "more", "op": "u", "at": 6})
+    (report,) = table.drain()
+    reader = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", report.version)
+    assert {(row["_change_type"], row["id"], row["name"]) for row in reader.load(path).collect()} == {
+        ("update_preimage", 1, "old"),
+        ("update_postimage", 1, "new"),
+        ("delete", 2, "old"),
+        ("insert", 4, "more"),
+    }
+    after = row_ids()
+    assert (after[1], after[3]) == (before[1], before[3])
+    assert after.keys() == {1, 3, 4}
+    assert after[4] not in before.values()
+
+
+@pytest.mark.slow
+def test_any_text_is_a_key(spark: SparkSession, folder: Path) -> None:
+    """Quotes, braces, variables and a long text in a key change no other row."""
+    names = ["", " ", "O'Hara", "a\\", "'; --", "{changes}", "{", "${env:HOME}", "\u00e9\U0001f600", "x" * 5000]
+    keys = Keys(["name", "id"], apply_as_deletes="op = 'd'", except_columns=["op"])
+    table = KeyedTable(spark, folder, keys, records=100)
+    for at, op in enumerate("uud"):
+        table.send(*({"id": 2**63 - 1, "name": name, "op": op, "at": at} for name in names[at:]))
+        table.drain()
+    rows = spark.read.format("delta").load(f"{folder}/t").select("name", "at").collect()
+    assert sorted((row["name"], row["at"]) for row in rows) == sorted([(names[0], 0), (names[1], 1)])
