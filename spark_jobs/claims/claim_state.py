@@ -125,13 +125,37 @@ def skipped_entries(claims: RedisClaims, ledger: Ledger) -> Mapping[Shard, Skipp
         part = Range(max(known.claimed or 0, known.covered.position or 0, ends[shard]), position)
         if part.start >= part.end or claims.has_others(shard):
             continue
-        left = Intervals.of(part) - state.totals.lost.get(shard, Intervals())
+        recorded = Intervals.of(part) & state.totals.lost.get(shard, Intervals())
+        left = Intervals.of(part) - (recorded - _around_trimmed(ledger, shard, recorded))
         entries = sum(claims.count(shard, piece) for piece in left)
         # The group was moved to an entry that is neither written, nor pending, nor recorded as lost.
         is_moved = part.start > 0 and position - 1 in left
         if entries or (is_moved and claims.may_be_removed(shard, part.start)):
             found[shard] = SkippedEntries(left.hull, entries)
     return found
+
+
+def _around_trimmed(ledger: Ledger, shard: Shard, recorded: Intervals) -> Intervals:
+    """Return the parts of recorded losses that are ranges around trimmed unread entries.
+
+    Other unread entries in such a range may be skipped later.
+
+    Args:
+        ledger: the ledger of the group.
+        shard: the shard.
+        recorded: the recorded losses to look for.
+    """
+    trimmed, others = Intervals(), Intervals()
+    for commit in ledger.surviving() if recorded else ():
+        entry = commit.entry
+        if entry is not None and shard in entry.lost:
+            if _of_unread(entry):
+                trimmed |= entry.lost[shard]
+            else:
+                others |= entry.lost[shard]
+        if not recorded - (trimmed | others):
+            break
+    return trimmed - others
 
 
 def recorded_skips(ledger: Ledger) -> Mapping[Shard, Intervals]:

@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.claims.claim_state import ClaimLosses, losses_of_claims
+from spark_jobs.claims.claim_state import ClaimLosses, losses_of_claims, skipped_entries
 from spark_jobs.ledger.entries import CLAIMS, ClaimedRange
+from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.messages import Shard
@@ -164,6 +165,37 @@ def test_the_remedy_of_a_server_that_lost_its_latest_state_keeps_the_count(strea
     assert_reported(stream, stream.after(19), to_sequence(stream.ids[26]))
     stream.move(19)
     assert_reported(stream, stream.after(19), to_sequence(stream.ids[26]))
+
+
+def test_a_recorded_loss_hides_no_entry_beside_it_that_is_skipped_later(stream: ClaimedStream) -> None:
+    stream.add_entries(20)
+    stream.client.xdel(stream.key, stream.ids[-1])
+    ingestion = stream.ingestion(claims=True, errors=ErrorPolicy(on_data_loss="record"))
+    with stream.source.claims(stream.group) as claims:
+        trimmed = claims.trimmed(frozenset((stream.shard,)))[stream.shard]
+        assert trimmed.entries == 1
+        entry = made_entry(
+            1,
+            stream.log.next - 1,
+            group=stream.group,
+            member=str(stream.shard),
+            lost={stream.shard: Intervals.of((trimmed.start, trimmed.end))},
+            claims={stream.shard: ClaimedRange(trimmed.start, trimmed.end, 1)},
+            hint={"start": trimmed.start, "read": trimmed.read},
+            state=None,
+            bid="loss",
+        )
+        stream.log.ours(entry)
+        claims.account_for(stream.shard, trimmed)
+    assert stream.lost() is None
+    stream.move(-1, "ENTRIESREAD", 30)
+    with stream.source.claims(stream.group) as claims:
+        skipped = skipped_entries(claims, ingestion.ledger())[stream.shard]
+    assert (skipped.part, skipped.entries) == (Range(stream.after(9), stream.after(29)), 19)
+    fields = {"lost": {stream.shard: Intervals.of(skipped.part)}, "skipped": {stream.shard: skipped.part}}
+    base = stream.log.next - 1
+    stream.log.ours(made_entry(2, base, group=stream.group, member=str(stream.shard), state=None, bid="skip", **fields))
+    assert stream.lost() is None
 
 
 @pytest.mark.parametrize("added", [0, 5])
