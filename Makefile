@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # others wait for brokers.
 WORKERS ?= 3
 
-.PHONY: help setup demo dev pictures docs bench kafka redis test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
+.PHONY: help setup demo dev pictures docs bench kafka redis debezium test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -47,6 +47,10 @@ kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until 
 
 redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C; PORT= and KEEP= as for kafka
 	@$(BIN)/python -m tests.support.redis_server $(SERVE)
+
+debezium: setup ## Postgres with a table, and Debezium into the broker of make kafka, for examples/customers, until Ctrl-C
+	@tools/postgres
+	@$(BIN)/python -m tests.support.debezium $(if $(PORT),--port $(PORT)) $(if $(BROKER),--broker $(BROKER))
 
 test: checks tests ## Lint, types and the first tier of the tests: about ten minutes on 2 idle cores
 
