@@ -398,7 +398,8 @@ class LedgerEntry:
             are. Empty before the first commit.
         switch: for the first commit or a fence, how the group shares from here on.
         lost: messages that were gone from the stream before they were read; the group skips them, as the user chose.
-        claims: the entries of the batch, if members claim single Redis entries; no position follows from them.
+        claims: the entries of the batch, if members claim single Redis entries; no position follows from them. For an
+            accept, the end of the written entries of each shard that goes on.
         replay: the id of the replay or rewind that the commit belongs to. A run with the same id continues it.
         goal: for a replay, everything that it replaces, in this batch and in others.
         begins: for a replay or a rewind, whether it had no commit in the table when this one was planned.
