@@ -23,7 +23,14 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.table_expressions import DEFAULT, GENERATED, check_checksum, check_metadata, read_strictly
+from spark_jobs.ledger.table_expressions import (
+    DEFAULT,
+    GENERATED,
+    check_checksum,
+    check_last_checkpoint,
+    check_metadata,
+    read_strictly,
+)
 from spark_jobs.redaction import redacted
 from spark_jobs.table_location import reader_options
 from stream_consumers.errors import (
@@ -317,7 +324,8 @@ class DeltaLog:
         self._commits: dict[int, Commit] = {}
         self._restored_versions: dict[int, tuple[int, ...]] = {}
         self._checked: tuple[Mapping[str, str], str] | None = None
-        self._checksum = ""
+        # The texts of other files with metadata for Spark, by their checks.
+        self._checked_texts: dict[Callable[[str, str], None], str] = {}
         self._newest_read: _CommitFile | None = None
         self._table_id: str | None = None
         self._apps: tuple[tuple[str, int], frozenset[str] | None] | None = None
@@ -351,7 +359,8 @@ class DeltaLog:
         if metadata != self._checked:
             check_metadata(self.path, snapshot.configuration, snapshot.columns)
             self._checked = metadata
-        self._check_checksum(snapshot.version)
+        self._check_file(f"_delta_log/{snapshot.version:020d}.crc", check_checksum)
+        self._check_file("_delta_log/_last_checkpoint", check_last_checkpoint)
         self._check_same(snapshot)
         return snapshot
 
@@ -400,22 +409,22 @@ class DeltaLog:
             info = self.files().get_file_info(name)
         return None if info.type is pyarrow.fs.FileType.NotFound else (info.size, info.mtime_ns or 0, 0)
 
-    def _check_checksum(self, version: int) -> None:
-        name = f"_delta_log/{version:020d}.crc"
+    def _check_file(self, name: str, check: Callable[[str, str], None]) -> None:
+        """Check a file that Spark reads metadata from, and delta-rs may not; the table does not need it."""
         self._status(name)
         try:
             text = self._read(name)
             # Read it each time, because it may be written later than its version.
-            if text != self._checksum:
-                check_checksum(self.path, text)
-                self._checksum = text
+            if text != self._checked_texts.get(check):
+                check(self.path, text)
+                self._checked_texts[check] = text
         except FileNotFoundError:
             return
         except OSError as error:
             raise self._unreadable(error) from None
         except ValueError as error:
             raise LedgerUnreadableError(
-                f"the checksum file {name} of {self.path} cannot be read: {self.redacted_text(error)}",
+                f"the file {name} of {self.path} cannot be read: {self.redacted_text(error)}",
                 remedy="Move it out of the folder; the table does not need it.",
             ) from None
 

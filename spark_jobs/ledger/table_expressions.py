@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from deltalake import Schema
@@ -159,7 +160,6 @@ def check_checksum(path: str, text: str) -> None:
     """Check the metadata of a checksum file, which Spark uses as those of the table, and their types.
 
     delta-rs ignores a checksum file that it cannot parse, and reads the commits. Java may still be able to parse it.
-    The types must be Delta's, because Spark loads the class that a user-defined type names.
 
     Args:
         path: the path of the table.
@@ -169,15 +169,45 @@ def check_checksum(path: str, text: str) -> None:
         UnsupportedError: an expression or a name may run code or read other tables.
         ValueError: it is not JSON, has a name twice, or a type that is not Delta's.
     """
-    if not text.strip():
-        return
+    with _unknown_forms():
+        _check_read_metadata(path, _object(text).get("metadata") or {})
+
+
+def check_last_checkpoint(path: str, text: str) -> None:
+    """Check the types and the metadata in ``_last_checkpoint``, which Spark uses for those of the checkpoint.
+
+    Args:
+        path: the path of the table.
+        text: the text of the file; an empty file comes from a power cut, and is never read.
+
+    Raises:
+        UnsupportedError: an expression or a name may run code or read other tables.
+        ValueError: it is not JSON, has a name twice, or a type that is not Delta's.
+    """
+    with _unknown_forms():
+        found = _object(text)
+        if (schema := found.get("checkpointSchema")) is not None:
+            Schema.from_json(json.dumps(schema))
+        for action in (found.get("v2Checkpoint") or {}).get("nonFileActions") or []:
+            _check_read_metadata(path, action.get("metaData") or {})
+
+
+def _check_read_metadata(path: str, metadata: Mapping[str, Any]) -> None:
+    configuration = {name: str(value) for name, value in (metadata.get("configuration") or {}).items()}
+    schema = metadata.get("schemaString") or '{"type": "struct", "fields": []}'
+    # delta-rs knows only the types of Delta, at any depth. Spark would load the class that a user-defined type names.
+    Schema.from_json(schema)
+    check_metadata(path, configuration, read_strictly(schema)["fields"])
+
+
+def _object(text: str) -> dict[str, Any]:
+    return read_strictly(text) if text.strip() else {}
+
+
+@contextmanager
+def _unknown_forms() -> Iterator[None]:
     try:
-        metadata = read_strictly(text).get("metadata") or {}
-        configuration = {name: str(value) for name, value in metadata.get("configuration", {}).items()}
-        schema = metadata.get("schemaString") or '{"type": "struct", "fields": []}'
-        # delta-rs knows only the types of Delta, at any depth.
-        Schema.from_json(schema)
-        check_metadata(path, configuration, read_strictly(schema)["fields"])
+        yield
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it has an unknown form: {error}") from None
 

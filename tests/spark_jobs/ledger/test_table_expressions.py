@@ -372,6 +372,52 @@ def test_such_a_type_in_a_commit_is_refused(tmp_path: Path, kind: object) -> Non
         DeltaLog(table).snapshot()
 
 
+def put_pointer(folder: Path, **more: object) -> DeltaLog:
+    write_batch(folder / "t", {1: "2026-11-17"})
+    DeltaTable(str(folder / "t")).create_checkpoint()
+    pointer = folder / "t/_delta_log/_last_checkpoint"
+    pointer.write_text(json.dumps({**json.loads(pointer.read_text()), **more}))
+    return DeltaLog(str(folder / "t"))
+
+
+@foreign_types
+def test_such_a_type_in_the_schema_of_a_checkpoint_is_refused(tmp_path: Path, kind: object) -> None:
+    schema = {"type": "struct", "fields": [{**field(), "type": kind}]}
+    log = put_pointer(tmp_path, checkpointSchema=schema)
+    with pytest.raises(LedgerUnreadableError):
+        log.snapshot()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 0, "checkpointSchema": {"type": "udt"}} x',
+        '{"version": 0, "checkpointSchema": {"type": "udt"}, "checkpointSchema": null}',
+        *("[1]", "[" * 100_000),
+    ],
+    ids=["more after it", "with a name twice", "an array", "too deep"],
+)
+def test_a_pointer_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, text: str) -> None:
+    log = put_pointer(tmp_path)
+    (tmp_path / "t/_delta_log/_last_checkpoint").write_text(text)
+    with pytest.raises(LedgerUnreadableError):
+        log.snapshot()
+
+
+def test_an_expression_beside_the_schema_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    metadata = json.loads(checksum({"delta.constraints.x": CALL}))["metadata"]
+    log = put_pointer(tmp_path, v2Checkpoint={"path": "x", "nonFileActions": [{"txn": {}}, {"metaData": metadata}]})
+    with pytest.raises(UnsupportedError):
+        log.snapshot()
+
+
+def test_the_schema_that_spark_writes_beside_a_checkpoint_is_read(tmp_path: Path) -> None:
+    action = {"type": "struct", "fields": [field(), {**field(), "name": "made too", "type": PAIRS}]}
+    schema = {"type": "struct", "fields": [{**field(), "name": "txn", "type": action}]}
+    log = put_pointer(tmp_path, checkpointSchema=schema, tags={}, checksum="x")
+    assert log.snapshot() is not None
+
+
 def test_a_checksum_with_all_types_of_delta_is_read(tmp_path: Path) -> None:
     names = "string long integer short byte float double boolean binary date timestamp timestamp_ntz variant void"
     kinds = [*names.split(), "decimal(38,18)", ITEMS, PAIRS, {"type": "struct", "fields": [field()]}]

@@ -145,7 +145,7 @@ def test_a_file_of_the_folder_is_not_taken_for_that_of_a_clone(table: Path) -> N
     "hint",
     [
         *('{"version":1e400,"size":1}', '{"version":-1e400}', '{"version":1,"size":1,"parts":1e400}'),
-        *("[" * 100_000, "[1]", '{"version":NaN}', '{"version":"x"}'),
+        *('{"version":NaN}', '{"version":"x"}'),
     ],
     ids=lambda hint: hint[:30],
 )
