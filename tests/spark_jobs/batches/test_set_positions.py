@@ -13,11 +13,13 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import adopt
+from spark_jobs.run_ingestion import _accept_truncation
 from stream_consumers.batches import Range, position_facts_in
-from stream_consumers.create import open_batch_source
+from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError, LedgerTruncatedError, SourceRecreatedError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.entries import to_sequence
+from stream_consumers.urls import StreamUrl
 from tests.support.delta_writes import clean_log
 from tests.support.groups_without_spark import (
     NO_SPARK,
@@ -237,3 +239,26 @@ def test_the_epoch_of_a_stream_outlives_a_recovery_for_another_url(group: RedisG
     group.rewind("earliest")
     assert group.state().identities.keys() == {group.name}
     assert group.what.epochs(["clicks", group.name]) == {"clicks": "clicks#2", group.name: group.name}
+
+
+def test_a_run_that_records_losses_goes_on_after_a_failover_and_not_after_a_recreation(group: RedisGroup) -> None:
+    """Also while the stream has fewer entries than were read."""
+    source = StreamSource(StreamUrl.parse(group.url))
+    dump = group.dump(0)
+    group.add(5)
+    group.ingest()
+    group.fail_over(0, dump)
+    with pytest.raises(SourceRecreatedError) as cut:
+        group.losses()
+    assert _accept_truncation(NO_SPARK, source, group.what, cut.value)
+    assert group.losses() == {}
+    assert not _accept_truncation(NO_SPARK, source, group.what, cut.value), "nothing is left to accept"
+    group.client.delete(group.keys[0])
+    group.add(1)
+    with pytest.raises(SourceRecreatedError) as recreated:
+        group.losses()
+    with pytest.raises(SourceRecreatedError):
+        _accept_truncation(NO_SPARK, source, group.what, recreated.value)
+    clean_log(group.what.table)
+    with pytest.raises(SourceRecreatedError):
+        _accept_truncation(NO_SPARK, source, group.what, recreated.value)
