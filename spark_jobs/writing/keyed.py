@@ -29,7 +29,7 @@ from spark_jobs.ledger.entries import KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
 from spark_jobs.ledger.table_rows import ROW_PLACE
 from spark_jobs.reading.spark_types import text
-from spark_jobs.table_location import sql_name
+from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE
 from spark_jobs.writing.layout import TableLayout, check_names
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
@@ -332,14 +332,17 @@ def merge(
     Raises:
         Exception: whatever Spark raises.
     """
-    known = {name.lower() for name in changes.sparkSession.read.format("delta").load(table).columns}
+    known = changes.columns
+    if adds_columns:
+        known = changes.sparkSession.read.format("delta").load(spark_location(table)).columns
+    names = {name.lower() for name in known}
     statement = merge_statement(
         changes.columns,
         keys,
         table,
         overwrites_equal=overwrites_equal,
         adds_columns=adds_columns,
-        new=[name for name in changes.columns if name.lower() not in known],
+        new=[name for name in changes.columns if name.lower() not in names],
     )
     own_session(changes.sparkSession, settings).sql(statement, changes=newest_changes(changes, keys)).collect()
 
