@@ -286,8 +286,9 @@ def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
     extents = source.extents()
     rows, dead_letters = _last_sequences(ingestion, source)
     written = {shard.stream for shard in rows.keys() | dead_letters.keys()}
-    # Of a stream that was read, a shard without rows may have lost messages before they were read.
-    starts = {s: source.first(s, extent) if s.stream in written else extent.start for s, extent in extents.items()}
+    # Of a stream that was read, a shard without rows and dead letters may have lost messages before they were read.
+    unread = {shard for shard in extents if shard.stream in written} - dead_letters.keys()
+    starts = {s: source.first(s, extent) if s in unread else extent.start for s, extent in extents.items()}
     ends = starts | {shard: last + 1 for shard, last in rows.items()}
     replaced = {shard: last + 1 for shard, last in dead_letters.items()}
     shards = _covered_to(source, dict.fromkeys(replaced, MIN_SEQUENCE) | ends, replaced)

@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.ledger_recovery import adopt
+from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.run_ingestion import _accept_truncation
 from stream_consumers.batches import Range, position_facts_in
 from stream_consumers.create import StreamSource, open_batch_source
@@ -28,6 +29,7 @@ from tests.support.groups_without_spark import (
     land,
     write_empty_commits_without_spark,
 )
+from tests.support.letter_tables import write_letters
 
 
 class RedisGroup(GroupWithoutSpark):
@@ -188,18 +190,28 @@ def test_a_move_forwards_over_lost_entries_is_refused(group: RedisGroup, is_trim
     assert group.losses().keys() == {group.shard(1)}
 
 
-def test_after_a_cleaned_log_a_key_without_rows_has_lost_what_was_trimmed(group: RedisGroup) -> None:
-    """It is unknown whether the group has read those entries."""
+@pytest.mark.parametrize("has_dead_letter", [False, True])
+def test_after_a_cleaned_log_a_key_without_rows_has_lost_what_was_trimmed(
+    group: RedisGroup, has_dead_letter: bool
+) -> None:
+    """It is unknown whether the group has read those entries. A dead letter shows that it has."""
     group.what = replace(group.what, table=f"{group.what.table}_2")
     group.client.delete(group.keys[1])
     group.begin()
     group.ingest()
     group.add(5)
     group.client.xtrim(group.keys[1], maxlen=2, approximate=False)
+    if has_dead_letter:
+        last = max(sequence for number, sequence in group.held() if number == 1)
+        write_letters(group.what.dead_letters(), group.shard(1), last, group=group.what.group, number=2)
     clean_log(group.what.table)
     with pytest.raises(LedgerTruncatedError):
         group.state()
     group.rewind("earliest")
+    if has_dead_letter:
+        first = min(sequence for number, sequence in group.held() if number == 1)
+        assert group.shards()[group.shard(1)].redo == Intervals.of((first, last + 1))
+        return
     assert group.state().positions[group.shard(1)] == 0
     assert group.losses().keys() == {group.shard(1)}
 
