@@ -64,15 +64,19 @@ class TextfileRecorder:
     def _changing(self) -> Iterator[dict[_Key, float]]:
         """Read the numbers in the file, and write them back atomically after the block, one process at a time."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.with_suffix(".lock").open("w") as lock:
+        # Other users may be able to write to the folder, so neither the lock nor the mode follows a symbolic link.
+        lock = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             values = _read(self._file)
             yield values
             with tempfile.NamedTemporaryFile(dir=self._file.parent, suffix=".new", delete=False) as new:
                 new.write(generate_latest(_Numbers(values)))
-            # The collector may be another user.
-            os.chmod(new.name, 0o644)
+                # The collector may be another user.
+                os.fchmod(new.fileno(), 0o644)
             os.replace(new.name, self._file)
+        finally:
+            os.close(lock)
 
 
 class _Numbers(Collector):

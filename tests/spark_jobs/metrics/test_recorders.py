@@ -16,10 +16,13 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
 from spark_jobs.batches.telemetry import BatchTelemetry
+from spark_jobs.metrics import prometheus
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, recorders
@@ -239,3 +242,23 @@ def test_what_a_recorder_raises_is_logged_once_and_disturbs_no_batch(
     told.batch(LABELS, NUMBERS)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "TextfileRecorder" in caplog.text
+
+
+def test_a_link_of_another_user_in_the_folder_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = folder.parent / "victim"
+    victim.write_text("important")
+    victim.chmod(0o600)
+    (folder / "stream_assets.lock").symlink_to(victim)
+    with pytest.raises(OSError, match=r"stream_assets\.lock"):
+        TextfileRecorder(folder).batch(LABELS, NUMBERS)
+    (folder / "stream_assets.lock").unlink()
+
+    def swap(registry: Collector) -> bytes:
+        (new,) = folder.glob("*.new")
+        new.unlink()
+        new.symlink_to(victim)
+        return generate_latest(registry)
+
+    monkeypatch.setattr(prometheus, "generate_latest", swap)
+    TextfileRecorder(folder).batch(LABELS, NUMBERS)
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("important", 0o600)
