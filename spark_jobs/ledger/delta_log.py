@@ -354,6 +354,22 @@ class DeltaLog:
             if isinstance(unread, TableUnreadableError):
                 self._check_log()
             raise unread from None
+        self._check_metadata(snapshot)
+        self._check_same(snapshot)
+        return snapshot
+
+    def check_version(self, version: int | None = None) -> None:
+        """Refuse a version whose metadata may let Spark run code, the newest by default.
+
+        Raises:
+            TableUnreadableError, UnsupportedError, LedgerUnreadableError, StorageMismatchError: see :meth:`snapshot`.
+        """
+        if version is None:
+            self.snapshot()
+        else:
+            self._check_metadata(TableSnapshot(self, self.open(version)))
+
+    def _check_metadata(self, snapshot: TableSnapshot) -> None:
         # The check takes 5 ms for a table with 1,000 columns, so it is skipped while the metadata stay the same.
         metadata = snapshot.configuration, snapshot.schema_json
         if metadata != self._checked:
@@ -361,8 +377,6 @@ class DeltaLog:
             self._checked = metadata
         self._check_file(f"_delta_log/{snapshot.version:020d}.crc", check_checksum)
         self._check_file("_delta_log/_last_checkpoint", check_last_checkpoint)
-        self._check_same(snapshot)
-        return snapshot
 
     def _check_same(self, snapshot: TableSnapshot) -> None:
         """Clear the caches if the table was created again, and refuse a copy that replaced the table.

@@ -319,7 +319,10 @@ def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None
 
     Raises:
         StorageMismatchError: Spark sees no table.
+        UnsupportedError, LedgerUnreadableError, …: its metadata may let Spark run code; see
+            :meth:`DeltaLog.check_version`.
     """
+    log.check_version(version)
     location = spark_location(log.path)
     reader = spark.read.format("delta")
     try:

@@ -6,15 +6,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_expressions import check_expression, check_metadata
+from spark_jobs.writing.delta_table import read_table
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
 from tests.support.ledger_tables import write_batch
 
@@ -313,6 +315,18 @@ def test_an_expression_in_a_checksum_is_refused_that_delta_rs_does_not_see(tmp_p
     assert not DeltaTable(log.path).metadata().configuration
     with pytest.raises(UnsupportedError):
         log.snapshot()
+
+
+@pytest.mark.parametrize("version", [None, 0])
+def test_spark_reads_no_version_with_such_an_expression(tmp_path: Path, version: int | None) -> None:
+    table = tmp_path / "t"
+    log = put_checksum(tmp_path, checksum({"delta.constraints.x": CALL}, files="1"))
+    if version is not None:
+        write_batch(table, {2: "2026-11-18"})
+        assert log.snapshot() is not None
+    with pytest.raises(UnsupportedError):
+        # The check comes before anything of Spark.
+        read_table(cast("SparkSession", None), log, version=version)
 
 
 @pytest.mark.parametrize(
