@@ -7,6 +7,7 @@ so the first epoch has the stream's own name, and later epochs have names that a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -93,7 +94,7 @@ def _next_epoch(name: str) -> tuple[str, str]:
     """Return the name of the next epoch, and how to accept it."""
     stream, epoch = split_epoch(name)
     following = epoch_name(stream, epoch + 1)
-    command = f"stream-assets accept --as {following}, with the same --source, --table and --group"
+    command = f"stream-assets accept --as {shlex.quote(following)}, with the same --source, --table and --group"
     return following, f"{command}, or in Dagster the run config accept: [{following}]"
 
 

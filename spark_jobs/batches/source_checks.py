@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 
 from spark_jobs.batches.ingestion import Ingestion
@@ -67,7 +68,8 @@ def check_keys(state: LedgerState, ingestion: Ingestion) -> None:
     raise InvalidOptionError(
         f"{ingestion.table} is {was}, and this run would have it {wanted}",
         remedy="Use the keys of the table. Or make it anew from the first message of the stream, with the options of "
-        f"this run: stream-assets rebuild --table {ingestion.table} --group {ingestion.group} …, or the rebuild job.",
+        "this run: stream-assets rebuild "
+        f"{shlex.join(['--table', ingestion.table, '--group', ingestion.group])} …, or the rebuild job.",
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -240,12 +241,12 @@ def check_unwritten(target: TargetTable, state: LedgerState, streams: Iterable[s
         return
     table = read_table(target.spark, target.ledger.log)
     if "_stream" in table.columns and not table.where(f.col("_stream").isin(*new)).isEmpty():
+        options = ["--source", str(target.url), "--table", ingestion.table, "--group", ingestion.group]
         refusal = InvalidOptionError(
             f"{ingestion.table} holds rows of {', '.join(sorted(new))}, and its log does not record how "
             f"far group {ingestion.group!r} has read: a copy of a table has the rows, but no positions",
-            remedy=f"To continue after these rows, run: stream-assets adopt --source {target.url} "
-            f"--table {ingestion.table} --group {ingestion.group}. If the rows belong to another stream, "
-            "ingest into another table.",
+            remedy=f"To continue after these rows, run: stream-assets adopt {shlex.join(options)}. "
+            "If the rows belong to another stream, ingest into another table.",
         )
         # Another member may have begun with the stream, and written rows, since the state was read.
         if without_positions(target.ledger.read(), new) != new:

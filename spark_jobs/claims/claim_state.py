@@ -26,7 +26,7 @@ from stream_consumers.display import counted
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claims import ClaimName, RedisClaims, TrimmedEntries
-from stream_consumers.redis.entries import id_before, printable_key, to_id, to_sequence
+from stream_consumers.redis.entries import id_before, quoted_words, to_id, to_sequence
 
 
 class ClaimStatus(enum.Enum):
@@ -378,11 +378,12 @@ class ClaimLosses:
 def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, SkippedEntries]) -> DataLossError:
     """Return the error about entries that were skipped because another client moved the group."""
     shard, (part, entries) = min(skipped.items())
-    key, group = printable_key(claims.server.key(shard)), claims.group.name
+    group = claims.group.name
+    words = quoted_words(claims.server.key(shard), group)
     return DataLossError(
         f"group {group!r} of {shard} at {claims.url} was moved forwards by another client: "
         f"the entries from {part.start} to {part.end} were delivered to no member, and the stream still has {entries}",
-        remedy=f"To read those, move it back: XGROUP SETID {key} {group} {id_before(part.start)}. The next run then "
+        remedy=f"To read those, move it back: XGROUP SETID {words} {id_before(part.start)}. The next run then "
         "reports whether others may be gone. Or set on_data_loss='record' to skip them, and record that in the table's "
         "log and dead letters.",
         given=part.start,
@@ -393,11 +394,12 @@ def moved_forwards(claims: RedisClaims, skipped: Mapping[Shard, SkippedEntries])
 def _count_forgotten(claims: RedisClaims, uncounted: Mapping[Shard, TrimmedEntries]) -> DataLossError:
     """Return the error about entries that may be lost, because Redis has forgotten how many the group has read."""
     shard, part = min(uncounted.items())
-    key, group = printable_key(claims.server.key(shard)), claims.group.name
+    group = claims.group.name
+    words = quoted_words(claims.server.key(shard), group)
     return DataLossError(
         f"Redis has forgotten how many entries of {shard} at {claims.url} group {group!r} has read, and entries from "
         f"{part.start} to {part.end} may have been trimmed or deleted before the group wrote them",
-        remedy=f"If none is lost, set the count: XGROUP SETID {key} {group} {id_before(part.position)} ENTRIESREAD "
+        remedy=f"If none is lost, set the count: XGROUP SETID {words} {id_before(part.position)} ENTRIESREAD "
         f"{part.entries}. If some are, set it lower by their number. Or set on_data_loss='record' to continue, and "
         "record the range in the table's log and dead letters. Always give ENTRIESREAD to XGROUP SETID and CREATE.",
         position=part.position,

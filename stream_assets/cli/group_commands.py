@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -265,7 +266,7 @@ def rewind(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) ->
 
     bound = Bound.parse(to)
     if bound.moment is not None:
-        raise InvalidOptionError(f"{to} is a time", remedy=f"Use: stream-assets seek --to {to}.")
+        raise InvalidOptionError(f"{to} is a time", remedy=f"Use: stream-assets seek --to {shlex.quote(to)}.")
     _move(bound, pipeline, spark, **options)
 
 
@@ -290,7 +291,9 @@ def seek(to: str, pipeline: Pipeline, spark: SparkSettings, **options: Any) -> N
         bound = Bound.at_time(to)
     except InvalidOptionError as error:
         Bound.parse(to)  # Raises its own error, unless rewind accepts the position.
-        raise InvalidOptionError(f"{to} is not a time", remedy=f"Use: stream-assets rewind --to {to}.") from error
+        raise InvalidOptionError(
+            f"{to} is not a time", remedy=f"Use: stream-assets rewind --to {shlex.quote(to)}."
+        ) from error
     _move(bound, pipeline, spark, **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -419,7 +420,7 @@ class RowConversion:
         if made_by and self.transform is None:
             raise InvalidOptionError(
                 f"the rows of the table were written with the transform {made_by!r}, and no transform is given",
-                remedy=f"Name it: --transform MODULE:{made_by}.",
+                remedy=f"Name it: --transform {shlex.quote(f'MODULE:{made_by}')}.",
             )
 
 

@@ -22,7 +22,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.batches import Slice, split_slices
 from stream_consumers.redis.client import claim_policy
-from stream_consumers.redis.entries import id_before, printable_key, sequence_after, to_id, to_sequence
+from stream_consumers.redis.entries import id_before, quoted_words, sequence_after, to_id, to_sequence
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
 from stream_consumers.redis.scripts import CLAIM_NEW, COUNT_AS_READ, RELEASE, REMOVE_CONSUMER, TAKE_OVER, TIME, TOUCH
 from stream_consumers.redis.server import PAGE_SIZE, RedisConnection, StreamFacts
@@ -201,7 +201,7 @@ class RedisClaims(ClosesOnExit):
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If no entry before it is missing, move it forward: "
-                    f"XGROUP SETID {printable_key(self.server.key(shard))} {name} {to_id(written - 1)}{counted}. "
+                    f"XGROUP SETID {quoted_words(self.server.key(shard), name)} {to_id(written - 1)}{counted}. "
                     f"{accept_remedy(shard.stream)}",
                     position=group.position,
                     table=written,
@@ -238,12 +238,13 @@ class RedisClaims(ClosesOnExit):
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
-        key, name = printable_key(self.server.key(shard)), self.group.name
+        name = self.group.name
+        words = quoted_words(self.server.key(shard), name)
         what = f"the stream {shard}" if facts is None else f"group {name!r} of {shard}"
         return SourceRecreatedError(
             f"{what} was removed from {self.url}, with its position and its pending entries",
             remedy=f"If the stream is the same and no entries were pending, create the group at its last position: "
-            f"XGROUP CREATE {key} {name} <the last id that is in the table>. {accept_remedy(shard.stream)}",
+            f"XGROUP CREATE {words} <the last id that is in the table>. {accept_remedy(shard.stream)}",
             end=facts.end if facts else None,
         )
 

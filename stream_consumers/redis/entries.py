@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
@@ -249,6 +250,16 @@ def printable_key(key: bytes) -> str:
         'orders:0'
     """
     return key.decode("utf-8", "backslashreplace")
+
+
+def quoted_words(key: bytes, group: str) -> str:
+    """Return a key and the name of a group for a command that an error proposes.
+
+    Example:
+        >>> quoted_words(b"orders:0", "my group")
+        "orders:0 'my group'"
+    """
+    return shlex.join([printable_key(key), group])
 
 
 def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field: bytes) -> Message | DeadLetter:

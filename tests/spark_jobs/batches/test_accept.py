@@ -128,7 +128,7 @@ def test_a_recreated_stream_continues_into_its_table_each_message_once(stage: St
     stage.send(12, epoch="orders#2")
     with pytest.raises(SourceRecreatedError) as raised:
         stage.drain()
-    assert "stream-assets accept --as orders#2" in raised.value.remedy
+    assert "stream-assets accept --as 'orders#2'" in raised.value.remedy
     (accepted,) = stage.accept()
     assert (accepted.name, len(accepted.origin), len(accepted.ended)) == ("orders#2", 1, 1)
     found = measure(StreamSource(StreamUrl.parse(stage.url)), stage.what)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from spark_jobs.ledger.ledger import LedgerState
 from stream_assets import (
     Avro,
     Debezium,
@@ -22,6 +24,7 @@ from stream_assets import (
 )
 from stream_assets.cli.options import make_conversion
 from stream_consumers.errors import InvalidOptionError
+from tests.support.written_log import made_entry
 
 
 def declared(name: str, **more: Any) -> Any:
@@ -142,3 +145,11 @@ def test_a_registry_and_its_options_are_shown_nowhere() -> None:
 def test_options_of_schemas_that_do_not_go_together(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError):
         make_conversion(**options)
+
+
+def test_the_command_in_a_remedy_quotes_names_of_the_log() -> None:
+    name = "orders;touch x"
+    state = LedgerState(0, newest=made_entry(1, -1, transform=name))
+    with pytest.raises(InvalidOptionError) as raised:
+        make_conversion().check(state)
+    assert f"MODULE:{name}" in shlex.split(raised.value.remedy.removesuffix("."))
