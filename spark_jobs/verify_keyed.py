@@ -24,6 +24,7 @@ from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_ranges
 from spark_jobs.reading.source import read_splits
 from spark_jobs.writing.delta_table import read_table
+from spark_jobs.writing.failures import translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
 from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, newest_changes
 from stream_consumers.batches import BatchSource, Extent, Range
@@ -88,7 +89,7 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         StreamNotFoundError: the group has written nothing into the table.
         UnsupportedError: the ingestion has no keys.
         InvalidOptionError: the table has other keys, or messages still have to be merged again.
-        StreamAssetsError: the stream cannot be read.
+        StreamAssetsError: the stream cannot be read, or Spark failed.
     """
     if ingestion.keys is None:
         raise UnsupportedError("a comparison by key needs the keys", remedy="Pass the keys of the table.")
@@ -106,10 +107,15 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
     extents = source.extents()
     held = {s: part for s, part in _covered(state, extents).items() if part.start < part.end}
     plan = source.plan(held, limits=_ALL, parallelism=parallelism(spark)) if held else None
-    frame = read_splits(spark, plan.splits if plan else [], target.columns.source)
-    changes = target.columns.rows(frame)
-    table = read_table(spark, target.ledger.log, version=state.version)
-    return _verdict(changes, table, held, ingestion.keys)
+    with translating_spark_errors(ingestion.table):
+        frame = read_splits(spark, plan.splits if plan else [], target.columns.source)
+        if (dead := target.dead_letters.counted(spark, target.ledger)) is not None:
+            # The transform may fail for them again. Spark moves none of its filters below a function of Python.
+            others = frame.join(dead.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
+            frame = others.mapInArrow(lambda blocks: blocks, frame.schema)
+        changes = target.columns.rows(frame)
+        table = read_table(spark, target.ledger.log, version=state.version)
+        return _verdict(changes, table, held, ingestion.keys)
 
 
 def _covered(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:

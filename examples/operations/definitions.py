@@ -3,6 +3,7 @@
 ALERT_WEBHOOK is the address of a chat webhook that accepts {"text": "…"}.
 """
 
+import http.client
 import json
 import urllib.request
 
@@ -60,9 +61,13 @@ def failed_checks(context: dg.RunStatusSensorContext):
 def send(text: str) -> None:
     body = json.dumps({"text": text}).encode()
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(WEBHOOK.get_value(), body, headers)  # noqa: S310 - the operator's own address
-    with urllib.request.urlopen(request, timeout=10):  # noqa: S310
-        pass
+    try:
+        request = urllib.request.Request(WEBHOOK.get_value(), body, headers)  # noqa: S310 - the operator's own address
+        with urllib.request.urlopen(request, timeout=10):  # noqa: S310
+            pass
+    except (ValueError, http.client.InvalidURL) as error:
+        # Their texts contain the address, which is a secret.
+        raise RuntimeError(f"ALERT_WEBHOOK is no address: {type(error).__name__}") from None
 
 
 check_orders = dg.define_asset_job("check_orders", selection=dg.AssetSelection.checks_for_assets(orders.key))

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -89,7 +90,10 @@ class Cached:
     frames: list[DataFrame] = field(default_factory=list)
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Return the same rows from Spark's cache, so that they are computed once."""
+        """Return the same rows from Spark's cache, so that they are computed once.
+
+        Spark already evaluates filters of small batches, which the driver read, while it plans the rows.
+        """
         self.frames.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self.frames[-1]
 
@@ -190,7 +194,7 @@ class BadRowFilter:
         rows = self._columns.rows(frame)
         if self._ingestion.transform is not None:
             # Computed once, so that the rows that are checked are written. All failures occur now.
-            rows = cached.keep(rows)
+            rows = self._run(partial(cached.keep, rows))
             self._run(rows.count)
         checked = self._constraints.with_violations(rows)
         if checked is None:
@@ -206,7 +210,7 @@ class BadRowFilter:
             TransformError: a place is not that of a message of the batch.
         """
         # Computed once: a second evaluation could find other messages.
-        places = cached.keep(places)
+        places = self._run(partial(cached.keep, places))
         count = self._run(places.count)
         if not count:
             return frame

@@ -242,7 +242,9 @@ class RowColumns:
         if added := new_columns(before, self._finder):
             _log.info("%s has undeclared fields, which become columns: %s", self._url, _few(added))
         if refused := self._finder.known - before.known:
-            names = [repr(".".join(path)) for path in sorted(refused)]
+            # A key of an object that is no identifier may be a value.
+            names = [repr(".".join(path)) for path in sorted(refused) if all(map(str.isidentifier, path))]
+            names += [f"{odd} with other names"] if (odd := len(refused) - len(names)) else []
             _log.warning("fields of %s cannot become columns, and are left out: %s", self._url, _few(names))
         return True
 

@@ -8,6 +8,7 @@ read with that schema, and the values are compared (:func:`message_check`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -334,8 +335,9 @@ class MessageReader:
         """
         message: Any = parsed(self._parse, payload)
         if not message.IsInitialized():
-            # Protobuf 2 has required fields.
-            raise ValueError(f"the message lacks {', '.join(message.FindInitializationErrors())}")
+            # Protobuf 2 has required fields. Their paths contain keys of maps.
+            paths = (re.sub(r"\[.*\]", "[]", path, flags=re.DOTALL) for path in message.FindInitializationErrors())
+            raise ValueError(f"the message lacks {', '.join(dict.fromkeys(paths))}")
         if check is not None:
             check(payload, message)
         return self._convert(message)

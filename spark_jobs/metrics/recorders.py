@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
-from stream_consumers.client_config import redact_options
+from stream_consumers.client_config import HIDDEN, redact_options
 from stream_consumers.errors import log_text
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -147,7 +148,7 @@ def _set_up(extra: str, name: str, variables: str, *arguments: Any) -> Recorder 
 
 @cache
 def _redact_opentelemetry_logs() -> None:
-    """Hide the headers in the environment, which may hold a token, in all records that OpenTelemetry logs.
+    """Hide headers and addresses of the environment, which may hold a token, in all records that OpenTelemetry logs.
 
     A filter of a logger does not see the records of the loggers below it, so a record is redacted when it is created.
     """
@@ -157,17 +158,23 @@ def _redact_opentelemetry_logs() -> None:
         record = create(*arguments, **more)
         # A record that logging.makeLogRecord creates, as Dagster's loggers do, has no name yet.
         if record.name is not None and record.name.partition(".")[0] == "opentelemetry":
-            headers = _otlp_headers()
-            record.msg, record.args = redact_options(record.getMessage(), headers), ()
+            record.msg, record.args = _redact_otlp(record.getMessage()), ()
             if record.exc_info:
-                record.exc_text = redact_options(logging.Formatter().formatException(record.exc_info), headers)
+                record.exc_text = _redact_otlp(logging.Formatter().formatException(record.exc_info))
                 record.exc_info = None
         return record
 
     logging.setLogRecordFactory(create_redacted)
 
 
-def _otlp_headers() -> dict[str, str]:
-    """Return the headers in the environment, as they are written and decoded."""
-    names = [name for name in os.environ if name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("_HEADERS")]
-    return {f"{decode.__name__} {name}": decode(os.environ[name]) for name in names for decode in (str, unquote)}
+def _redact_otlp(text: str) -> str:
+    """Hide the headers in the environment, as they are written and decoded, and what follows the host of an address."""
+    values = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_OTLP")}
+    headers = {name: value for name, value in values.items() if name.endswith("_HEADERS")}
+    for decode in (str, unquote):
+        text = redact_options(text, {name: decode(value) for name, value in headers.items()})
+    for name, address in values.items():
+        parts = urlsplit(address)
+        if name.endswith("_ENDPOINT") and (hidden := [one for one in (parts.path.strip("/"), parts.query) if one]):
+            text = re.sub("|".join(map(re.escape, hidden)), HIDDEN, text)
+    return text

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import (
     AnalysisException,
     ArithmeticException,
@@ -262,7 +263,8 @@ def translating_spark_errors(table: str) -> Iterator[None]:
     """
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
+        # A classic session raises errors of Java as they are.
         raise explain(error, table=table) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -384,22 +384,40 @@ def _listed(examples: Sequence[str], *, count: int) -> str:
     return ", ".join(examples) + (" …" if count > len(examples) else "")
 
 
+def _condition(predicate: str, columns: Iterable[str]) -> str:
+    """Return the condition of a commit, or only the columns in it, because others than ours have values of rows.
+
+    Example:
+        >>> _condition("(_sequence#7L = 7)", ["email", "_sequence"])
+        ' where (_sequence = 7)'
+        >>> _condition("(email#3 = alice@example.org)", ["email", "_sequence"])
+        ' by a condition on email'
+    """
+    from spark_jobs.ledger.table_rows import ROW_TIME
+
+    # Spark appends a number to the name of each column.
+    found = {name: re.compile(rf"(?<!\w){re.escape(name)}(#\d+L?)?(?!\w)") for name in columns}
+    named = [name for name, pattern in found.items() if pattern.search(predicate)]
+    if not predicate or not {*named} <= {*ROW_TIME}:
+        return f" by a condition on {', '.join(sorted(named))}" if predicate else ""
+    for name in named:
+        predicate = found[name].sub(name, predicate)
+    return f" where {predicate}"
+
+
 def _notes(ledger: Ledger, state: LedgerState) -> Iterator[str]:
     """Yield notes on what cannot be compared, and on changes by other writers, which may explain differences."""
     from spark_jobs.ledger.table_rows import HAS_NO_PLACE, ROW_PLACE, column_names, count_where
 
     if ended := sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None):
         yield f"{', '.join(ended)}: this epoch has ended, so its rows cannot be compared"
-    names = "|".join(map(re.escape, column_names(ledger.log)))
+    names = column_names(ledger.log)
     for commit in islice(ledger.foreign(), MAX_FOREIGN_COMMITS):
         parts = [f"version {commit.version}, {commit.operation}"]
         if commit.timestamp_ms is not None:
             parts.append(f"at {utc_text(commit.timestamp_ms)}")
         parts += [f"by {commit.by}"] if commit.by else []
-        # Spark appends a number to the name of each column.
-        where = re.sub(rf"\b({names})#\d+L?", r"\1", commit.predicate)
-        parts += [f"where {where}"] if where else []
-        yield f"another writer changed rows of the table: {' '.join(parts)}"
+        yield f"another writer changed rows of the table: {' '.join(parts)}{_condition(commit.predicate, names)}"
     if count := count_where(ledger.log, HAS_NO_PLACE):
         yield (
             f"{count} rows have no {' or '.join(ROW_PLACE)}: they are not compared, and no replay replaces them. If "

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Batch, BatchReport, Step
+from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import InvalidOptionError, KeyConflictError
+from stream_consumers.errors import InvalidOptionError, KeyConflictError, StreamAssetsError
 from tests.support.keyed_tables import BY_POSITION, BY_VALUE, KeyedTable, assert_own_commits, random_changes
 
 
@@ -220,3 +222,27 @@ def test_any_text_is_a_key(spark: SparkSession, folder: Path) -> None:
         table.drain()
     rows = spark.read.format("delta").load(f"{folder}/t").select("name", "at").collect()
     assert sorted((row["name"], row["at"]) for row in rows) == sorted([(names[0], 0), (names[1], 1)])
+
+
+def with_numbers(rows: DataFrame) -> DataFrame:
+    return rows.where("CAST(name AS INT) > 0")
+
+
+@pytest.mark.slow
+def test_verify_leaves_out_dead_letters_of_the_transform_and_shows_no_value(spark: SparkSession, folder: Path) -> None:
+    class Cast(KeyedTable):
+        @property
+        def ingestion(self) -> Ingestion:
+            return replace(super().ingestion, transform=with_numbers)
+
+    table = Cast(spark, folder)
+    table.send(*({"id": at, "name": name, "op": "u", "at": at} for at, name in enumerate(["1", "hunter2", "3"])))
+    (report,) = table.drain()
+    assert (report.rows, report.dead) == (2, 1)
+    verdict = table.verdict()
+    assert verdict.is_right
+    assert (verdict.messages, verdict.rows) == (2, 2)
+    shutil.rmtree(f"{folder}/t_dead_letters")
+    with pytest.raises(StreamAssetsError) as raised:
+        table.verdict()
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))

@@ -256,6 +256,14 @@ def test_a_number_that_an_enum_does_not_name_is_its_text_also_if_the_enum_is_clo
         assert row == {**unset, **expected}
 
 
+def test_a_missing_field_is_named_without_the_keys_of_maps():
+    decoder = Protobuf('syntax = "proto2"; message M { map<string, V> by = 1; } message V { required int32 a = 1; }')
+    for key in (b"ada", b'\\" ada', b"]ada"):
+        assert decode(decoder, [b"\x0a%c\x0a%c%s\x12\x00" % (len(key) + 4, len(key), key)])[1] == [
+            "the message lacks by[].a"
+        ]
+
+
 def test_a_required_closed_enum_is_there_whatever_its_number():
     decoder = Protobuf(
         'syntax = "proto2"; enum K { A = 1; }message M { required K k = 1; optional group G = 2 { optional K k = 1; } }'

@@ -25,7 +25,7 @@ from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.metrics import prometheus
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
-from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, recorders
+from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, _redact_otlp, recorders
 from stream_consumers.client_config import HIDDEN
 from tests.support.batch_reports import ZERO, report
 from tests.support.python_programs import run_python
@@ -198,6 +198,14 @@ def test_a_header_that_opentelemetry_refuses_is_logged_without_its_value(
     assert [line for line in lines if HIDDEN in line], done.stderr
     assert "hunter2" not in done.stderr
     assert "bcd" not in done.stderr
+
+
+@pytest.mark.parametrize("place", ["v1/metrics?api-key=hunter2", "hunter2/v1/metrics"])
+def test_an_address_is_logged_without_what_follows_its_host(place: str, unset: pytest.MonkeyPatch) -> None:
+    unset.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://collector:1/{place}")
+    shown = _redact_otlp(f"failed at collector:1 with url: /{place}")
+    assert shown.startswith(f"failed at collector:1 with url: /{HIDDEN}")
+    assert "hunter2" not in shown
 
 
 def test_a_record_without_a_name_can_be_created(unset: pytest.MonkeyPatch) -> None:
