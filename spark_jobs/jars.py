@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import grp
 import hashlib
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -44,6 +46,8 @@ _SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "url-connection-client")
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40
+# The user to whom a user namespace shows files of users outside of it.
+_UNMAPPED_UID = 65534
 # The file that marks a folder with all of its jars.
 COMPLETE = "complete"
 
@@ -72,7 +76,8 @@ def own_folder(path: Path) -> Path:
     Raises:
         UntrustedFileError: another user can change them.
     """
-    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folders(path)
+    check_parents(path)
     for each in (path, *path.glob("*.jar")):
         found = each.stat()
         if found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -83,6 +88,43 @@ def own_folder(path: Path) -> Path:
                 f"set {CACHE_VARIABLE} to another folder.",
             )
     return path
+
+
+def make_folders(path: Path) -> None:
+    """Create a folder and its missing parents, which only this user can change whatever the umask."""
+    for each in (*reversed(path.parents), path):
+        if not each.exists():
+            each.mkdir(mode=0o755, exist_ok=True)
+
+
+def check_parents(path: Path) -> None:
+    """Check that no other user can put another folder in the place of this one.
+
+    Raises:
+        UntrustedFileError: another user can, by a folder above.
+    """
+    for each in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
+        found = each.stat()
+        is_foreign = found.st_uid not in (os.getuid(), 0, _UNMAPPED_UID)
+        is_shared = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid))
+        if is_foreign or (is_shared and not found.st_mode & stat.S_ISVTX):
+            raise UntrustedFileError(
+                f"other users than {os.getuid()} and root can replace folders in {each}, and Spark runs code from "
+                f"{path}: {each} belongs to {found.st_uid}:{found.st_gid} and has the mode "
+                f"{stat.S_IMODE(found.st_mode):04o}",
+                remedy=f"Let its owner run chmod o-w,g-w or chmod +t on it; or set {CACHE_VARIABLE}, and "
+                "STREAM_ASSETS_SPARK_SERVERS if you use it, to a folder in one of this user or of root.",
+            )
+
+
+def _is_private(gid: int) -> bool:
+    """Return whether a group has no other users than this one and root, as far as this machine or container knows."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        # A container often knows neither the group of a volume nor its own user.
+        return True
+    return gid == 0 or (group.gr_name == user and set(group.gr_mem) <= {user})
 
 
 def pinned(jars: Sequence[Path]) -> list[Path]:

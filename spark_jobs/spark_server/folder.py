@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from spark_jobs.jars import cache_folder
+from spark_jobs.jars import cache_folder, check_parents, make_folders
+from stream_consumers.errors import UntrustedFileError
 
 SERVERS_VARIABLE = "STREAM_ASSETS_SPARK_SERVERS"
 NAME_LENGTH = 20
@@ -248,11 +249,14 @@ def servers_folder() -> Path:
     """
     given = os.environ.get(SERVERS_VARIABLE)
     path = Path(given) if given else cache_folder() / "spark-servers" / _host_key()
+    own = [path] if given else [path.parent, path]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnusableFolderError(f"{path.parent} cannot be created: {error}") from error
-    make_private_folder(path)
+        make_folders(own[0].parent)
+        check_parents(own[0])
+    except (OSError, UntrustedFileError) as error:
+        raise UnusableFolderError(f"{own[0]} cannot be used: {error}") from error
+    for folder in own:
+        make_private_folder(folder)
     return path.absolute()
 
 

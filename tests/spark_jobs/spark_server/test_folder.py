@@ -80,6 +80,29 @@ def test_a_folder_that_somebody_else_planted_is_refused(tmp_path: Path, monkeypa
         make_private_folder(mine)
 
 
+def test_no_other_user_can_replace_the_folder_of_the_servers_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STREAM_ASSETS_SPARK_SERVERS", raising=False)
+    monkeypatch.setenv("STREAM_ASSETS_CACHE", str(tmp_path / "new" / "cache"))
+    before = os.umask(0)
+    try:
+        made = servers_folder()
+    finally:
+        os.umask(before)
+    above = [made.parent, tmp_path / "new" / "cache", tmp_path / "new"]
+    assert [stat.S_IMODE(folder.stat().st_mode) & 0o022 for folder in above] == [0, 0, 0]
+    made.parent.chmod(0o775)
+    servers_folder()
+    assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700, "an older release made it"
+    (tmp_path / "new").chmod(0o777)
+    with pytest.raises(UnusableFolderError):
+        servers_folder()
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(tmp_path / "new" / "servers"))
+    with pytest.raises(UnusableFolderError):
+        servers_folder()
+
+
 def test_a_place_where_no_worker_could_be_executed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
     with pytest.raises(UnusableFolderError):
