@@ -1,4 +1,5 @@
-"""The decoder of a run in a process of its own: JSON, or Avro where its environment names a schema registry.
+"""The decoder of a run in a process of its own: JSON; Avro where its environment names a schema registry; or Debezium
+where it has the options of one.
 
 Where the environment says so it is one that single payloads crash.
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pyspark import cloudpickle
 
 from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.schema_registry import SchemaRegistry
@@ -19,6 +21,7 @@ from tests.support import crashing
 from tests.support.schema_registry import Registry
 
 REGISTRY_VARIABLE = "REGISTRY_OF_THE_RUN"
+DEBEZIUM_VARIABLE = "DEBEZIUM_OF_THE_RUN"
 CRASHING = {"CRASHES_OF_THE_RUN": "1"}
 SUBJECT = "orders-value"
 _FIELDS = [{"name": "id", "type": "long"}, {"name": "user", "type": ["null", "string"], "default": None}]
@@ -32,6 +35,8 @@ def decoder_of(environment: Mapping[str, str] = os.environ) -> Decoder:
         # Executors on a cluster have no tests to import.
         cloudpickle.register_pickle_by_value(crashing)  # type: ignore[no-untyped-call]
         return crashing.Crashing()
+    if options := environment.get(DEBEZIUM_VARIABLE):
+        return Debezium(**json.loads(options))
     registry = environment.get(REGISTRY_VARIABLE)
     if registry is None:
         return Json("id BIGINT, user STRING")

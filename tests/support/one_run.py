@@ -16,6 +16,7 @@ from spark_jobs.batches.ingestion import RETRY_SECONDS, Batch, Ingestion, Step
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
+from spark_jobs.writing.keyed import Keys
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits
@@ -77,6 +78,9 @@ TABLE_VARIABLE = "TABLE_OF_THE_RUN"
 DRIVER_RECORDS_VARIABLE = "DRIVER_RECORDS_OF_THE_RUN"
 # How long it tries again what may be gone soon.
 RETRY_VARIABLE = "RETRY_SECONDS_OF_THE_RUN"
+# The options of the keys of its table, and of what it does about new columns, as JSON.
+KEYS_VARIABLE = "KEYS_OF_THE_RUN"
+SCHEMA_CHANGES_VARIABLE = "SCHEMA_CHANGES_OF_THE_RUN"
 
 
 def _session(remote: str, table: str) -> SparkSession:
@@ -121,6 +125,7 @@ def main(
     client = QUICK if url.startswith("kafka:") else QUICK_CLAIMS if url.startswith("redis:") else {}
     source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), client)
     where = os.environ.get(TABLE_VARIABLE, table)
+    keys = os.environ.get(KEYS_VARIABLE)
     ingestion = Ingestion(
         group=group,
         table=where,
@@ -133,7 +138,11 @@ def main(
         is_row_wise=transform == "bad rows",
         driver_records=int(os.environ.get(DRIVER_RECORDS_VARIABLE, "0")),
         retry_seconds=float(os.environ.get(RETRY_VARIABLE, RETRY_SECONDS)),
-        errors=ErrorPolicy(on_bad_rows="dead_letter" if transform == "bad rows" else "fail"),
+        errors=ErrorPolicy(
+            on_bad_rows="dead_letter" if transform == "bad rows" else "fail",
+            schema_changes=os.environ.get(SCHEMA_CHANGES_VARIABLE, "fail"),
+        ),
+        keys=Keys(**json.loads(keys)) if keys else None,
     )
     spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):

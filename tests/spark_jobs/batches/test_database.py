@@ -1,0 +1,149 @@
+"""A table that is kept equal to one of a real Postgres, through Debezium and Kafka, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
+from spark_jobs.decoding.debezium import Debezium
+from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.verify_keyed import verify_keyed
+from spark_jobs.writing.keyed import Keys
+from stream_consumers.options import ErrorPolicy
+from tests.support.customers import ADDED, COLUMNS, TABLE, Customers, rows_in_table
+from tests.support.debezium import PREFIX, debezium
+from tests.support.decoders_of_runs import DEBEZIUM_VARIABLE
+from tests.support.kafka_topics import Pipeline, Topics
+from tests.support.killed_runs import kill_in_turn
+from tests.support.one_run import KEYS_VARIABLE, QUICK, SCHEMA_CHANGES_VARIABLE
+from tests.support.postgres import postgres_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.kill]
+PARTITIONS = 3
+# Messages of a new partition, which is not rewound.
+FEW = 10
+# A producer learns of new partitions when it asks for them.
+OPTIONS = {"producer.override.metadata.max.age.ms": "500"}
+
+
+class Mirror:
+    """The table that is kept equal to the customers of a database."""
+
+    def __init__(self, topics: Topics, topic: str, keys: Keys, server: str) -> None:
+        self._decoder: dict[str, Any] = {"schema": COLUMNS, "source_order": bool(keys.sequence_by)}
+        options = {"columns": list(keys.columns), "sequence_by": keys.sequence_by}
+        self._words = ("resumable", server)
+        self._environment = {
+            DEBEZIUM_VARIABLE: json.dumps(self._decoder),
+            KEYS_VARIABLE: json.dumps(options),
+            SCHEMA_CHANGES_VARIABLE: "add_columns",
+        }
+        self.pipeline: Pipeline = topics.pipeline(
+            topic,
+            records=1000,
+            decoder=Debezium(**self._decoder),
+            keys=keys,
+            client=QUICK,
+            errors=ErrorPolicy(schema_changes="add_columns"),
+            retry_seconds=60.0,
+        )
+
+    def kill(self, *stages: str) -> None:
+        """A run after the other, each killed at its stage."""
+        what = self.pipeline
+        words = (what.group, *self._words)
+        kill_in_turn(what.url, Path(what.table), stages, *words, records=100, environment=self._environment)
+
+    def add_column(self) -> None:
+        """Declare a column that the table of the database gets."""
+        self._decoder["schema"] += f", {ADDED}"
+        self._environment[DEBEZIUM_VARIABLE] = json.dumps(self._decoder)
+        self.pipeline = self.pipeline.having(decoder=Debezium(**self._decoder))
+
+    def restore(self) -> None:
+        """Take the table back to before its last batch."""
+        snapshot = self.pipeline.ingestion.ledger().log.snapshot()
+        assert snapshot is not None
+        self.pipeline.spark.sql(f"RESTORE delta.`{self.pipeline.table}` TO VERSION AS OF {snapshot.version - 1}")
+
+    def part_of_positions(self, divisor: int) -> Bound:
+        """A place on the way to the positions."""
+        positions = self.pipeline.ingestion.ledger().read().positions
+        return Bound(sequences={s: position // divisor for s, position in positions.items() if position >= FEW})
+
+    def rewind(self) -> None:
+        with self.pipeline.source.open() as source:
+            assert rewind(self.pipeline.spark, source, self.pipeline.ingestion, self.part_of_positions(2))
+
+    def replay(self) -> None:
+        replay = Replay(self.part_of_positions(5), self.part_of_positions(3), id=uuid.uuid4().hex)
+        with self.pipeline.source.open() as source:
+            job = ReplayJob(self.pipeline.spark, source, self.pipeline.ingestion, replay)
+            assert list(drain_batches(job))
+
+    def assert_equal(self, customers: Customers) -> None:
+        """All columns of all rows are those of the database."""
+        expected = customers.rows()
+        found = rows_in_table(self.pipeline.table, list(next(iter(expected.values()))))
+        differing = {
+            (key, name): (found.get(key, {}).get(name), row[name])
+            for key, row in expected.items()
+            for name in row
+            if found.get(key, {}).get(name) != row[name]
+        }
+        assert (differing, set(found) - set(expected)) == ({}, set())
+        with self.pipeline.source.open() as source:
+            verdict = verify_keyed(self.pipeline.spark, source, self.pipeline.ingestion)
+        assert verdict.is_right
+
+
+@pytest.fixture
+def topics(kafka: str, server: str, folder: Path) -> Iterator[Topics]:
+    """The broker, and a session of the server, on which runs that are killed leave their work, too."""
+    session = create_session(SparkOptions(remote=server))
+    with Topics(kafka, session, folder) as made:
+        yield made
+    session.stop()
+
+
+@pytest.mark.parametrize(
+    ("keys", "stages"),
+    [
+        pytest.param(Keys(["id"]), ["read", "verified", "mid-write"], id="position"),
+        pytest.param(Keys(["id"], sequence_by="_source_order"), ["planned", "rows written", "mid-write"], id="log"),
+    ],
+)
+def test_a_table_equals_that_of_the_database(
+    server: str, topics: Topics, folder: Path, keys: Keys, stages: list[str]
+) -> None:
+    """Runs are killed at three stages: at first, when the topic and the table of the database grow, and in a rewind."""
+    is_by_log = bool(keys.sequence_by)
+    topic = topics.create(name=f"{PREFIX}.{TABLE}", partitions=PARTITIONS)
+    with postgres_server(logs_changes=True) as database:
+        customers = Customers(database, has_whole_rows=is_by_log)
+        customers.insert(100)
+        mirror = Mirror(topics, topic, keys, server)
+        with debezium(folder / "debezium", topics.address, database, TABLE, OPTIONS):
+            with customers.changing(keys=60):
+                mirror.kill(stages[0])
+                if is_by_log:
+                    topics.add_partitions(topic, PARTITIONS + 2)
+                mirror.add_column()
+                customers.add_column()
+                mirror.kill(stages[1])
+                mirror.pipeline.drain(max_batches=1)
+                mirror.restore()
+                mirror.rewind()
+                mirror.kill(stages[2])
+                mirror.replay()
+            customers.until_sent()
+        mirror.pipeline.drain()
+        mirror.assert_equal(customers)
