@@ -128,7 +128,8 @@ def merge_history(changes: DataFrame, keys: Keys, table: str, *, adds_columns: b
     try:
         found = changes.sparkSession.read.format("delta").load(spark_location(table))
         statement = history_statement(changes.columns, keys, table, adds_columns=adds_columns)
-        own_session(changes.sparkSession, settings).sql(statement, changes=changed_rows(changes, keys, found)).collect()
+        with own_session(changes.sparkSession, settings) as session:
+            session.sql(statement, changes=changed_rows(changes, keys, found)).collect()
     finally:
         changes.unpersist()
 

@@ -14,7 +14,8 @@ Both are explored in ``tests/model/keyed.py``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -344,7 +345,8 @@ def merge(
         adds_columns=adds_columns,
         new=[name for name in changes.columns if name.lower() not in names],
     )
-    own_session(changes.sparkSession, settings).sql(statement, changes=newest_changes(changes, keys)).collect()
+    with own_session(changes.sparkSession, settings) as session:
+        session.sql(statement, changes=newest_changes(changes, keys)).collect()
 
 
 def merge_statement(
@@ -429,18 +431,33 @@ def joined(table: str, on: str, clauses: Sequence[str], *, adds_columns: bool) -
     return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {matches}", *whens])
 
 
-def own_session(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """Return a copy of a session, with its settings, views and functions, and with settings of its own from then on.
+@contextmanager
+def own_session(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Provide a copy of a session, with its settings, views and functions, and with settings of its own from then on.
+
+    A server of Spark Connect keeps a session for an hour unless it is released, and its client stays until the process
+    ends.
 
     Args:
         session: the session.
         settings: settings of the copy.
     """
-    if hasattr(session, "cloneSession"):
-        copy: SparkSession = session.cloneSession()
-    else:
+    if not hasattr(session, "cloneSession"):
         # A classic session has no such method in Python.
         copy = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+        yield _having(copy, settings)
+        return
+    copy = session.cloneSession()
+    try:
+        yield _having(copy, settings)
+    finally:
+        # A copy has no stop() in PySpark 4.2. What cannot be released ends by itself.
+        with suppress(Exception):
+            copy.client.release_session()
+        copy.client.close()
+
+
+def _having(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     for name, value in settings.items():
-        copy.conf.set(name, value)
-    return copy
+        session.conf.set(name, value)
+    return session
