@@ -20,7 +20,7 @@ from rich.progress import Progress
 from sqlalchemy.exc import OperationalError
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.jars import delta_jars
+from spark_jobs.jars import CACHE_VARIABLE, cache_folder, delta_jars
 from spark_jobs.ledger.table_rows import scan
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.cli.output import print_rows, progress_bar
@@ -133,14 +133,21 @@ def _daemon(folder: DemoFolder) -> Iterator[Path]:
         **os.environ,
         "DAGSTER_HOME": str(folder.dagster_home),
         "STREAM_ASSETS_DEMO": str(folder.path),
+        CACHE_VARIABLE: str(cache_folder().absolute()),
         KILLS_VARIABLE: KILLS,
         RECORDS_VARIABLE: str(folder.messages // BATCHES),
     }
     log = folder.path / "daemon.log"
-    command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(Path.cwd())]
+    command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(folder.path)]
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - fixed words
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            # With -m, Python first searches this folder for modules, also in the processes that the daemon starts.
+            cwd=folder.path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )
         try:
             yield log

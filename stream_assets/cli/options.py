@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -139,10 +140,15 @@ def combine_options(name: str, make: Callable[..., Any], *options: Option) -> Op
     return decorate
 
 
-def allow_local_imports() -> None:
-    """Allow imports from the working folder, where an installed command does not look."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+def allow_local_import(path: str) -> None:
+    """Allow imports from the working folder, after all others, unless the module of MODULE:NAME is installed.
+
+    Imports stay allowed, because a function of that module may be called later.
+    """
+    module = path.partition(":")[0].partition(".")[0]
+    is_installed = module in sys.modules or (module.isidentifier() and find_spec(module) is not None)
+    if not is_installed and "" not in sys.path:
+        sys.path.append("")
 
 
 def _client_options(
@@ -150,7 +156,7 @@ def _client_options(
 ) -> dict[str, Scalar | Deferred]:
     given = dict(parse_client_option(value) for value in values)
     if TOKEN_PROVIDER in given:
-        allow_local_imports()
+        allow_local_import(str(given[TOKEN_PROVIDER]))
     return given
 
 
@@ -494,8 +500,7 @@ def _imported(path: str) -> object:
     from spark_jobs.redaction import redacted
 
     module, _, name = path.partition(":")
-    # Imports stay allowed, because a function of that module may be called while rows are converted.
-    allow_local_imports()
+    allow_local_import(path)
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

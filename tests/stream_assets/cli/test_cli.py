@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FunctionType
+from typing import cast
+from unittest.mock import create_autospec
 
 import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
 
+from stream_assets.cli.demo import DemoFolder, _daemon
 from stream_assets.cli.ingest_commands import _listed
 from stream_assets.cli.machine_commands import _java_version, doctor
 from stream_assets.cli.options import _imported
@@ -230,3 +235,30 @@ def test_the_error_of_the_module_of_a_transform_is_repeated_without_passwords(
         _imported(f"raising_{kind}:orders")
     assert "repo.example" in raised.value.what
     assert "hunter2" not in raised.value.what
+
+
+def test_a_module_in_the_working_folder_replaces_no_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("this_is_only_here", "colorsys"):
+        (tmp_path / f"{name}.py").write_text("def hls_to_rgb() -> str: return 'local'")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert inspect.getfile(cast("FunctionType", _imported("colorsys:hls_to_rgb"))) != str(tmp_path / "colorsys.py")
+    assert "" not in sys.path
+    local = _imported("this_is_only_here:hls_to_rgb")
+    assert callable(local)
+    assert local() == "local"
+    assert sys.path[-1] == ""
+
+
+def test_the_demo_imports_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = create_autospec(subprocess.Popen)
+    monkeypatch.setattr("stream_assets.cli.demo.subprocess.Popen", started)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".demo").mkdir()
+    with _daemon(DemoFolder(tmp_path / ".demo", 8000)):
+        ((command,), options) = started.call_args
+    assert options["cwd"] == tmp_path / ".demo"
+    assert str(tmp_path) not in command
