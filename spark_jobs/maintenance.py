@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from pyspark.sql import Row, SparkSession
 
@@ -21,6 +22,7 @@ from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import KEEPER, EntryFields
 from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
+from spark_jobs.purge import purge_deleted
 from spark_jobs.reading.spark_types import properties
 from spark_jobs.session import check_session
 from spark_jobs.table_location import sql_name
@@ -49,6 +51,7 @@ class TableMaintenance:
         deleted_files: the number of deleted files; ``None`` if Delta does not report it.
         is_kept: whether the state of the ledger was written again.
         is_busy: whether another commit came first, so that files are joined the next time.
+        purged_rows: the rows of deleted keys that were removed.
     """
 
     table: str
@@ -58,14 +61,18 @@ class TableMaintenance:
     deleted_files: int | None = 0
     is_kept: bool = False
     is_busy: bool = False
+    purged_rows: int = 0
 
 
-def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance]:
+def maintain(
+    spark: SparkSession, ingestion: Ingestion, *, purge_after_days: float | None = None
+) -> list[TableMaintenance]:
     """Maintain the table of an ingestion and its dead-letter table, if there is one, even while runs write them.
 
     Args:
         spark: a session that can write Delta tables.
         ingestion: group and table.
+        purge_after_days: remove rows of deleted keys that are older; see :mod:`spark_jobs.purge`. By default none.
 
     Returns:
         The results, with the main table first.
@@ -86,7 +93,10 @@ def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance
             remedy="Run the asset first, which creates it.",
         )
     is_kept = keep_alive(spark, ingestion)
-    done = [replace(_maintain(spark, log), is_kept=is_kept)]
+    purged = 0
+    if purge_after_days is not None:
+        purged = purge_deleted(spark, ingestion, older_than=timedelta(days=purge_after_days))
+    done = [replace(_maintain(spark, log), is_kept=is_kept, purged_rows=purged)]
     if letters.snapshot() is not None:
         done.append(_maintain(spark, letters))
     return done

@@ -26,7 +26,7 @@ from spark_jobs.reading.source import read_splits
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
-from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, newest_changes
+from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, after_truncate, last_truncate, newest_changes
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
@@ -114,6 +114,7 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
             others = frame.join(dead.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
             frame = others.mapInArrow(lambda blocks: blocks, frame.schema)
         changes = target.columns.rows(frame)
+        changes = after_truncate(changes, last_truncate(changes, ingestion.keys))
         table = read_table(spark, target.ledger.log, version=state.version)
         return _verdict(changes, table, held, ingestion.keys)
 

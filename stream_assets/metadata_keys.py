@@ -151,6 +151,7 @@ METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
         MetadataKey("delta/files_joined", "Small files that maintenance compacted."),
         MetadataKey("delta/files_written", "Files that replaced them."),
         MetadataKey("delta/files_deleted", "Files that VACUUM deleted."),
+        MetadataKey("delta/purged_rows", "Rows of deleted keys that maintenance removed from a keyed table."),
         MetadataKey("stream/ledger_kept", "Whether maintenance committed a snapshot of the ledger anew."),
     ),
 }

@@ -9,13 +9,14 @@ import dagster as dg
 from sensors.asset_runs import IN_FLIGHT
 from sensors.lag_sensor import read_cursor, write_cursor
 from spark_jobs.maintenance import TableMaintenance, maintain
+from spark_jobs.purge import check_has_deleted_rows
 from stream_assets.asset import StreamAsset
 from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
 from stream_assets.stream_run import final_failures
 from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import check_count, choice
+from stream_consumers.options import check_count, check_range, choice
 
 
 def build_maintenance(
@@ -26,6 +27,7 @@ def build_maintenance(
     pool: str | None = None,
     schedule_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
     group_name: str | None = None,
+    purge_after_days: float | None = None,
 ) -> dg.Definitions:
     """Build an asset that maintains the table of a stream asset, with its job and its schedule.
 
@@ -42,9 +44,13 @@ def build_maintenance(
             default is the pool of the stream asset, whose limit must be 1.
         schedule_status: whether the schedule runs without being turned on.
         group_name: Dagster's group of the asset.
+        purge_after_days: for a keyed table with ``sequence_by``, remove rows of deleted keys whose messages are older.
+            From then on, a change that is older than all newer messages, and whose key has no row, fails the run, or
+            becomes a dead letter with ``on_bad_rows="dead_letter"``. By default these rows stay.
 
     Raises:
-        InvalidOptionError: the table has a single writer, and ``pool`` is not the pool of the asset.
+        InvalidOptionError: the table has a single writer, and ``pool`` is not the pool of the asset; or it has no rows
+            that could be purged.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -61,6 +67,9 @@ def build_maintenance(
             f"pool={pool!r} lets maintenance write at the same time as {stream.key.to_user_string()}",
             remedy=f"Leave it out: the default is {own_pool!r}.",
         )
+    if purge_after_days is not None:
+        check_range("purge_after_days", purge_after_days)
+        check_has_deleted_rows(stream.declared.keys, table=stream.key.to_user_string())
     spark = stream.declared.spark
     name = f"{stream.declared.name}_maintenance"
 
@@ -80,7 +89,7 @@ def build_maintenance(
                 context.instance, retry_seconds=stream.declared.retry_seconds, on_wait=context.log.warning
             )
             with run_session(context, spark, declared.table) as session:
-                done = maintain(session, declared.ingestion)
+                done = maintain(session, declared.ingestion, purge_after_days=purge_after_days)
         for table in done:
             context.log.info(_describe(table))
         return dg.MaterializeResult(metadata=_metadata(done))
@@ -108,7 +117,8 @@ def _describe(done: TableMaintenance) -> str:
         compacted = "compacted no files, because another commit came first; the next run compacts them"
     deleted = "unneeded files" if done.deleted_files is None else counted(done.deleted_files, "file")
     kept = "; committed the positions again" if done.is_kept else ""
-    return f"{done.table}: {compacted}; deleted {deleted}{kept}"
+    purged = f"; purged {counted(done.purged_rows, 'row')} of deleted keys" if done.purged_rows else ""
+    return f"{done.table}: {compacted}; deleted {deleted}{kept}{purged}"
 
 
 def _metadata(done: list[TableMaintenance]) -> dict[str, Any]:
@@ -117,6 +127,7 @@ def _metadata(done: list[TableMaintenance]) -> dict[str, Any]:
         "delta/files_joined": sum(table.files_before for table in done),
         "delta/files_written": sum(table.files_after for table in done),
         "stream/ledger_kept": done[0].is_kept,
+        "delta/purged_rows": done[0].purged_rows,
     }
     if all(table.deleted_files is not None for table in done):
         metadata["delta/files_deleted"] = sum(table.deleted_files or 0 for table in done)

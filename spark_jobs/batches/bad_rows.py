@@ -30,6 +30,7 @@ from spark_jobs.batches.row_columns import RowColumns
 from spark_jobs.dead_letters.reader import SequencesByShard, first_places, without_first
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.entries import Floor
 from spark_jobs.ledger.table_expressions import CHECK, DEFAULT, GENERATED
 from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON
@@ -38,6 +39,8 @@ from spark_jobs.reading.spark_types import ddl, text
 from spark_jobs.table_location import LOCAL, MAX_NAME_BYTES, scheme
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import FailedRowError, explain
+from spark_jobs.writing.floor import floor_sql
+from spark_jobs.writing.keyed import DELETED, SEQUENCE_BY, TRUNCATES, newest_changes
 from spark_jobs.writing.schema_evolution import takes_any_name
 from stream_consumers.batches import Range
 from stream_consumers.errors import ConstraintViolatedError, TransformError
@@ -56,6 +59,9 @@ _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
 _RANDOM_FOLDERS = "delta.randomizeFilePrefixes"
 # The characters that Spark escapes with three bytes in the name of a folder, like %2F.
 ESCAPED = "".join(map(chr, range(1, 0x20))) + "\x7f\"#%'*/:=?\\{[]^"
+
+
+_FORGOTTEN = "it is older than purged rows of deleted keys, and its key, which the table lacks, may be one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +139,16 @@ class BadRowFilter:
         """Whether messages that can be decoded may become dead letters, which include the payloads."""
         return self.makes_dead_letters or self._columns.may_reject
 
-    def apply(self, frame: DataFrame, cached: Cached, *, has_payloads: bool) -> _Filtered | None:
+    def apply(
+        self, frame: DataFrame, cached: Cached, *, has_payloads: bool, floor: Floor | None = None
+    ) -> _Filtered | None:
         """Find the bad messages and rows; return ``None`` if that needs payloads that the frame lacks.
 
         Args:
             frame: the messages, in Spark's cache.
             cached: caches intermediate frames.
             has_payloads: whether all messages of the frame have their payloads, which dead letters need.
+            floor: the floor of a keyed table; see :mod:`spark_jobs.writing.floor`.
 
         Raises:
             TransformError: the transform fails for more than :data:`MAX_FAILING_MESSAGES`, or for no single message, or
@@ -154,7 +163,8 @@ class BadRowFilter:
         if not self.makes_dead_letters:
             return _Filtered(frame, rows)
         self._constraints = self._current_constraints()
-        return self._retried(frame, cached, self._with_violations, self._without_violations)
+        found = self._retried(frame, cached, self._with_violations, self._without_violations)
+        return found if floor is None else self._without_forgotten(found, cached, floor)
 
     def _current_constraints(self) -> Constraints:
         keys = self._ingestion.keys
@@ -199,9 +209,32 @@ class BadRowFilter:
         checked = self._constraints.with_violations(rows)
         if checked is None:
             return _Filtered(frame, rows)
-        violations = checked.where(f.col(REASON).isNotNull()).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
+        # A truncate makes no row.
+        is_row = f.expr(f"NOT {TRUNCATES}" if TRUNCATES in rows.columns else "TRUE")
+        violations = (
+            checked.where(f.col(REASON).isNotNull() & is_row).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
+        )
         marked = self._marked(frame, violations, cached)
         return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked))
+
+    def _without_forgotten(self, found: _Filtered, cached: Cached, floor: Floor) -> _Filtered:
+        """Leave out the changes of keys without a row whose newest change in the batch is below the floor.
+
+        A deletion below it changes nothing. If the row of a key goes meanwhile, the MERGE fails.
+        """
+        keys, rows = self._ingestion.keys, found.rows.where(~f.col(DELETED))
+        assert keys is not None  # the table has a floor
+        below = f.expr(f"{SEQUENCE_BY} < {floor_sql(floor, rows.schema[SEQUENCE_BY].dataType)}")
+        if self._run(rows.where(below).isEmpty):
+            return found
+        newest = newest_changes(found.rows, keys).where(below & ~f.col(DELETED))
+        names = [quoted(name) for name in keys.columns]
+        absent = newest.select(*names).join(
+            read_table(self._spark, self._log).select(*names), [*keys.columns], "left_anti"
+        )
+        places = rows.join(absent, [*keys.columns], "left_semi").select(*ROW_PLACE, f.lit(_FORGOTTEN).alias(REASON))
+        marked = self._marked(found.frame, places.distinct(), cached)
+        return found if marked is found.frame else _Filtered(marked, _without_bad(found.rows, marked))
 
     def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
         """Return the frame with an error for the messages at these places; the same frame if there are none.

@@ -404,7 +404,8 @@ def write_batch(job: BatchJob, target: TargetTable, batch: Batch) -> WrittenBatc
                 return found
             job.yields.ask()
             state = job.clean_up_dead_letters(job.ledger.read())
-            if not job.is_still_next(batch, state):
+            # Below another floor, other messages become dead letters.
+            if state.floor != batch.state.floor or not job.is_still_next(batch, state):
                 return PlanAgain.NOT_NEXT
             batch = replace(batch, state=state, bid=uuid.uuid4().hex)
 

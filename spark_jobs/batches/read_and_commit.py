@@ -34,14 +34,17 @@ from spark_jobs.writing.failures import (
     RejectedRowError,
     UnexplainedError,
     UnfinishedReadError,
+    explain,
     explain_failed_read,
     explain_read,
 )
+from spark_jobs.writing.keyed import last_truncate
 from stream_consumers.batches import BatchPlan, Range, expected_counts, widths
 from stream_consumers.errors import (
     BatchTooLargeError,
     ConstraintViolatedError,
     DataLossError,
+    KeyConflictError,
     SchemaMismatchError,
     StreamAssetsError,
 )
@@ -168,7 +171,7 @@ def read_batch(target: TargetTable, batch: Batch, cached: Cached, *, is_isolated
         if found.dead and target.columns.learn_fields(found.frame):
             keeps_payloads = target.filter.needs_payloads
             continue
-        filtered = target.filter.apply(found.frame, cached, has_payloads=keeps_payloads)
+        filtered = target.filter.apply(found.frame, cached, has_payloads=keeps_payloads, floor=batch.state.floor)
         if filtered is None:
             keeps_payloads = True
             continue
@@ -286,9 +289,10 @@ def _commit_rows(
 ) -> WrittenBatch | PlanAgain:
     """Steps 6 and 7: write the rows in one commit, and verify it in the log."""
     target.observer(Step.WRITING, batch)
+    truncate = _last_truncate(target, batch, entry, rows)
     if target.ingestion.transform is not None:
         rows = only_within(rows, entry.extents)
-    failure = target.writer.try_write(rows, entry)
+    failure = target.writer.try_write(rows, entry, truncate=truncate)
     target.observer(Step.ROWS_WRITTEN, batch)
     try:
         commit = target.writer.verified(entry, failure, spark=target.spark, ledger=target.ledger)
@@ -302,6 +306,31 @@ def _commit_rows(
         return PlanAgain.LOST_RACE
     target.observer(Step.VERIFIED, batch)
     return WrittenBatch(batch, entry, commit, messages)
+
+
+def _last_truncate(target: TargetTable, batch: Batch, entry: LedgerEntry, rows: DataFrame) -> int | None:
+    """Return the sequence of the last truncate of a batch; ``None`` without one.
+
+    Raises:
+        KeyConflictError: there is one, and the group reads several shards, which have no order.
+    """
+    keys = target.ingestion.keys
+    if keys is None or not entry.write_mode.merges:
+        return None
+    try:
+        last = last_truncate(rows, keys)
+    except Exception as error:  # noqa: BLE001 - Spark raises errors of any type
+        raise explain(error, table=target.ledger.log.path) from None
+    shards = sorted({*batch.state.shards, *entry.extents})
+    if last is not None and len(shards) > 1:
+        raise KeyConflictError(
+            f"message {last} of {target.url} truncates {target.ingestion.table}, and nothing says which changes of its "
+            f"{len(shards)} shards are older; the table is unchanged",
+            remedy="Write the changes of a table to one shard. Or leave truncates out of the stream, with "
+            "skipped.operations=t in Debezium, and delete the rows; or let the transform drop them.",
+            shards=len(shards),
+        )
+    return last
 
 
 def _with_last_copies(target: TargetTable, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:

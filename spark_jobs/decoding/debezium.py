@@ -122,6 +122,8 @@ class Debezium:
     """The SQL condition of decoded rows that are written; the others are of messages that make no row."""
     deletes_where: ClassVar[str] = f"{_OP} = 'd'"
     """The SQL condition of rows that delete their key in a keyed table."""
+    truncates_where: ClassVar[str] = f"{_OP} = 't'"
+    """The SQL condition of rows that remove all older rows of a keyed table."""
 
     schema: str | Json | Avro | None = None
     registry: SchemaRegistry | None = field(default=None, kw_only=True)

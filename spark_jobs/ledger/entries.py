@@ -37,7 +37,9 @@ REPLAYER = "replay"
 """The member as which a group replays and redrives."""
 PAUSE = "turn"
 """The kind of an empty commit that asks ingestion to pause."""
-KINDS = ("batch", "fence", "init", "replay", "keep", "accept", PAUSE, "dismiss", "rebuild")
+PURGE = "purge"
+"""The kind of a commit that removes rows that mark deleted keys, and the member that writes it."""
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept", PAUSE, "dismiss", "rebuild", PURGE)
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
@@ -240,6 +242,8 @@ class ShardState:
 
 
 State = Mapping[Shard, ShardState]
+Floor = int | str
+"""A value of ``sequence_by``, below which rows of deleted keys may be gone; see :mod:`spark_jobs.writing.floor`."""
 # The dead letters that do not count: for each batch id their ranges, or no range if it is the whole batch.
 Uncounted = Mapping[str, Mapping[Shard, Intervals]]
 
@@ -346,6 +350,7 @@ class PlannedFields(TypedDict, total=False):
     adopted: Mapping[Shard, int]
     facts_at_start: Mapping[Shard, PositionFacts]
     keys: KeyOrder | None
+    purged_below: Floor | None
 
 
 class EntryFields(PlannedFields, total=False):
@@ -411,6 +416,8 @@ class LedgerEntry:
         adopted: for an adopt, the start of the adopted rows, which end at the origins.
         facts_at_start: the facts at the origins, or at the start of adopted rows, that are not in ``hint``.
         keys: for a keyed table, its key and the order of changes; ``None`` for a table that is appended to.
+        floor: the floor of the table at ``base``; ``None`` before the first purge.
+        purged_below: for a purge, the floor of the table from here on.
     """
 
     kind: str
@@ -449,6 +456,8 @@ class LedgerEntry:
     adopted: Mapping[Shard, int] = field(default_factory=dict)
     facts_at_start: Mapping[Shard, PositionFacts] = field(default_factory=dict)
     keys: KeyOrder | None = None
+    floor: Floor | None = None
+    purged_below: Floor | None = None
 
     @property
     def affected(self) -> Mapping[Shard, Intervals]:
@@ -574,6 +583,8 @@ def _from_json(name: str, value: Any) -> Any:
         if not all(isinstance(one, str) for one in (*columns, sequence_by)) or scd_types not in ([], [2]):
             raise TypeError(f"{name} is {value!r:.100}")
         return KeyOrder(tuple(columns), sequence_by, *scd_types)
+    if name in ("floor", "purged_below") and value is not None and type(value) not in (int, str):
+        raise TypeError(f"{name} is {value!r:.100}")
     if name == "totals":
         return Totals.from_json(value)
     if name == "removed_claim_batches":

@@ -13,6 +13,7 @@ It applies the commits in log order:
                    change of redo in its line above ; all of R after a RESTORE undid an adopt
     init, adopt    set origins (adopt: after the last row) and what the source reported at them
     rebuild        covered := [−∞, position of the staging table) ;  redo := {} ;  its origin, last message and keys
+    purge          floor := max(floor, its own) ;  rebuild: none
     init, fence    may change how the group shares ; other entries of these kinds only use up a transaction number
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
@@ -32,10 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from spark_jobs.ledger.entries import (
     MAX_LOSSES,
     MAX_REPLAYS,
+    Floor,
     KeyOrder,
     LedgerEntry,
     ReplayProgress,
@@ -126,6 +129,26 @@ def is_of_other_keys(keys: KeyOrder | None, entry: LedgerEntry) -> bool:
     It was in flight while a rebuild, or a RESTORE to before one, changed the key. Its rows are wrong there.
     """
     return entry.kind in ("batch", "replay") and not entry.write_mode.rebuilds and entry.keys != keys
+
+
+def floor_after(floor: Floor | None, entry: LedgerEntry) -> Floor | None:
+    """Return the floor of a keyed table after one commit of the group. A rebuild brings back what was purged."""
+    return None if entry.write_mode.rebuilds else higher_floor(floor, entry.purged_below)
+
+
+def higher_floor(one: Floor | None, other: Floor | None) -> Floor | None:
+    """Return the higher one of two floors of a table; ``None`` is the lowest."""
+    found: list[Any] = [each for each in (one, other) if each is not None]
+    return max(found, default=None)
+
+
+def is_below_floor(floor: Floor | None, entry: LedgerEntry) -> bool:
+    """Return whether a batch was planned with a lower floor than the table has where it landed.
+
+    It may have inserted a row of a key whose deletion was purged. Only a RESTORE that takes back another one lets such
+    a batch land.
+    """
+    return entry.write_mode.merges and higher_floor(floor, entry.floor) != entry.floor
 
 
 def _rest(entry: LedgerEntry, shard: Shard) -> Intervals:

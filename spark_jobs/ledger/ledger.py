@@ -18,6 +18,7 @@ from spark_jobs.ledger.entries import (
     LEAVING_CLAIMS,
     PAUSE,
     EntryFields,
+    Floor,
     KeyOrder,
     LedgerEntry,
     State,
@@ -26,7 +27,9 @@ from spark_jobs.ledger.entries import (
 )
 from spark_jobs.ledger.fold import (
     facts_at,
+    floor_after,
     fold,
+    is_below_floor,
     is_of_other_keys,
     keys_after,
     moved_facts,
@@ -81,7 +84,8 @@ def app_id(group: str, member: str | Shard) -> str:
 class _Fold:
     """The fold of the commits up to a version.
 
-    ``error`` is set if the target of a RESTORE is unknown, or a batch landed in a table with another key.
+    ``error`` is set if the target of a RESTORE is unknown, or a batch landed in a table with another key or a
+    higher floor.
     """
 
     state: State = field(default_factory=dict)
@@ -92,6 +96,7 @@ class _Fold:
     hint: Mapping[str, object] | None = None
     removed: Intervals = field(default_factory=Intervals)
     keys: KeyOrder | None = None
+    floor: Floor | None = None
     error: StreamAssetsError | None = None
 
 
@@ -140,6 +145,8 @@ class LedgerState:
             again, because it had claimed and acknowledged them. Only a RESTORE to a version that has these batches
             takes them out of this set.
         keys: the key of a keyed table and the order of changes; ``None`` for a table that is appended to.
+        floor: in a keyed table with ``sequence_by``, rows of deleted keys may be gone whose order is below it; ``None``
+            before the first purge.
         schema: the columns of the table, as its log has them.
     """
 
@@ -157,6 +164,7 @@ class LedgerState:
     hint: Mapping[str, object] | None = None
     removed_claim_batches: Intervals = field(default_factory=Intervals)
     keys: KeyOrder | None = None
+    floor: Floor | None = None
     schema: str = field(default="", compare=False)
 
     @property
@@ -232,6 +240,7 @@ class Ledger:
             transform=state.newest.transform if state.newest else "",
             keys=state.keys,
             hint=state.hint,
+            floor=state.floor,
             removed_claim_batches=state.removed_claim_batches,
         )
         entry = replace(entry, **fields)
@@ -311,6 +320,7 @@ class Ledger:
             hint=hint_with_facts(folded.hint, folded.facts),
             removed_claim_batches=folded.removed,
             keys=folded.keys,
+            floor=folded.floor,
             schema=snapshot.schema,
         )
         if valid is not None:
@@ -611,6 +621,7 @@ class Ledger:
             facts,
             removed=full.removed_claim_batches,
             keys=full.keys,
+            floor=full.floor,
         )
         folds: dict[int, _Fold] = {full.base: now}
         for number in range(full.base + 1, version + 1):
@@ -630,7 +641,16 @@ class Ledger:
                 # Without a state, the group had not begun in the restored version.
                 keys = past.keys if past.state else now.keys
                 now = _Fold(
-                    state, past.totals, now.identities, now.sharing, facts, past.hint, removed, keys, past.error
+                    state,
+                    past.totals,
+                    now.identities,
+                    now.sharing,
+                    facts,
+                    past.hint,
+                    removed,
+                    keys,
+                    past.floor,
+                    past.error,
                 )
             elif entry := commit.entry:
                 late = self._is_planned_before_restore(entry, number - 1)
@@ -642,6 +662,8 @@ class Ledger:
                     error = _of_other_keys(self.log.path, number, now.keys, entry)
                 keys = keys_after(now.keys, entry, is_first=not now.state)
                 state = fold(now.state, entry, late=late)
+                if is_below_floor(now.floor, entry):
+                    error = _inserted_below_floor(self.log.path, number)
                 now = _Fold(
                     state,
                     totals_after(now.totals, entry),
@@ -651,6 +673,7 @@ class Ledger:
                     entry.hint,
                     now.removed,
                     keys,
+                    floor_after(now.floor, entry),
                     error,
                 )
             folds[number] = now
@@ -763,6 +786,15 @@ def _of_other_keys(path: str, version: int, keys: KeyOrder | None, entry: Ledger
     return KeyConflictError(
         f"version {version} of {path} has a batch that was planned when the table was {kind_of_table(entry.keys)}, and "
         f"the table was {kind_of_table(keys)} when it landed: a rebuild, or a RESTORE to before one, came in between",
+        remedy=f"Take the batch back: RESTORE TABLE … TO VERSION AS OF {version - 1}. Its messages are read again.",
+        version=version,
+    )
+
+
+def _inserted_below_floor(path: str, version: int) -> KeyConflictError:
+    return KeyConflictError(
+        f"version {version} of {path} has a batch that was planned before rows of deleted keys were purged, and landed "
+        "after that, because RESTOREs came in between: it may have inserted rows of deleted keys",
         remedy=f"Take the batch back: RESTORE TABLE … TO VERSION AS OF {version - 1}. Its messages are read again.",
         version=version,
     )

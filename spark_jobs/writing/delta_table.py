@@ -24,7 +24,7 @@ from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
 from spark_jobs.writing.key_history import merge_history
-from spark_jobs.writing.keyed import Keys, merge
+from spark_jobs.writing.keyed import Keys, merge, purge
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
@@ -70,7 +70,7 @@ class DeltaWriter:
     def __post_init__(self) -> None:
         choose_fields(self, schema_changes=SchemaChanges)
 
-    def write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
+    def write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False, truncate: int | None = None) -> None:
         """Write ``rows`` with the transaction and the metadata of ``entry``, in one commit.
 
         A return does not prove that the rows are in the table: Delta silently ignores a transaction version that it
@@ -80,16 +80,20 @@ class DeltaWriter:
             Exception: any error of Spark; see :func:`explain`.
         """
         if self.keys is not None and entry.write_mode.merges:
-            settings = {
-                "spark.databricks.delta.write.txnAppId": entry.app,
-                "spark.databricks.delta.write.txnVersion": str(entry.number),
-                "spark.databricks.delta.commitInfo.userMetadata": entry.to_json(),
-            }
-            overwrites, adds = entry.write_mode.replaces_dead_letters, self.schema_changes is not SchemaChanges.FAIL
+            adds = self.schema_changes is not SchemaChanges.FAIL
             if self.keys.keeps_history:
-                merge_history(rows, self.keys, self.path, adds_columns=adds, settings=settings)
+                merge_history(rows, self.keys, self.path, adds_columns=adds, settings=_settings(entry))
                 return
-            merge(rows, self.keys, self.path, overwrites_equal=overwrites, adds_columns=adds, settings=settings)
+            merge(
+                rows,
+                self.keys,
+                self.path,
+                overwrites_equal=entry.write_mode.replaces_dead_letters,
+                adds_columns=adds,
+                floor=entry.floor,
+                truncate=truncate,
+                settings=_settings(entry),
+            )
             return
         writer = (
             rows.write.format("delta")
@@ -113,10 +117,20 @@ class DeltaWriter:
             writer = writer.mode("append")
         writer.save(spark_location(self.path))
 
-    def try_write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> Exception | None:
+    def try_write(
+        self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False, truncate: int | None = None
+    ) -> Exception | None:
         """Write and return the error, if any. Only the log shows whether the commit landed despite an error."""
         try:
-            self.write(rows, entry, creates=creates)
+            self.write(rows, entry, creates=creates, truncate=truncate)
+        except Exception as error:  # noqa: BLE001 - Spark raises errors of any type
+            return error
+        return None
+
+    def try_purge(self, spark: SparkSession, condition: str, entry: LedgerEntry) -> Exception | None:
+        """Remove rows that mark deleted keys; see :meth:`try_write` and :func:`spark_jobs.writing.keyed.purge`."""
+        try:
+            purge(spark, self.path, condition, settings=_settings(entry))
         except Exception as error:  # noqa: BLE001 - Spark raises errors of any type
             return error
         return None
@@ -149,6 +163,15 @@ class DeltaWriter:
     def commit(self, rows: DataFrame, entry: LedgerEntry, *, ledger: Ledger) -> Commit | None:
         """Write ``rows`` and verify the write; see :meth:`verified`."""
         return self.verified(entry, self.try_write(rows, entry), spark=rows.sparkSession, ledger=ledger)
+
+
+def _settings(entry: LedgerEntry) -> Mapping[str, str]:
+    """Return the settings of a session, from which Delta takes the transaction and the metadata of a SQL statement."""
+    return {
+        "spark.databricks.delta.write.txnAppId": entry.app,
+        "spark.databricks.delta.write.txnVersion": str(entry.number),
+        "spark.databricks.delta.commitInfo.userMetadata": entry.to_json(),
+    }
 
 
 def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:

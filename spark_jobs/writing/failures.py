@@ -50,6 +50,7 @@ from stream_consumers.errors import (
 MAX_ERROR_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 KEY_IN_TWO_SHARDS = "a key has changes in two shards:"
+BELOW_FLOOR = "a change of a key that the table lacks is older than deleted rows that were purged:"
 NO_VALUE = "a change of a key that the table lacks does not have the value of the column"
 NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
@@ -169,6 +170,11 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
         KeyConflictError,
         "Begin with a snapshot of the source. If a change gave the row a new key, update the column of this row there, "
         "so that a batch has the value, too; set REPLICA IDENTITY FULL for later changes.",
+    ),
+    BELOW_FLOOR: (
+        KeyConflictError,
+        "A newer change may have deleted the key. Let such messages become dead letters, with "
+        "on_bad_rows='dead_letter'. To have such a row, send it again with a newer value of sequence_by.",
     ),
     NO_KEY: (ConstraintViolatedError, _CONSTRAINT.remedy),
 }

@@ -12,6 +12,8 @@ shows it (``h7``), and that rows which were read before are wrong (``h6``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
@@ -110,7 +112,9 @@ def _with_values(rows: DataFrame, keys: Keys) -> DataFrame:
     return rows.withColumns({name: value_of(name) for name in rows.columns if name.lower() not in own})
 
 
-def merge_history(changes: DataFrame, keys: Keys, table: str, *, adds_columns: bool, settings: dict[str, str]) -> None:
+def merge_history(
+    changes: DataFrame, keys: Keys, table: str, *, adds_columns: bool, settings: Mapping[str, str]
+) -> None:
     """Merge changes into a table with a row per change, in one commit; see :func:`spark_jobs.writing.keyed.merge`.
 
     Args:

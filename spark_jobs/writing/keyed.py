@@ -26,17 +26,20 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Decoder
-from spark_jobs.ledger.entries import KeyOrder
+from spark_jobs.ledger.entries import Floor, KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
 from spark_jobs.ledger.table_rows import ROW_PLACE
 from spark_jobs.reading.spark_types import text
 from spark_jobs.table_location import spark_location, sql_name
-from spark_jobs.writing.failures import KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE
+from spark_jobs.writing.failures import BELOW_FLOOR, KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE
+from spark_jobs.writing.floor import floor_sql
 from spark_jobs.writing.layout import TableLayout, check_names
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 
 DELETED = "_deleted"
 """The column that says whether a change deletes its key. A table with ``sequence_by`` has it, too."""
+TRUNCATES = "_truncates"
+"""The column that says whether a change removes all older rows."""
 SEQUENCE_BY = "_sequence_by"
 """The column with the value of ``sequence_by``."""
 UNAVAILABLE = "_unavailable"
@@ -45,7 +48,7 @@ MAX_CLUSTERED = 4
 """Delta clusters by at most this many columns."""
 _SHARD = ("_stream", "_shard")
 _SHARDS = ("_first_shard", "_last_shard")
-_OF_CHANGES = (DELETED, SEQUENCE_BY)
+_OF_CHANGES = (DELETED, SEQUENCE_BY, TRUNCATES)
 NEIGHBOURS = ("_next", *_SHARDS)
 """The columns of :func:`with_neighbours`."""
 FOUND = "_found"
@@ -67,6 +70,9 @@ class Keys:
             position in the shard orders them.
         apply_as_deletes: a SQL condition over a row that tells which changes delete their key, like ``op = 'd'``. By
             default none does.
+        apply_as_truncates: a SQL condition over a row that tells which changes remove all older rows, like ``op =
+            't'``. Their key may be NULL. The stream must have one shard, because nothing orders a truncate among
+            others. By default none does.
         except_columns: columns that the table does not get, although the expressions may use them.
         stored_as_scd_type: 1 keeps the newest row of each key; 2 keeps a row per change, with ``_valid_from``,
             ``_valid_to`` and ``_is_current``. They are values of ``sequence_by``; without it, the greatest
@@ -83,6 +89,7 @@ class Keys:
     columns: Sequence[str]
     sequence_by: str = ""
     apply_as_deletes: str = ""
+    apply_as_truncates: str = ""
     except_columns: Sequence[str] = ()
     stored_as_scd_type: int = 1
 
@@ -96,12 +103,19 @@ class Keys:
                 f"the key column {both[0]!r} is among except_columns",
                 remedy="A table needs its key: leave it out there.",
             )
-        for option in ("sequence_by", "apply_as_deletes"):
+        for option in ("sequence_by", "apply_as_deletes", "apply_as_truncates"):
             check_expression(getattr(self, option), where=option)
         if self.stored_as_scd_type not in (1, 2):
             raise InvalidOptionError(
                 f"stored_as_scd_type must be 1 or 2, got {self.stored_as_scd_type!r}",
                 remedy="Use 1 for the newest row of each key, or 2 for a row per change.",
+            )
+        other = "stored_as_scd_type" if self.keeps_history else "sequence_by" if self.sequence_by else ""
+        if other and self.apply_as_truncates:
+            raise InvalidOptionError(
+                f"apply_as_truncates={self.apply_as_truncates!r} cannot be combined with "
+                f"{other}={getattr(self, other)!r}: an older change that comes later would bring its key back",
+                remedy=f"Leave {other} out, if the stream has one shard; or leave truncates out of the stream.",
             )
 
     @property
@@ -167,10 +181,16 @@ class Keys:
         if deletes is None:
             return self
         left_out = dict.fromkeys((*self.except_columns, *getattr(decoder, "change_columns", ())))
-        return replace(self, apply_as_deletes=self.apply_as_deletes or deletes, except_columns=tuple(left_out))
+        truncates = "" if self.sequence_by or self.keeps_history else getattr(decoder, "truncates_where", "")
+        return replace(
+            self,
+            apply_as_deletes=self.apply_as_deletes or deletes,
+            apply_as_truncates=self.apply_as_truncates or truncates,
+            except_columns=tuple(left_out),
+        )
 
     def changes(self, rows: DataFrame) -> DataFrame:
-        """Return the rows as changes: with ``_deleted``, and with ``_sequence_by`` where there is an expression for it.
+        """Return the rows as changes: with ``_deleted``, and with ``_sequence_by`` and ``_truncates`` if there are any.
 
         Where the table has a row per change, they have the columns of :data:`EXTENT`, too. A merge computes these anew.
 
@@ -199,6 +219,8 @@ class Keys:
         if self.keeps_history:
             start = made.get(SEQUENCE_BY, f.col("_timestamp"))
             made |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~made[DELETED]}
+        if self.apply_as_truncates:
+            made[TRUNCATES] = f.coalesce(f.expr(self.apply_as_truncates).cast("boolean"), f.lit(False))
         return rows.withColumns(made).drop(*self.except_columns)
 
     def table_columns(self, changes: StructType) -> StructType:
@@ -216,7 +238,7 @@ class Keys:
         """Return the columns of changes that the table has."""
         if self.keeps_history:
             return list(names)
-        hidden = {UNAVAILABLE} if self.keeps_deletions else {UNAVAILABLE, DELETED}
+        hidden = {UNAVAILABLE, TRUNCATES} if self.keeps_deletions else {UNAVAILABLE, TRUNCATES, DELETED}
         return [name for name in names if name not in hidden]
 
 
@@ -230,6 +252,23 @@ def _check_has_order(column: StructField) -> None:
 
 def _has_order(kind: DataType) -> bool:
     return kind.typeName() not in ("map", "array", "struct", "variant", "void", "interval")
+
+
+def last_truncate(changes: DataFrame, keys: Keys) -> int | None:
+    """Return the sequence of the last change that truncates, of changes of one shard; ``None`` if none does.
+
+    Raises:
+        Exception: whatever Spark raises.
+    """
+    if not keys.apply_as_truncates:
+        return None
+    found = changes.where(f.col(TRUNCATES)).agg(f.max("_sequence").alias("last")).collect()[0]["last"]
+    return None if found is None else int(found)
+
+
+def after_truncate(changes: DataFrame, last: int | None) -> DataFrame:
+    """Return the changes after a truncate; see :func:`last_truncate`."""
+    return changes if last is None else changes.where(f.col("_sequence") > last)
 
 
 def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
@@ -315,7 +354,15 @@ def _text(names: Sequence[str]) -> Column:
 
 
 def merge(
-    changes: DataFrame, keys: Keys, table: str, *, overwrites_equal: bool, adds_columns: bool, settings: dict[str, str]
+    changes: DataFrame,
+    keys: Keys,
+    table: str,
+    *,
+    overwrites_equal: bool,
+    adds_columns: bool,
+    floor: Floor | None,
+    truncate: int | None,
+    settings: Mapping[str, str],
 ) -> None:
     """Merge changes into a keyed table in one commit.
 
@@ -328,6 +375,8 @@ def merge(
         table: its path or URI.
         overwrites_equal: whether a change replaces a row that it has made before, as a replay does.
         adds_columns: whether the table gets columns that it does not have.
+        floor: the floor of the table, see :mod:`spark_jobs.writing.floor`; ``None`` without one.
+        truncate: the sequence of the last truncate among the changes; ``None`` without one.
         settings: the settings of that session.
 
     Raises:
@@ -344,9 +393,12 @@ def merge(
         overwrites_equal=overwrites_equal,
         adds_columns=adds_columns,
         new=[name for name in changes.columns if name.lower() not in names],
+        floor="" if floor is None else floor_sql(floor, changes.schema[SEQUENCE_BY].dataType),
+        truncate=truncate,
     )
+    newest = newest_changes(after_truncate(changes, truncate), keys)
     with own_session(changes.sparkSession, settings) as session:
-        session.sql(statement, changes=newest_changes(changes, keys)).collect()
+        session.sql(statement, changes=newest).collect()
 
 
 def merge_statement(
@@ -357,6 +409,8 @@ def merge_statement(
     overwrites_equal: bool,
     adds_columns: bool,
     new: Collection[str] = (),
+    floor: str = "",
+    truncate: int | None = None,
 ) -> str:
     """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge`.
 
@@ -367,6 +421,8 @@ def merge_statement(
         overwrites_equal: whether a change replaces a row that it has made before.
         adds_columns: whether the table gets columns that it does not have.
         new: the columns of the changes that the table does not have, so that its rows have no value in them.
+        floor: the floor of the table as SQL; empty without one.
+        truncate: the sequence of the last truncate among the changes; ``None`` without one.
 
     Example:
         >>> keys = Keys("id")
@@ -393,11 +449,10 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         updated = {name: f"IF({lacks[name]}, {kept[name]}, s.{own})" for name, own in written.items()}
         inserted = {name: f"IF({lacks[name]}, {fails[name]}, s.{own})" for name, own in written.items()}
     update = f"UPDATE SET {', '.join(f'{own} = {updated[name]}' for name, own in written.items())}"
-    insert = f"INSERT ({', '.join(written.values())}) VALUES ({', '.join(inserted.values())})"  # noqa: S608 - quoted
+    insert = _insert(written, inserted)
     compares = ">=" if overwrites_equal else ">"
     if keys.is_ordered_by_position:
-        places = "concat_ws(' ', t._stream, t._shard, 'and', s._stream, s._shard)"
-        failure = f"CAST(raise_error(concat('{KEY_IN_TWO_SHARDS} ', {places})) AS BIGINT)"
+        failure = _fails(KEY_IN_TWO_SHARDS, "t", "s")
         is_newer = f"s._sequence {compares} t._sequence"
         # What is read again may lack values of a row that a later change deleted, which is read again, too.
         is_whole = f" AND size(s.{UNAVAILABLE}) = 0" if overwrites_equal and UNAVAILABLE in columns else ""
@@ -407,9 +462,17 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
             f"MATCHED AND {is_newer} THEN {update}",
             f"NOT MATCHED AND NOT s.{DELETED}{is_whole} THEN {insert}",
         ]
+        if truncate is not None:
+            clauses.append(f"NOT MATCHED BY SOURCE AND t._sequence < {truncate:d} THEN DELETE")
     else:
         of_row, of_change = (f"struct({', '.join(f'{side}.{n}' for n in keys.ordering)})" for side in "ts")
-        clauses = [f"MATCHED AND {of_change} {compares} {of_row} THEN {update}", f"NOT MATCHED THEN {insert}"]
+        clauses = [f"MATCHED AND {of_change} {compares} {of_row} THEN {update}"]
+        if floor:
+            clauses.append(f"NOT MATCHED AND s.{SEQUENCE_BY} >= {floor} THEN {insert}")
+            failing = _insert(written, {**inserted, "_sequence": _fails(BELOW_FLOOR, "s")})
+            clauses.append(f"NOT MATCHED AND NOT s.{DELETED} THEN {failing}")
+        else:
+            clauses.append(f"NOT MATCHED THEN {insert}")
     return joined(table, on, clauses, adds_columns=adds_columns)
 
 
@@ -429,6 +492,32 @@ def joined(table: str, on: str, clauses: Sequence[str], *, adds_columns: bool) -
         for part in (sql_name(table), on, *(f"WHEN {one}" for one in clauses))
     )
     return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {matches}", *whens])
+
+
+def _insert(written: Mapping[str, str], values: Mapping[str, str]) -> str:
+    return f"INSERT ({', '.join(written.values())}) VALUES ({', '.join(values[name] for name in written)})"  # noqa: S608
+
+
+def _fails(what: str, *sides: str) -> str:
+    """Return the SQL of a ``_sequence`` whose computation fails, with the shards of these sides of a MERGE."""
+    places = ", 'and', ".join(f"{side}._stream, {side}._shard" for side in sides)
+    return f"CAST(raise_error(concat('{what} ', concat_ws(' ', {places}))) AS BIGINT)"
+
+
+def purge(session: SparkSession, table: str, condition: str, *, settings: Mapping[str, str]) -> None:
+    """Remove rows that mark deleted keys in one commit; see :mod:`spark_jobs.writing.floor`.
+
+    Args:
+        session: a session that can write Delta tables.
+        table: its path or URI.
+        condition: the SQL condition of the rows.
+        settings: the settings of the session of this commit; see :func:`merge`.
+
+    Raises:
+        Exception: whatever Spark raises.
+    """
+    with own_session(session, settings) as own:
+        own.sql(f"DELETE FROM {sql_name(table)} WHERE {condition}").collect()  # noqa: S608
 
 
 @contextmanager

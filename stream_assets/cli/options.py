@@ -476,7 +476,8 @@ def make_conversion(
     return RowConversion(declared.decode, declared.transform, replace(declared.errors, **errors), declared.keys)
 
 
-_KEY_OPTIONS = ("keys", "sequence_by", "apply_as_deletes", "except_columns", "stored_as_scd_type")
+_EXPRESSIONS = ("sequence_by", "apply_as_deletes", "apply_as_truncates")
+_KEY_OPTIONS = ("keys", *_EXPRESSIONS, "except_columns", "stored_as_scd_type")
 
 
 def _make_keys(
@@ -558,6 +559,7 @@ row_options = combine_options(
         metavar="SQL",
         help="An expression that orders the changes of a key; by default their position in the shard.",
     ),
+    click.option("--apply-as-truncates", metavar="SQL", help="A condition for changes that remove all older rows."),
     click.option("--apply-as-deletes", metavar="SQL", help="A condition for changes that delete their key."),
     click.option("--except-columns", metavar="COLUMN,…", help="Columns that a keyed table does not get."),
     click.option(

@@ -11,12 +11,12 @@ may also be refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
 from spark_jobs.ledger.entries import KeyOrder, LedgerEntry, ShardState
-from spark_jobs.ledger.fold import fold, is_of_other_keys, keys_after
+from spark_jobs.ledger.fold import floor_after, fold, is_below_floor, is_of_other_keys, keys_after
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -34,7 +34,8 @@ class Change(NamedTuple):
 
     Args:
         key: its key.
-        operation: ``u`` upserts, ``d`` deletes, ``p`` updates and does not have the large value.
+        operation: ``u`` upserts, ``d`` deletes, ``p`` updates and does not have the large value; ``t`` truncates,
+            which deletes all keys, whatever its own is.
         order: the value of the message that orders it, or the time at which it was really made.
     """
 
@@ -162,6 +163,15 @@ def places_of(state: Mapping[Shard, ShardState]) -> tuple[Places, Places]:
     return covered, redo
 
 
+@cache
+def entry_of(kind: str, floor: int) -> LedgerEntry:
+    """The entry of a commit, as far as it is about the floor."""
+    known, mode = floor or None, "replace" if kind == "rewind" else "upsert"
+    if kind == "purge":
+        return LedgerEntry(kind, "g", "g/main", 1, "purge", "b", 0, purged_below=known)
+    return LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, mode=mode, floor=known)
+
+
 def model(
     messages: Messages,
     *,
@@ -180,6 +190,7 @@ def model(
     stops: bool = True,
     unchanged: str = "refused",
     lacking: str = "skipped",
+    truncates: str = "all",
     restores: int = 1,
     rewinds: int = 1,
 ) -> Result:
@@ -214,6 +225,7 @@ def model(
             or it may be ``landed`` without a change.
         lacking: what becomes of a change that is read again, and lacks a value that no row has: it is ``skipped``, or
             it ``ends`` the run, as one does that is read for the first time.
+        truncates: a truncate deletes ``all`` rows that are older; or those of the keys of its ``batch``.
         restores: how many there may be.
         rewinds: how many there may be.
 
@@ -252,11 +264,18 @@ def model(
                 return new._replace(large=one[1:3]) if one.operation == "u" else None
         return None if old is None or old.operation == "d" else new._replace(large=old.large)
 
+    def is_changed(key: int, c: Commit) -> bool:
+        return any(change_at(place).key == key for place in places(c))
+
     def merged(before: tuple[Row | None, ...], c: Commit) -> tuple[tuple[Row | None, ...], Places]:
         """The rows after a merge, and the places of changes below the floor that meet no row."""
         rows, dropped = list(before), set[Place]()
+        last = max((at for shard, at in places(c) if messages[shard][at].operation == "t"), default=-1)
+        for key, one in enumerate(rows):
+            if one and one.position < last and (truncates == "all" or is_changed(key, c)):
+                rows[key] = None
         for key in range(keys):
-            found = [place for place in places(c) if change_at(place).key == key]
+            found = [place for place in places(c) if change_at(place).key == key and place[1] > last]
             if redrive and c.kind != "redrive":
                 found = [place for place in found if place != (0, 0)]
             changes = [row(place, 1 if c.kind == "merge" else 2) for place in sorted(found)]
@@ -304,14 +323,15 @@ def model(
     def applied(before: Version, c: Commit, *, is_unchanged: bool) -> Version:
         if c.kind == "purge":
             left = tuple(None if r and r.operation == "d" and r.order < c.floor else r for r in before.rows)
-            return before._replace(rows=left, floor=max(before.floor, c.floor))
+            return before._replace(rows=left, floor=floor_after(before.floor or None, entry_of(c.kind, c.floor)) or 0)
         rows, dropped = merged(before.rows, c)
         if is_lacking(before, c):
             return before._replace(lacks=True)
         if is_unchanged:
             rows = before.rows
         written = places(c)
-        is_known = before.is_known and not (stops and c.kind != "rewind" and c.floor < before.floor)
+        stopped = stops and is_below_floor(before.floor or None, entry_of(c.kind, c.floor))
+        is_known = before.is_known and not stopped
         if c.kind == "replay" and replay == "refresh":
             return before._replace(rows=rows, replayed=before.replayed | written, is_known=is_known)
         covered = before.covered | written
@@ -461,12 +481,12 @@ def model(
 
     def expected(key: int, covered: Places) -> Place | None:
         """The place of the change that a row must be of."""
-        found = [place for place in covered if change_at(place).key == key]
+        found = [place for place in covered if change_at(place).key == key or change_at(place).operation == "t"]
         if order == "position":
             newest = max(found, key=lambda place: change_at(place).order, default=None)
         else:
             newest = max(found, key=lambda place: (change_at(place).order, place), default=None)
-        return None if newest is None or change_at(newest).operation == "d" else newest
+        return None if newest is None or change_at(newest).operation in "dt" else newest
 
     def large_of(place: Place) -> Place:
         """The place of the change that has the large value of the row of a change."""
@@ -858,6 +878,14 @@ LATE = (shards("au0 ad1"), shards("ad1 au0"), shards("ad1", "au0"))
 """A deletion before, behind and beside an older upsert."""
 
 
+def truncated(*texts: str, **options: Any) -> Result:
+    """Two keys in one shard, and truncates."""
+    return joined(model(shards(one), **{"redo": "code", **options}) for one in texts)
+
+
+TRUNCATED = ("au bu at au", "au at bd", "at au", "au at au at")
+
+
 def sequenced(messages: Iterable[Messages] = SEQUENCED, **options: Any) -> Result:
     """Order is a value, and deletes stay."""
     values = {"order": "value", "deletes": "tombstone", "redo": "range", **options}
@@ -936,6 +964,16 @@ VARIANTS = (
         "same, in one transaction sequence",
         "PASS",
         partial(one_key, 1, 2, unchanged="landed", app="shared"),
+    ),
+    quick("t1", "truncates, all from there to the position is read again", "PASS", partial(truncated, *TRUNCATED)),
+    quick("t1-shared", "same, in one transaction sequence", "PASS", partial(truncated, *TRUNCATED, app="shared")),
+    quick("t2", "a truncate deletes the keys of its batch only", "BAD", partial(truncated, "au bt", truncates="batch")),
+    quick("t3", "truncates, nothing is read again", "BAD", partial(truncated, "au bt", redo="none")),
+    quick(
+        "t4",
+        "two shards, the truncate is read before an older change of the other",
+        "BAD",
+        partial(two_shards, "au0", "bt1", restores=0, rewinds=0, replay=""),
     ),
     quick(
         "l1",

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.metrics.recorders import recorders
 from spark_jobs.structured_logs import JsonFormatter
 from stream_assets import (
+    Keys,
     NewDeadLetters,
     OpOptions,
     build_dead_letter_sensor,
@@ -58,6 +59,16 @@ def tick(
 
 
 @pytest.mark.slow
+def test_only_a_table_that_keeps_rows_of_deleted_keys_is_purged() -> None:
+    for keys in (None, Keys(["id"])):
+        with pytest.raises(InvalidOptionError):
+            build_maintenance(plain_asset(keys=keys), purge_after_days=30)
+    ordered = plain_asset(keys=Keys(["id"], sequence_by="at"))
+    with pytest.raises(InvalidOptionError):
+        build_maintenance(ordered, purge_after_days=-1)
+    assert build_maintenance(ordered, purge_after_days=30).assets
+
+
 @pytest.mark.spark
 def test_what_operators_see_of_a_run(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ class KeyedTable:
         keys: of the table.
         records: the most messages of a batch.
         properties: of the table.
+        first_ms: the time of the first message; the next ones are a millisecond apart.
     """
 
     spark: SparkSession
@@ -50,6 +51,7 @@ class KeyedTable:
     keys: Keys = BY_POSITION
     records: int = 7
     driver_records: int = 10_000
+    first_ms: int = FIRST_MS
     sent: list[dict[str, Any]] = field(default_factory=list)
     properties: Mapping[str, str] = field(default_factory=dict)
 
@@ -76,7 +78,7 @@ class KeyedTable:
         with create_producer(self.url) as producer:
             for change in changes:
                 shard = change.get("id", 0) % shards
-                time = FIRST_MS + change.get("sent", len(self.sent))
+                time = self.first_ms + change.get("sent", len(self.sent))
                 producer.send(json.dumps(change).encode(), shard=shard, timestamp_ms=time)
                 self.sent.append(change)
 
@@ -104,7 +106,10 @@ class KeyedTable:
         """The same, of the changes that were sent."""
         newest: dict[int, dict[str, Any]] = {}
         for change in sorted(self.sent, key=lambda change: change["at"]) if self.keys.sequence_by else self.sent:
-            newest[change["id"]] = change
+            if change["op"] == "t":
+                newest.clear()
+            else:
+                newest[change["id"]] = change
         return {key: change["name"] for key, change in newest.items() if change["op"] != "d"}
 
     def history(self) -> list[Version]:

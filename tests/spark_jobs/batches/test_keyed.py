@@ -16,6 +16,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
+from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError, StreamAssetsError
@@ -246,3 +247,48 @@ def test_verify_leaves_out_dead_letters_of_the_transform_and_shows_no_value(spar
     with pytest.raises(StreamAssetsError) as raised:
         table.verdict()
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+
+
+TRUNCATED = Keys(["id"], apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_columns=["op"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [2, 100])
+def test_a_truncate_removes_all_older_rows(spark: SparkSession, folder: Path, records: int) -> None:
+    table = KeyedTable(spark, folder, TRUNCATED, records=records)
+    table.send(*({"id": key, "name": "old", "op": "u", "at": key} for key in (1, 2, 3)))
+    table.drain()
+    table.send(
+        {"id": 2, "name": "older", "op": "u", "at": 3},
+        {"name": None, "op": "t", "at": 4},
+        {"id": 3, "name": "new", "op": "u", "at": 5},
+        {"id": 4, "name": "gone", "op": "u", "at": 6},
+        {"id": 4, "name": None, "op": "d", "at": 7},
+    )
+    reports = table.drain()
+    assert (table.rows(), sum(report.dead for report in reports)) == ({3: "new"}, 0)
+    assert table.verdict().is_right
+    with open_batch_source(table.url) as source:
+        list(drain_batches(ReplayJob(spark, source, table.ingestion, Replay(stop=Bound.parse("3")))))
+    table.drain()
+    assert table.rows() == table.expected() == {3: "new"}
+
+
+@pytest.mark.slow
+def test_a_truncate_among_several_shards_is_refused(spark: SparkSession, folder: Path) -> None:
+    table = KeyedTable(spark, folder, TRUNCATED)
+    table.send(*({"id": key, "name": "old", "op": "u", "at": key} for key in (1, 2)), shards=2)
+    table.drain()
+    before = table.rows()
+    table.send({"id": 2, "name": None, "op": "t", "at": 4}, shards=2)
+    with pytest.raises(KeyConflictError):
+        table.drain()
+    assert table.rows() == before
+
+
+def test_debezium_knows_what_deletes_and_what_truncates() -> None:
+    keys = Keys(["id"]).of_decoder(Debezium("id BIGINT"))
+    assert (keys.apply_as_deletes, keys.apply_as_truncates) == ("_op = 'd'", "_op = 't'")
+    assert not Keys(["id"], sequence_by="_source_order").of_decoder(Debezium("id BIGINT")).apply_as_truncates
+    with pytest.raises(InvalidOptionError):
+        Keys(["id"], sequence_by="at", apply_as_truncates="op = 't'")
