@@ -40,7 +40,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_expressions import CHECK
-from spark_jobs.ledger.table_rows import in_ranges
+from spark_jobs.ledger.table_rows import ROW_PLACE, extents_of, in_ranges, scan
 from spark_jobs.reading.spark_types import properties
 from spark_jobs.table_location import LOCAL, scheme, sql_name
 from spark_jobs.writing.delta_table import read_table
@@ -222,6 +222,10 @@ def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion
         for shard, one in state.shards.items()
         if one.origin is not None
     }
+    # A replay may have written rows from before the origin.
+    earlier = in_ranges({shard: Range(0, start) for shard, start in starts.items()})
+    found = extents_of(scan(ledger.log, ROW_PLACE, where=earlier)) if earlier else {}
+    starts = {shard: min(start, found[shard].start) if shard in found else start for shard, start in starts.items()}
     facts = {shard: one.start_facts for shard, one in state.shards.items() if one.start_facts is not None}
     check_source(source, ingestion.group, state, source.extents(resume=state.resume))
     extents = source.extents(resume=Resume(starts, hint_with_facts(None, facts)))

@@ -205,7 +205,7 @@ class Debezium:
     @property
     def change_columns(self) -> tuple[str, ...]:
         """The columns about the change, which a keyed table does not get."""
-        return (_OP, _ORDER) if self.source_order else (_OP,)
+        return (_OP, *((_ORDER,) if self.source_order else ()), _UNAVAILABLE)
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`; asks the registry unless it is resolved."""

@@ -52,6 +52,7 @@ FOREIGN_PLACE = "there is no message of this batch at"
 KEY_IN_TWO_SHARDS = "a key has changes in two shards:"
 BELOW_FLOOR = "a change of a key that the table lacks is older than deleted rows that were purged:"
 NO_VALUE = "a change of a key that the table lacks does not have the value of the column"
+NOT_THERE = "a change lacks the value of a column that the transform leaves out or renames:"
 NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
@@ -170,6 +171,11 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
         KeyConflictError,
         "Begin with a snapshot of the source. If a change gave the row a new key, update the column of this row there, "
         "so that a batch has the value, too; set REPLICA IDENTITY FULL for later changes.",
+    ),
+    NOT_THERE: (
+        SchemaMismatchError,
+        "The row would lose its value: keep the names of the decoder's columns in the transform, and leave columns out "
+        "with except_columns.",
     ),
     BELOW_FLOOR: (
         KeyConflictError,

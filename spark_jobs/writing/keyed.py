@@ -31,7 +31,7 @@ from spark_jobs.ledger.table_expressions import check_expression
 from spark_jobs.ledger.table_rows import ROW_PLACE
 from spark_jobs.reading.spark_types import text
 from spark_jobs.table_location import spark_location, sql_name
-from spark_jobs.writing.failures import BELOW_FLOOR, KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE
+from spark_jobs.writing.failures import BELOW_FLOOR, KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE, NOT_THERE
 from spark_jobs.writing.floor import floor_sql
 from spark_jobs.writing.layout import TableLayout, check_names
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
@@ -221,7 +221,11 @@ class Keys:
             made |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~made[DELETED]}
         if self.apply_as_truncates:
             made[TRUNCATES] = f.coalesce(f.expr(self.apply_as_truncates).cast("boolean"), f.lit(False))
-        return rows.withColumns(made).drop(*self.except_columns)
+        if UNAVAILABLE in names:
+            lost = f.array_except(UNAVAILABLE, f.array(*map(f.lit, rows.columns)))
+            fails = f.raise_error(f.concat(f.lit(f"{NOT_THERE} "), f.array_join(lost, ", ")))
+            made[UNAVAILABLE] = f.when(f.size(lost) > 0, fails).otherwise(f.col(UNAVAILABLE))
+        return rows.withColumns(made).drop(*(name for name in self.except_columns if name != UNAVAILABLE))
 
     def table_columns(self, changes: StructType) -> StructType:
         """Return the columns of the table for changes with these columns.
@@ -271,7 +275,7 @@ def after_truncate(changes: DataFrame, last: int | None) -> DataFrame:
     return changes if last is None else changes.where(f.col("_sequence") > last)
 
 
-def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
+def newest_changes(changes: DataFrame, keys: Keys, *, is_first_read: bool = False) -> DataFrame:
     """Return the newest change of each key. The read of the result fails if it is unknown which one that is.
 
     It is unknown if the transform makes two rows with one key from one message; or, where the position orders the
@@ -281,11 +285,13 @@ def newest_changes(changes: DataFrame, keys: Keys) -> DataFrame:
     Args:
         changes: the changes of a batch; see :meth:`Keys.changes`.
         keys: the key and the order.
+        is_first_read: whether the read of the result also fails if a change behind a delete lacks a value, which the
+            row of before the delete must not give it. Of changes that were merged before, a later one has the value.
     """
     newest_first = _of_key(keys).orderBy(*map(f.desc, keys.ordering))
     ranked = with_neighbours(changes, keys, newest_first).withColumn(_RANK, f.row_number().over(newest_first))
     if UNAVAILABLE in changes.columns:
-        ranked = _with_newest_values(ranked, keys, newest_first)
+        ranked = _with_newest_values(ranked, keys, newest_first, is_first_read=is_first_read)
     return ranked.where((f.col(_RANK) == 1) & is_sound(keys)).drop(_RANK, *NEIGHBOURS)
 
 
@@ -319,7 +325,7 @@ def is_sound(keys: Keys) -> Column:
     return found
 
 
-def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec) -> DataFrame:
+def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec, *, is_first_read: bool) -> DataFrame:
     """Take each value that the newest change does not have from the newest one that has it, up to the newest delete.
 
     A delete has no values, and those before it are of another row: a change of the key of a row creates a row under the
@@ -341,6 +347,10 @@ def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec)
     newest_of = {name: f.col(f"{_NEWEST}.{quoted(name)}") for name in names}
     lacks = {name: one.isNull() & ~is_delete for name, one in newest_of.items()}
     still = f.array_compact(f.array(*(f.when(is_lacking, f.lit(name)) for name, is_lacking in lacks.items())))
+    if is_first_read:
+        has_delete = f.bool_or(is_delete).over(whole)
+        fails = f.raise_error(f.concat(f.lit(f"{NO_VALUE} "), f.array_join(still, ", ")))
+        still = f.when((f.col(_RANK) == 1) & has_delete & (f.size(still) > 0), fails).otherwise(still)
     values = {name: f.when(is_delete, f.col(quoted(name))).otherwise(one["value"]) for name, one in newest_of.items()}
     return found.withColumns({**values, UNAVAILABLE: still}).drop(_NEWEST, _IS_DELETED)
 
@@ -396,7 +406,7 @@ def merge(
         floor="" if floor is None else floor_sql(floor, changes.schema[SEQUENCE_BY].dataType),
         truncate=truncate,
     )
-    newest = newest_changes(after_truncate(changes, truncate), keys)
+    newest = newest_changes(after_truncate(changes, truncate), keys, is_first_read=not overwrites_equal)
     with own_session(changes.sparkSession, settings) as session:
         session.sql(statement, changes=newest).collect()
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ingestion import Ingestion, Transform
 from spark_jobs.batches.replay import rewind
 from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
-from stream_consumers.errors import KeyConflictError
+from stream_consumers.errors import KeyConflictError, SchemaMismatchError
 from stream_consumers.options import Limits
 from tests.support.debezium_messages import PLACEHOLDER, POSTGRES, envelope
 from tests.support.ingesting import drain, ingestion
@@ -83,6 +83,38 @@ def test_a_value_of_a_row_that_was_deleted_is_not_that_of_the_next_one(
         table.send(("u", {"notes": "new"}))
         table.drain()
         assert table.rows() == [("n4", "new")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_LOG], ids=["position", "log"])
+def test_a_row_that_was_deleted_in_the_batch_gives_no_value(spark: SparkSession, folder: Path, keys: Keys) -> None:
+    table = Table(spark, folder, keys, records=100)
+    table.send(CREATE)
+    table.drain()
+    table.send(DELETE, MOVED_HERE)
+    with pytest.raises(KeyConflictError):
+        table.drain()
+    assert table.rows() == [("n1", LARGE)]
+
+
+def without_marks(rows: DataFrame) -> DataFrame:
+    return rows.drop("_unavailable")
+
+
+def renamed(rows: DataFrame) -> DataFrame:
+    return rows.withColumnRenamed("notes", "remarks")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", [without_marks, renamed])
+def test_a_transform_must_keep_what_tells_that_a_value_is_lacking(
+    spark: SparkSession, folder: Path, transform: Transform
+) -> None:
+    table = Table(spark, folder, BY_POSITION, records=100)
+    table.ingestion = replace(table.ingestion, transform=transform)
+    table.send(CREATE, ("u", {"notes": PLACEHOLDER}))
+    with pytest.raises(SchemaMismatchError):
+        table.drain()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pyarrow.fs
 import pytest
 from deltalake import write_deltalake
 
+from spark_jobs.batches import rebuild
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.rebuild import STAGING, delete_staging, first_messages, is_swapped, staging_of
 from spark_jobs.ledger.delta_log import DeltaLog
@@ -64,6 +65,7 @@ class Table:
 
     def __init__(self, folder: Path) -> None:
         self.log = WrittenLog(folder / "t")
+        self.rows: list[pa.RecordBatch] = []
         self.ingestion = Ingestion(group="g", table=str(folder / "t"), keys=Keys(["id"]), retry_seconds=0.0)
         self.write("init", origin={ORDERS: 2}, switch="resumable", identities={"orders": "shop"})
         self.write("batch", ranges={ORDERS: Range(2, 5)})
@@ -77,8 +79,10 @@ class Table:
 
 
 @pytest.fixture
-def table(tmp_path: Path, source: Trimmed) -> Table:
+def table(tmp_path: Path, source: Trimmed, monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table(tmp_path)
+    # The log names files that are not there.
+    monkeypatch.setattr(rebuild, "scan", lambda *_, **__: iter(made.rows))
     made.write("batch", ranges={ORDERS: Range(5, 6)}, identities=source.identities())
     return made
 
@@ -100,6 +104,16 @@ def test_a_stream_without_the_first_messages_of_the_table_is_refused_unless_the_
     ledger = Ledger(staged.log(), group="g", member="main")
     staged.ours(ledger.entry("init", ledger.read(), origin={ORDERS: 2}))
     table.begin(source)
+
+
+def test_rows_that_a_replay_wrote_from_before_the_origin_are_last_copies(table: Table, source: Trimmed) -> None:
+    table.rows.append(pa.record_batch({"_stream": ["orders"], "_shard": [0], "_sequence": [1]}))
+    source.first = 1
+    assert table.begin(source) == {ORDERS: 1}
+    source.first = 2
+    with pytest.raises(DataLossError) as failure:
+        table.begin(source)
+    assert failure.value.facts == {"orders/0": "1 to 2"}
 
 
 def test_rows_that_a_rebuild_would_not_make_are_not_removed(tmp_path: Path, table: Table, source: Trimmed) -> None:
