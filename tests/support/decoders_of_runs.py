@@ -22,6 +22,7 @@ from tests.support.schema_registry import Registry
 
 REGISTRY_VARIABLE = "REGISTRY_OF_THE_RUN"
 DEBEZIUM_VARIABLE = "DEBEZIUM_OF_THE_RUN"
+SCHEMA_VARIABLE = "SCHEMA_OF_THE_RUN"
 CRASHING = {"CRASHES_OF_THE_RUN": "1"}
 SUBJECT = "orders-value"
 _FIELDS = [{"name": "id", "type": "long"}, {"name": "user", "type": ["null", "string"], "default": None}]
@@ -30,7 +31,7 @@ _TEXT = json.dumps(_SCHEMA)
 
 
 def decoder_of(environment: Mapping[str, str] = os.environ) -> Decoder:
-    """What a run decodes with: columns ``id`` and ``user``."""
+    """What a run decodes with: columns ``id`` and ``user``, if its environment names no others."""
     if environment.items() >= CRASHING.items():
         # Executors on a cluster have no tests to import.
         cloudpickle.register_pickle_by_value(crashing)  # type: ignore[no-untyped-call]
@@ -39,7 +40,7 @@ def decoder_of(environment: Mapping[str, str] = os.environ) -> Decoder:
         return Debezium(**json.loads(options))
     registry = environment.get(REGISTRY_VARIABLE)
     if registry is None:
-        return Json("id BIGINT, user STRING")
+        return Json(environment.get(SCHEMA_VARIABLE, "id BIGINT, user STRING"))
     return Avro(registry=SchemaRegistry(registry, options={"max.retries": 0, "timeout": 60}), subject=SUBJECT)
 
 

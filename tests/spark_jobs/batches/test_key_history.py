@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from spark_jobs.batches.source_checks import check_keys
 from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing import key_history
+from spark_jobs.writing.delta_table import is_conflict
 from spark_jobs.writing.key_history import merge_history
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
 from tests.support.debezium_messages import PLACEHOLDER, envelope, field
+from tests.support.decoders_of_runs import SCHEMA_VARIABLE
 from tests.support.ingesting import drain, ingestion
 from tests.support.keyed_tables import (
     BY_POSITION,
@@ -30,12 +34,18 @@ from tests.support.keyed_tables import (
     FIRST_MS,
     HISTORY_BY_POSITION,
     HISTORY_BY_VALUE,
+    SCHEMA,
     KeyedTable,
     random_changes,
 )
+from tests.support.killed_runs import kill_in_turn
+from tests.support.one_run import KEYS_VARIABLE
+from tests.support.polling import until
 from tests.support.written_log import WrittenLog, made_entry
 
 ORDERS = pytest.mark.parametrize("keys", [HISTORY_BY_POSITION, HISTORY_BY_VALUE], ids=["by position", "by value"])
+STEPS = ["initialized", "planned", "read", "dead letters written", "mid-write", "rows written", "verified", "committed"]
+SECONDS = 60.0
 
 
 @pytest.mark.parametrize(
@@ -204,3 +214,49 @@ def test_a_merge_reads_what_landed_after_its_frame_was_made(
     monkeypatch.setattr(key_history, "history_statement", after_another_one)
     _merge(_change(spark, 2, "b"), begun, "one")
     assert [row[3:] for row in begun.history()] == [(1, 2, False), (2, 3, False), (3, None, True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [1, 2], ids=["a known key", "a new key"])
+def test_a_commit_between_the_read_of_a_merge_and_its_write_is_a_conflict(
+    spark: SparkSession, begun: KeyedTable, monkeypatch: pytest.MonkeyPatch, key: int
+) -> None:
+    """Both commits insert a row of the key. The one that waits has read the table, and takes one of the two cores."""
+    begun_reading, may_go_on = begun.folder / "reading", begun.folder / "go on"
+    found = key_history.changed_rows
+
+    def waits(name):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+        begun_reading.touch()
+        until(may_go_on.exists, seconds=SECONDS, what="the other commit")
+        return name
+
+    def slow(*arguments: Any) -> DataFrame:
+        monkeypatch.undo()
+        return found(*arguments).withColumn("name", f.udf(waits, "string")("name"))
+
+    monkeypatch.setattr(key_history, "changed_rows", slow)
+    with ThreadPoolExecutor(1) as pool:
+        merging = pool.submit(_merge, _change(spark, 2, "b", key=key), begun, "one")
+        until(begun_reading.exists, seconds=SECONDS, what="the read")
+        _merge(_change(spark, 3, "c", key=key), begun, "other")
+        may_go_on.touch()
+        failure = merging.exception(SECONDS)
+    assert failure is not None
+    assert is_conflict(failure)
+    assert sorted(row[3] for row in begun.history()) == [1, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.kill
+@pytest.mark.parametrize("keys", [HISTORY_BY_VALUE], ids=["by value"])
+def test_runs_that_are_killed_at_any_step_are_continued(
+    spark: SparkSession, server: str, folder: Path, keys: Keys
+) -> None:
+    table = KeyedTable(spark, folder, keys, records=100)
+    table.send(*random_changes(200, keys=20, seed=5), shards=2)
+    environment = {KEYS_VARIABLE: json.dumps(asdict(keys)), SCHEMA_VARIABLE: SCHEMA}
+    words = (table.ingestion.group, "resumable", server)
+    kill_in_turn(table.url, folder / "t", STEPS, *words, records=40, environment=environment)
+    assert 0 < len(table.history()) < 200, "each was killed on the way"
+    table.drain()
+    assert table.history() == table.expected_history()
