@@ -23,6 +23,9 @@ from spark_jobs.ledger.entries import Floor
 from spark_jobs.reading.spark_types import text
 from stream_consumers.errors import UnsupportedError
 
+MAX_LENGTH = 1000
+"""The most characters or bytes of a floor, which each ledger entry has. The beginning of a value is not above it."""
+
 
 def floor_of(value: Column, kind: DataType) -> Column:
     """Return values of ``sequence_by`` in the form in which the ledger has a floor.
@@ -37,7 +40,7 @@ def floor_of(value: Column, kind: DataType) -> Column:
     if isinstance(kind, IntegralType):
         return value.cast("bigint")
     if kind == StringType():
-        return value
+        return f.substring(value, 1, MAX_LENGTH)
     if isinstance(kind, DateType):
         return f.unix_date(value)
     if isinstance(kind, TimestampType):
@@ -46,7 +49,7 @@ def floor_of(value: Column, kind: DataType) -> Column:
         # The order of the texts is that of the values, up to the year 9999.
         return value.cast("string")
     if isinstance(kind, BinaryType):
-        return f.hex(value)
+        return f.hex(f.substring(value, 1, MAX_LENGTH))
     raise UnsupportedError(
         f"sequence_by is {kind.simpleString()}, and rows of deleted keys cannot be purged by values of this type",
         remedy="Leave purge_after_days out; or make a new table whose sequence_by is a whole number, a time or a text.",

@@ -17,7 +17,7 @@ from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.dead_letters.reader import DeadLetters
 from spark_jobs.purge import purge_deleted
-from spark_jobs.writing.floor import floor_of, floor_sql
+from spark_jobs.writing.floor import MAX_LENGTH, floor_of, floor_sql
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
 from stream_consumers.options import ErrorPolicy
@@ -138,3 +138,13 @@ def test_a_floor_has_the_order_of_its_values_and_names_the_same_one(spark: Spark
     assert floors == sorted(floors)
     for number, known in enumerate(floors):
         assert frame.where(f"one < {floor_sql(known, kind)}").count() == number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["repeat('a', 5000)", "CAST(repeat('a', 5000) AS BINARY)"])
+def test_a_floor_has_a_greatest_length(spark: SparkSession, value: str) -> None:
+    frame = spark.sql(f"SELECT {value} AS one")
+    kind = frame.schema["one"].dataType
+    (row,) = frame.select(floor_of(f.col("one"), kind).alias("floor")).collect()
+    assert len(row["floor"]) <= 2 * MAX_LENGTH
+    assert frame.where(f"one < {floor_sql(row['floor'], kind)}").count() == 0
