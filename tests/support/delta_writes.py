@@ -24,17 +24,17 @@ class Writes:
         self.after: Any = lambda: None
         self._write = DeltaWriter.write
 
-        def watched(sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
-            self.write(sink, rows, entry, creates)
+        def watched(sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, **options: Any) -> None:
+            self.write(sink, rows, entry, **options)
 
         patch.setattr(DeltaWriter, "write", watched)
 
-    def write(self, sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
+    def write(self, sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, **options: Any) -> None:
         is_batch = entry.kind == "batch"
         try:
             if is_batch:
                 self.before()
-            self._write(sink, rows, entry, creates=creates)
+            self._write(sink, rows, entry, **options)
             if is_batch:
                 self.after()
         except Exception as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from delta.exceptions import ConcurrentTransactionException
@@ -667,13 +668,13 @@ def test_d05_a_leaked_transaction_hides_no_replay_and_no_rewind(spark: SparkSess
 class ReplayWrites(Writes):
     """The same for replays."""
 
-    def write(self, sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
+    def write(self, sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, **options: Any) -> None:
         if entry.kind != "replay":
-            self._write(sink, rows, entry, creates=creates)
+            self._write(sink, rows, entry, **options)
             return
         try:
             self.before()
-            self._write(sink, rows, entry, creates=creates)
+            self._write(sink, rows, entry, **options)
             self.after()
         except Exception as error:
             self.outcomes[entry.bid] = error
@@ -733,11 +734,11 @@ def test_d06_a_rewind_next_to_a_batch_is_tried_again(lake: Lake, monkeypatch: py
     lake.feed.send(9)
     write, met = DeltaWriter.write, []
 
-    def overtake(sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
+    def overtake(sink: DeltaWriter, rows: DataFrame, entry: LedgerEntry, **options: Any) -> None:
         if entry.until and not met:
             met.append(entry.number)
             lake.drain()
-        write(sink, rows, entry, creates=creates)
+        write(sink, rows, entry, **options)
 
     monkeypatch.setattr(DeltaWriter, "write", overtake)
     assert lake.rewind(30) == SHARDS

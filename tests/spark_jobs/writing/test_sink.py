@@ -39,7 +39,7 @@ class Table:
         self.lands: LedgerEntry | None = None
         self.error: Exception | None = None
         self.monkeypatch = monkeypatch
-        monkeypatch.setattr(DeltaWriter, "write", lambda sink, rows, entry, creates: self.write())
+        monkeypatch.setattr(DeltaWriter, "write", lambda sink, rows, entry, **_: self.write())
 
     def write(self) -> None:
         if self.lands is not None:
@@ -89,7 +89,7 @@ def test_a_write_that_failed_and_did_not_land_is_an_error(table: Table) -> None:
 def test_files_that_executors_wrote_on_other_machines_are_an_error(table: Table) -> None:
     there, elsewhere = table.log.path / "part 1%.parquet", "part%202.parquet"
 
-    def write(sink: DeltaWriter, rows: Any, entry: LedgerEntry, creates: bool) -> None:
+    def write(sink: DeltaWriter, rows: Any, entry: LedgerEntry, **_: Any) -> None:
         version = table.log.ours(entry)
         with table.log.file(version).open("a") as commit:
             for path in ("part%201%25.parquet", elsewhere):

@@ -77,9 +77,7 @@ def test_a_name_of_a_table_prints_nothing_that_a_terminal_obeys(tmp_path: Path) 
         producer.send(b'{"a": {"y": 1}}')
     write_deltalake(str(tmp_path / "t"), pa.table({"a": pa.array([], pa.struct([(name, pa.int64())]))}))
     done = run(url, "--table-like", str(tmp_path / "t"))
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("a STRUCT<`x")
-    assert done.stdout.removesuffix("\n").isprintable()
+    assert done.exit_code == 1, "Delta may write such a name into Java source"
     assert done.stderr.replace("\n", "").isprintable()
 
 
