@@ -54,6 +54,7 @@ def floor(table: KeyedTable) -> object:
     return table.ingestion.ledger().read().floor
 
 
+@pytest.mark.slow
 def test_an_older_change_than_what_was_purged_is_a_dead_letter(spark: SparkSession, folder: Path) -> None:
     table = deleted_table(spark, folder)
     assert (purge(table), stored(table), floor(table)) == (1, {2, 3, 4}, 25)

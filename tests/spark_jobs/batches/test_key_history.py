@@ -89,6 +89,7 @@ def test_what_is_read_again_gives_the_same_table(spark: SparkSession, folder: Pa
     assert table.verdict().is_right
 
 
+@pytest.mark.slow
 def test_timestamps_that_go_back_make_no_extent_that_ends_before_it_begins(spark: SparkSession, folder: Path) -> None:
     table = KeyedTable(spark, folder, HISTORY_BY_POSITION, records=2)
     changes = [{"id": 1, "name": f"n{at}", "op": "u", "at": at, "sent": sent} for at, sent in enumerate([5, 3, 5, 7])]
@@ -200,6 +201,7 @@ def begun(spark: SparkSession, folder: Path) -> KeyedTable:
     return table
 
 
+@pytest.mark.slow
 def test_a_merge_reads_what_landed_after_its_frame_was_made(
     spark: SparkSession, begun: KeyedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
