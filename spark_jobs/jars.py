@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import grp
 import hashlib
 import os
-import pwd
 import re
 import shutil
 import stat
@@ -46,8 +44,6 @@ _SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "url-connection-client")
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40
-# The user to whom a user namespace shows files of users outside of it.
-_UNMAPPED_UID = 65534
 # The file that marks a folder with all of its jars.
 COMPLETE = "complete"
 
@@ -98,33 +94,21 @@ def make_folders(path: Path) -> None:
 
 
 def check_parents(path: Path) -> None:
-    """Check that no other user can put another folder in the place of this one.
+    """Check that not every user can put another folder in the place of this one.
+
+    Owners and groups of the folders above are those that an operator chose, so they are not checked.
 
     Raises:
-        UntrustedFileError: another user can, by a folder above.
+        UntrustedFileError: every user can, by a folder above.
     """
     for each in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
-        found = each.stat()
-        is_foreign = found.st_uid not in (os.getuid(), 0, _UNMAPPED_UID)
-        is_shared = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid))
-        if is_foreign or (is_shared and not found.st_mode & stat.S_ISVTX):
+        mode = stat.S_IMODE(each.stat().st_mode)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise UntrustedFileError(
-                f"other users than {os.getuid()} and root can replace folders in {each}, and Spark runs code from "
-                f"{path}: {each} belongs to {found.st_uid}:{found.st_gid} and has the mode "
-                f"{stat.S_IMODE(found.st_mode):04o}",
-                remedy=f"Let its owner run chmod o-w,g-w or chmod +t on it; or set {CACHE_VARIABLE}, and "
-                "STREAM_ASSETS_SPARK_SERVERS if you use it, to a folder in one of this user or of root.",
+                f"every user can replace folders in {each}, whose mode is {mode:04o}, and Spark runs code from {path}",
+                remedy=f"Run chmod o-w or chmod +t on it; or set {CACHE_VARIABLE}, and if you use it "
+                "STREAM_ASSETS_SPARK_SERVERS, to another folder.",
             )
-
-
-def _is_private(gid: int) -> bool:
-    """Return whether a group has no other users than this one and root, as far as this machine or container knows."""
-    try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        # A container often knows neither the group of a volume nor its own user.
-        return True
-    return gid == 0 or (group.gr_name == user and set(group.gr_mem) <= {user})
 
 
 def pinned(jars: Sequence[Path]) -> list[Path]:

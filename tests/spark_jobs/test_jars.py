@@ -7,13 +7,12 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -223,25 +222,6 @@ class TestRights:
         (repository / "link").symlink_to(repository / "shared" / "cache")
         with pytest.raises(UntrustedFileError) if is_refused else nullcontext():
             jars.own_folder(repository / "link" / "jars")
-
-    def test_a_folder_above_of_another_user_is_refused(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        jars.own_folder(repository / "shared" / "cache")
-        if os.getuid() == 0:
-            os.chown(repository / "shared", 12345, 0)
-        else:
-            monkeypatch.setattr(os, "getuid", lambda: 12345)
-        with pytest.raises(UntrustedFileError):
-            jars.check_parents(repository / "shared" / "cache")
-
-    @pytest.mark.parametrize(("members", "is_private"), [([], True), (["ann"], True), (["ann", "bob"], False)])
-    def test_a_group_with_other_members_is_not_private(
-        self, members: Sequence[str], is_private: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_name="ann"))
-        monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name="ann", gr_mem=members))
-        assert jars._is_private(12345) is is_private
-        monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name="team", gr_mem=[]))
-        assert not jars._is_private(12345), "it may be the first group of other users"
 
     def test_what_belongs_to_another_user_is_refused(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_first(repository, 0)
