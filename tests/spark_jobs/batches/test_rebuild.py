@@ -17,9 +17,8 @@ from spark_jobs.ledger.entries import KeyOrder
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Shard
-from tests.support.keyed_tables import KeyedTable, random_changes
+from stream_consumers.errors import InvalidOptionError, KeyConflictError
+from tests.support.keyed_tables import BY_VALUE, KeyedTable, random_changes
 
 NO_KEY = {"name": "no key", "op": "u", "at": 0}
 
@@ -46,6 +45,9 @@ class Changes(KeyedTable):
     def state(self) -> LedgerState:
         return self.ingestion.ledger().read()
 
+    def count(self) -> int:
+        return self.spark.read.format("delta").load(f"{self.folder}/t").count()
+
     def dead_letters(self) -> int:
         counted = self.ingestion.dead_letters().counted_places(self.ingestion.ledger())
         return sum(len(part) for part in counted)
@@ -58,6 +60,10 @@ class Changes(KeyedTable):
         assert not Path(staging_of(self.ingestion).table).exists()
 
 
+class DiedError(BaseException):
+    """Ends a run where it is, as a kill would."""
+
+
 def once(at: Step, kind: str, do: Callable[[], object]) -> Observer:
     """Call ``do`` at the first such step of a batch of this kind."""
     done: list[object] = []
@@ -68,6 +74,10 @@ def once(at: Step, kind: str, do: Callable[[], object]) -> Observer:
             do()
 
     return observer
+
+
+def die() -> None:
+    raise DiedError
 
 
 @pytest.fixture
@@ -83,13 +93,20 @@ def table(spark: SparkSession, folder: Path) -> Changes:
 
 
 def test_an_appended_table_becomes_keyed(table: Changes) -> None:
-    assert table.state().keys is None
+    assert (table.count(), table.state().keys) == (21, None)
     with pytest.raises(InvalidOptionError):
         table.drain()
-    *_, swap = table.rebuild()
+    *staged, swap = table.rebuild()
     table.assert_right(dead_letters=1)
-    assert (swap.entry.kind, table.state().keys) == ("rebuild", KeyOrder(("id",)))
-    assert table.state().positions == {Shard("changes"): 32}, "31 messages, from 1 on"
+    assert [sum(report.messages.values()) for report in staged] == [29, 1]
+    assert (swap.entry.kind, swap.rows, swap.dead, sum(swap.lag.values())) == ("rebuild", table.count(), 1, 0)
+    assert (table.state().keys, [*table.state().positions.values()]) == (KeyOrder(("id",)), [32])
+    table.send(NO_KEY, {"id": 9, "name": "new", "op": "u", "at": 31})
+    (report,) = table.drain()
+    assert (report.dead, table.rows()[9], table.dead_letters()) == (1, "new", 2)
+    path = f"delta.`{table.folder}/t`"
+    (detail,) = table.spark.sql(f"DESCRIBE DETAIL {path}").collect()
+    assert (detail["clusteringColumns"], detail["properties"]["delta.enableDeletionVectors"]) == (["id"], "true")
 
 
 @pytest.mark.slow
@@ -111,3 +128,54 @@ def test_a_swap_that_is_in_flight_loses_to_ingestion(table: Changes) -> None:
     table.rebuild(once(Step.WRITING, "rebuild", ingest))
     table.drain()
     table.assert_right(dead_letters=1)
+
+
+@pytest.mark.slow
+def test_a_merge_in_flight_over_a_restore_to_before_the_swap_stops_the_ledger(table: Changes) -> None:
+    before = table.state().version
+    table.rebuild()
+    table.send({"id": 3, "name": "x", "op": "u", "at": 30})
+    with pytest.raises(KeyConflictError) as failure:
+        table.ingest(once(Step.WRITING, "batch", lambda: table.restore(before)))
+    table.restore(int(str(failure.value.facts["version"])) - 1)
+    table.is_keyed = False
+    table.drain()
+    assert (table.count(), table.dead_letters()) == (32, 0)
+
+
+@pytest.mark.slow
+def test_the_order_and_the_columns_may_change_and_keys_may_go(table: Changes) -> None:
+    table.keys = BY_VALUE
+    table.rebuild()
+    table.assert_right(dead_letters=1)
+    table.send(*random_changes(10, keys=4, seed=5, first=30))
+    table.drain()
+    table.assert_right(dead_letters=1)
+    table.is_keyed = False
+    table.rebuild()
+    assert (table.count(), table.dead_letters()) == (41, 0)
+    table.send(NO_KEY)
+    table.drain()
+    assert table.count() == 42
+    assert "_deleted" not in table.spark.read.format("delta").load(f"{table.folder}/t").columns
+
+
+@pytest.mark.slow
+def test_a_rebuild_that_dies_at_each_step_is_continued(table: Changes) -> None:
+    steps = [
+        *((Step.READ, "batch"), (Step.ROWS_WRITTEN, "batch"), (Step.COMMITTED, "batch")),
+        *((Step.PLANNED, "rebuild"), (Step.DEAD_LETTERS_WRITTEN, "rebuild"), (Step.WRITING, "rebuild")),
+    ]
+    for step, kind in steps:
+        with pytest.raises(DiedError):
+            table.rebuild(once(step, kind, die))
+        assert table.state().keys is None
+    with pytest.raises(DiedError):
+        table.rebuild(once(Step.ROWS_WRITTEN, "rebuild", die))
+    assert table.state().keys is not None
+    version = table.state().version
+    assert table.rebuild() == []
+    table.assert_right(dead_letters=1)
+    swaps = [c for c in table.ingestion.ledger().surviving() if c.entry and c.entry.kind == "rebuild"]
+    assert [commit.version for commit in swaps] == [version]
+    assert table.drain() == []
