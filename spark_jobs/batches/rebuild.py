@@ -222,8 +222,9 @@ def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion
         for shard, one in state.shards.items()
         if one.origin is not None
     }
+    has_begun = staging.ledger().read().newest is not None
     # A replay may have written rows from before the origin.
-    earlier = in_ranges({shard: Range(0, start) for shard, start in starts.items()})
+    earlier = "" if has_begun else in_ranges({shard: Range(0, start) for shard, start in starts.items()})
     found = extents_of(scan(ledger.log, ROW_PLACE, where=earlier)) if earlier else {}
     starts = {shard: min(start, found[shard].start) if shard in found else start for shard, start in starts.items()}
     facts = {shard: one.start_facts for shard, one in state.shards.items() if one.start_facts is not None}
@@ -237,7 +238,6 @@ def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion
             "changes of a key may be in two shards, and positions do not order them",
             remedy="Rebuild with sequence_by, which orders changes by a value.",
         )
-    has_begun = staging.ledger().read().newest is not None
     read = {shard: Range(start, extents[shard].end) for shard, start in starts.items() if shard in extents}
     lost = {} if has_begun else source.lost(read)
     if lost:

@@ -377,7 +377,7 @@ class YieldRequests:
     def _newest(self, newest_first: range) -> YieldTo | None:
         """Return the newest request that is neither answered nor old."""
         oldest = (time.time() - YIELD_SECONDS) * 1000
-        # A keyed table has one transaction sequence, so that the writer and not the app id tells runs apart.
+        # A keyed table has one transaction sequence, so that runs differ in their writer, and not in their app id.
         answered = {(self._ledger.group, self._ledger.member)}
         for version in newest_first[:MAX_SEARCHED_COMMITS]:
             commit = self._ledger.log.commit(version)

@@ -165,7 +165,7 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
     ),
     KEY_TWICE: (
         KeyConflictError,
-        "Let the transform make one row per message and key, or add what tells the rows apart to the key.",
+        "Let the transform make one row per message and key, or add the columns in which the rows differ to the key.",
     ),
     NO_VALUE: (
         KeyConflictError,

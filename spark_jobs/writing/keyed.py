@@ -68,9 +68,9 @@ class Keys:
         columns: the columns of the key, of types that can be compared. A change without a key is a bad row.
         sequence_by: a SQL expression over a row that orders the changes of a key, like ``updated_at``. By default the
             position in the shard orders them.
-        apply_as_deletes: a SQL condition over a row that tells which changes delete their key, like ``op = 'd'``. By
+        apply_as_deletes: a SQL condition over a row, true for changes that delete their key, like ``op = 'd'``. By
             default none does.
-        apply_as_truncates: a SQL condition over a row that tells which changes remove all older rows, like ``op =
+        apply_as_truncates: a SQL condition over a row, true for changes that remove all older rows, like ``op =
             't'``. Their key may be NULL. The stream must have one shard, because nothing orders a truncate among
             others. By default none does.
         except_columns: columns that the table does not get, although the expressions may use them.
