@@ -307,7 +307,7 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
 
 
 def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) -> int:
-    """Count the dead letters among these messages; those that were redriven or replayed do not count."""
+    """Count the dead letters among these messages; those that were redriven, replayed or dismissed do not count."""
     if not context.state.totals.replaced:
         return sum(entry.dead for entry in newest.entries)
     letters, ledger = context.stream.ingestion.dead_letters(), context.ledger
@@ -317,7 +317,8 @@ def _count_dead_letters(context: StreamCheckContext, newest: _NewestMessages) ->
     of_batches = 0
     # The record of a lost range has neither, and is not a message.
     is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
-    for part in letters.scan(ledger.group, letters.not_counting(ledger), [*ROW_PLACE, "_batch"], where=is_message):
+    left_out, columns = letters.not_counting(ledger), [*ROW_PLACE, "_batch"]
+    for part in letters.scan(ledger.group, left_out, columns, where=is_message, is_open=True):
         # A dead letter without framing has no sequence, and claimed entries lie between those of other members.
         is_placed = pc.and_(part.column("_sequence").is_valid(), pc.invert(pc.is_in(part.column("_batch"), claimed)))
         is_of_batch = pc.is_in(part.column("_batch"), batches)

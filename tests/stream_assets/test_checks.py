@@ -76,7 +76,7 @@ def write_next(log: WrittenLog, kind: str, *, number: int, **fields: Any) -> Non
     log.ours(made_entry(number, log.next - 1, member=member, **told), timestamp_ms=int(time.time() * 1000))
 
 
-def write_dead_letters(table: Path, batch: str, sequences: range) -> None:
+def write_dead_letters(table: Path, batch: str, sequences: range, *, dismissed_by: str | None = None) -> None:
     """Dead letters of a batch of the group ``g``, and one for a range that was gone."""
     places = [*sequences, None]
     rows = {
@@ -86,6 +86,7 @@ def write_dead_letters(table: Path, batch: str, sequences: range) -> None:
         "payload": pa.array([None] * len(places), pa.binary()),
         "_batch": pa.array([batch] * len(places), pa.string()),
         "_group": pa.array(["g"] * len(places), pa.string()),
+        "dismissed_by": pa.array([dismissed_by] * len(places), pa.string()),
     }
     write_deltalake(dead_letter_path(str(table)), pa.table(rows), mode="append")
 
@@ -155,6 +156,16 @@ def test_dead_letters_that_were_redriven_or_replayed_count_no_more(folder: Path,
     write_next(log, "replay", number=2, messages=5, mode="replace", replay="r2", ranges={SHARD: Range(15, 20)})
     found = evaluate(check, folder, instance)
     assert found.description == "0 of 40 messages in the newest 3 batches are dead letters"
+    assert found.passed
+
+
+def test_dismissed_dead_letters_do_not_count(folder: Path, instance: dg.DagsterInstance) -> None:
+    log = write(folder / "t", (20, 15, 5))
+    write_dead_letters(folder / "t", "b1", range(5))
+    write_dead_letters(folder / "t", "dismiss1", range(3), dismissed_by="ann")
+    write_next(log, "dismiss", number=1, dead=3, mode="dismiss", replay="d", places={SHARD: Intervals.of((0, 3))})
+    found = evaluate(build_dead_letter_ratio_check(max_ratio=0.1), folder, instance)
+    assert found.description == "2 of 20 messages in the newest 1 batch are dead letters"
     assert found.passed
 
 
