@@ -38,8 +38,9 @@ REASONS = {
         "The heap of the JVM grows within its limit; the other processes grow by a fifth."
     ),
 }
-# The columns that only the JSON file has.
+# The columns, and the suites, that only the JSON file has; the page has the targets of these suites.
 DETAILS = ("fastest", "slowest", "peak MB")
+GROWTH = ("versions", "shards", "backlog", "server")
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "confluent-kafka", "redis", "dagster")
 INTRODUCTION = """\
 # Benchmarks and scale
@@ -47,6 +48,7 @@ INTRODUCTION = """\
 `make bench` writes this page. The cases of a table alternate in one run after a warm-up round; the numbers are medians.
 After each case the rows are compared with the stream, and a missing or duplicated message ends the benchmark.
 CPU-seconds and memory exclude the broker. Ratios within a table carry over to other machines; seconds do not.
+`benchmarks.json` has all numbers, also how costs grow with versions, shards, backlog and batches.
 
 Each stream has 4 partitions, keys or shards, and goes into a new Delta table at the default limits. `availableNow` is
 Spark Structured Streaming in the same session. The bare loop reads the stream in two processes and writes Parquet
@@ -60,10 +62,9 @@ SCALE = """\
 ## A plan for a million messages a second
 
 For JSON of 95 bytes in one topic and one table, calculated from two measured cores: 5 cores decode a million a second,
-and 9 also catch up after an outage (28 and 55 with 2 KB). The network carries 95 MB a second from the brokers, and a
-third of it to the storage. Use mode `resumable` with 64 to 256 partitions, batches of about a minute
-(`max_records=60_000_000`, `max_bytes=8 GiB`) and daily maintenance. For more, split by topic into several tables,
-which share neither a log nor a lock.
+and 9 also catch up after an outage (28 and 55 with 2 KB). Use mode `resumable` with 64 to 256 partitions, batches of
+about a minute (`max_records=60_000_000`, `max_bytes=8 GiB`) and daily maintenance. For more, split by topic into
+several tables.
 """
 
 
@@ -101,11 +102,11 @@ def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence
     yield from _targets(suites)
     yield "\n## What it ran on\n"
     yield from _runs(suites)
-    for suite in suites.values():
-        for fields in suite["sections"]:
+    for name, suite in suites.items():
+        for fields in suite["sections"] if name not in GROWTH else ():
             yield f"\n## {fields['title']}\n\n{fields['text']}\n"
             columns = [index for index, name in enumerate(fields["columns"]) if name not in DETAILS]
-            rows = {name: [values[index] for index in columns] for name, values in fields["rows"].items()}
+            rows = {case: [values[index] for index in columns] for case, values in fields["rows"].items()}
             yield from _table(["", *(fields["columns"][index] for index in columns)], rows.items())
     yield ""
     yield SCALE

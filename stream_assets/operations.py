@@ -45,8 +45,8 @@ def build_maintenance(
         schedule_status: whether the schedule runs without being turned on.
         group_name: Dagster's group of the asset.
         purge_after_days: for a keyed table with ``sequence_by``, remove rows of deleted keys whose messages are older.
-            From then on, a change that is older than all newer messages, and whose key has no row, fails the run, or
-            becomes a dead letter with ``on_bad_rows="dead_letter"``. By default these rows stay.
+            From then on, a change whose ``sequence_by`` is below those of all younger messages, and whose key has
+            no row, fails the run, or becomes a dead letter with ``on_bad_rows="dead_letter"``. By default they stay.
 
     Raises:
         InvalidOptionError: the table has a single writer, and ``pool`` is not the pool of the asset; or it has no rows
