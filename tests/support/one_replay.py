@@ -1,6 +1,6 @@
-"""One replay, or one rewind and the ingestion behind it, in a process of :mod:`tests.support.killed_runs`.
+"""One replay, one rebuild, or one rewind and the ingestion behind it, in a process of :mod:`tests.support.killed_runs`.
 
-With a stop it is a replay.
+With a stop it is a replay; without a start, a rebuild.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from spark_jobs.batches import replay as rewinding
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.job import drain_batches, reports_of
+from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
@@ -22,6 +23,7 @@ from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.decoders_of_runs import decoder_of
 from tests.support.old_and_new import new
+from tests.support.one_run import keys_of_run
 from tests.support.settings import SMALL
 
 MOVED = "moved"
@@ -32,7 +34,15 @@ def die(*_: object) -> None:
 
 
 def main(
-    url: str, table: str, records: str, fault: str, group: str, remote: str, run_id: str, start: str, stop: str = ""
+    url: str,
+    table: str,
+    records: str,
+    fault: str,
+    group: str,
+    remote: str,
+    run_id: str,
+    start: str = "",
+    stop: str = "",
 ) -> None:
     kills = [Kill.parse(fault)] if fault not in ("", MOVED) else []
     observer = KillSwitch(kills, table=table, memory=Path(table).with_name(f"faults-{fault.replace(' ', '-')}"))
@@ -45,16 +55,17 @@ def main(
         observer(step, batch)
 
     source = StreamSource(StreamUrl.parse(url))
-    what = Ingestion(group, table, decoder_of(), new, limits=Limits(max_records=int(records)))
+    what = Ingestion(group, table, decoder_of(), new, limits=Limits(max_records=int(records)), keys=keys_of_run())
     spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SMALL))
     with source.open() as opened:
         if stop:
             wanted = Replay(Bound.parse(start), Bound.parse(stop), id=run_id)
-            for report in drain_batches(ReplayJob(spark, opened, what, wanted, observer=watch)):
-                print("report", dict(report.entry.ranges), flush=True)
-        else:
+            reports = drain_batches(ReplayJob(spark, opened, what, wanted, observer=watch))
+        elif start:
             rewind(spark, opened, what, Bound.parse(start), replay_id=run_id)
-    if not stop:
-        for report in drain(spark, source, what, observer=watch):
+            reports = drain(spark, source, what, observer=watch)
+        else:
+            reports = reports_of(rebuild_events(spark, opened, what, observer=watch))
+        for report in reports:
             print("report", dict(report.entry.ranges), flush=True)
     print("done", flush=True)

@@ -83,6 +83,12 @@ KEYS_VARIABLE = "KEYS_OF_THE_RUN"
 SCHEMA_CHANGES_VARIABLE = "SCHEMA_CHANGES_OF_THE_RUN"
 
 
+def keys_of_run() -> Keys | None:
+    """The keys of its table, if its environment has their options."""
+    options = os.environ.get(KEYS_VARIABLE)
+    return Keys(**json.loads(options)) if options else None
+
+
 def _session(remote: str, table: str) -> SparkSession:
     """In this process; at a Connect address; or in a server that outlives it, kept in a folder: ``servers:PATH``."""
     kind, _, folder = remote.partition(":")
@@ -125,7 +131,6 @@ def main(
     client = QUICK if url.startswith("kafka:") else QUICK_CLAIMS if url.startswith("redis:") else {}
     source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), client)
     where = os.environ.get(TABLE_VARIABLE, table)
-    keys = os.environ.get(KEYS_VARIABLE)
     ingestion = Ingestion(
         group=group,
         table=where,
@@ -142,7 +147,7 @@ def main(
             on_bad_rows="dead_letter" if transform == "bad rows" else "fail",
             schema_changes=os.environ.get(SCHEMA_CHANGES_VARIABLE, "fail"),
         ),
-        keys=Keys(**json.loads(keys)) if keys else None,
+        keys=keys_of_run(),
     )
     spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):

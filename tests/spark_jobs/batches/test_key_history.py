@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
 from tests.support.debezium_messages import PLACEHOLDER, envelope, field
-from tests.support.decoders_of_runs import SCHEMA_VARIABLE
 from tests.support.ingesting import drain, ingestion
 from tests.support.keyed_tables import (
     BY_POSITION,
@@ -34,17 +32,13 @@ from tests.support.keyed_tables import (
     FIRST_MS,
     HISTORY_BY_POSITION,
     HISTORY_BY_VALUE,
-    SCHEMA,
     KeyedTable,
     random_changes,
 )
-from tests.support.killed_runs import kill_in_turn
-from tests.support.one_run import KEYS_VARIABLE
 from tests.support.polling import until
 from tests.support.written_log import WrittenLog, made_entry
 
 ORDERS = pytest.mark.parametrize("keys", [HISTORY_BY_POSITION, HISTORY_BY_VALUE], ids=["by position", "by value"])
-STEPS = ["initialized", "planned", "read", "dead letters written", "mid-write", "rows written", "verified", "committed"]
 SECONDS = 60.0
 
 
@@ -246,19 +240,3 @@ def test_a_commit_between_the_read_of_a_merge_and_its_write_is_a_conflict(
     assert failure is not None
     assert is_conflict(failure)
     assert sorted(row[3] for row in begun.history()) == [1, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.kill
-@pytest.mark.parametrize("keys", [HISTORY_BY_VALUE], ids=["by value"])
-def test_runs_that_are_killed_at_any_step_are_continued(
-    spark: SparkSession, server: str, folder: Path, keys: Keys
-) -> None:
-    table = KeyedTable(spark, folder, keys, records=100)
-    table.send(*random_changes(200, keys=20, seed=5), shards=2)
-    environment = {KEYS_VARIABLE: json.dumps(asdict(keys)), SCHEMA_VARIABLE: SCHEMA}
-    words = (table.ingestion.group, "resumable", server)
-    kill_in_turn(table.url, folder / "t", STEPS, *words, records=40, environment=environment)
-    assert 0 < len(table.history()) < 200, "each was killed on the way"
-    table.drain()
-    assert table.history() == table.expected_history()
