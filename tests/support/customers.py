@@ -93,6 +93,18 @@ class Customers:
             names = [column.name for column in cursor.description or ()]
             return _by_key(dict(zip(names, row)) for row in cursor.fetchall())
 
+    def assert_equal(self, table: str | Path) -> None:
+        """Assert that a keyed table has these rows, with equal values in all columns."""
+        expected = self.rows()
+        found = rows_in_table(table, list(next(iter(expected.values()))))
+        differing = {
+            (key, name): (found.get(key, {}).get(name), row[name])
+            for key, row in expected.items()
+            for name in row
+            if found.get(key, {}).get(name) != row[name]
+        }
+        assert (differing, set(found) - set(expected)) == ({}, set())
+
     def until_sent(self) -> None:
         """Wait until the broker has all changes so far, of which Debezium then tells the server."""
         ((end,),) = self.database.rows("SELECT pg_current_wal_lsn()")

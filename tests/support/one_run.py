@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Batch, Ingestion, Step
-from spark_jobs.run_ingestion import drain
+from spark_jobs.batches.job import reports_of
+from spark_jobs.batches.rebuild import rebuild_events
+from spark_jobs.run_ingestion import run_events
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
 from spark_jobs.writing.keyed import Keys
@@ -81,6 +84,8 @@ RETRY_VARIABLE = "RETRY_SECONDS_OF_THE_RUN"
 # The options of the keys of its table, and of what it does about new columns, as JSON.
 KEYS_VARIABLE = "KEYS_OF_THE_RUN"
 SCHEMA_CHANGES_VARIABLE = "SCHEMA_CHANGES_OF_THE_RUN"
+# Set if the run is a rebuild.
+REBUILD_VARIABLE = "REBUILD_OF_THE_RUN"
 
 
 def keys_of_run() -> Keys | None:
@@ -114,6 +119,8 @@ def main(
     transform: str = "",
 ) -> None:
     name, _, wanted = fault.partition("!")
+    # The fault "rebuild:verified" happens only in a batch of kind "rebuild".
+    kind, _, name = name.rpartition(":")
     whom, _, how = wanted.rpartition("-")
     kill = Kill.parse(name) if name not in ("", "poison") else None
     observer = None
@@ -125,7 +132,7 @@ def main(
 
     def watch(step: Step, batch: Batch | None) -> None:
         print(step.value, batch.number if batch else "", flush=True)
-        if observer is not None:
+        if observer is not None and (not kind or (batch is not None and batch.kind == kind)):
             observer(step, batch)
 
     client = QUICK if url.startswith("kafka:") else QUICK_CLAIMS if url.startswith("redis:") else {}
@@ -150,6 +157,11 @@ def main(
         keys=keys_of_run(),
     )
     spark = _session(remote, where)
-    for report in drain(spark, source, ingestion, observer=watch):
-        print("report", dict(report.entry.ranges), flush=True)
+    with ExitStack() as opened:
+        if REBUILD_VARIABLE in os.environ:
+            events = rebuild_events(spark, opened.enter_context(source.open()), ingestion, observer=watch)
+        else:
+            events = run_events(spark, source, ingestion, observer=watch)
+        for report in reports_of(events):
+            print("report", dict(report.entry.ranges), flush=True)
     print("drained", flush=True)

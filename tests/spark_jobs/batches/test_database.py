@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.job import drain_batches, reports_of
+from spark_jobs.batches.rebuild import rebuild_events
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify_keyed import verify_keyed
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.options import ErrorPolicy
-from tests.support.customers import ADDED, COLUMNS, TABLE, Customers, rows_in_table
+from tests.support.customers import ADDED, COLUMNS, TABLE, Customers
 from tests.support.debezium import PREFIX, debezium
 from tests.support.decoders_of_runs import DEBEZIUM_VARIABLE
-from tests.support.kafka_topics import Pipeline, Topics
+from tests.support.kafka_topics import MALFORMED, Pipeline, Topics
 from tests.support.killed_runs import kill_in_turn
-from tests.support.one_run import KEYS_VARIABLE, QUICK, SCHEMA_CHANGES_VARIABLE
+from tests.support.one_run import KEYS_VARIABLE, QUICK, REBUILD_VARIABLE, SCHEMA_CHANGES_VARIABLE
 from tests.support.postgres import postgres_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill]
@@ -56,11 +59,11 @@ class Mirror:
             retry_seconds=60.0,
         )
 
-    def kill(self, *stages: str) -> None:
-        """A run after the other, each killed at its stage."""
-        what = self.pipeline
+    def kill(self, stages: Sequence[str], **more: str) -> None:
+        """Start one run after the other, each of which is killed at its stage."""
+        what, environment = self.pipeline, {**self._environment, **more}
         words = (what.group, *self._words)
-        kill_in_turn(what.url, Path(what.table), stages, *words, records=100, environment=self._environment)
+        kill_in_turn(what.url, Path(what.table), stages, *words, records=100, environment=environment)
 
     def add_column(self) -> None:
         """Declare a column that the table of the database gets."""
@@ -89,17 +92,14 @@ class Mirror:
             job = ReplayJob(self.pipeline.spark, source, self.pipeline.ingestion, replay)
             assert list(drain_batches(job))
 
+    def rebuild(self) -> None:
+        """Make the table anew, with or after the rebuilds that were killed."""
+        with self.pipeline.source.open() as source:
+            list(reports_of(rebuild_events(self.pipeline.spark, source, self.pipeline.ingestion)))
+
     def assert_equal(self, customers: Customers) -> None:
         """All columns of all rows are those of the database."""
-        expected = customers.rows()
-        found = rows_in_table(self.pipeline.table, list(next(iter(expected.values()))))
-        differing = {
-            (key, name): (found.get(key, {}).get(name), row[name])
-            for key, row in expected.items()
-            for name in row
-            if found.get(key, {}).get(name) != row[name]
-        }
-        assert (differing, set(found) - set(expected)) == ({}, set())
+        customers.assert_equal(self.pipeline.table)
         with self.pipeline.source.open() as source:
             verdict = verify_keyed(self.pipeline.spark, source, self.pipeline.ingestion)
         assert verdict.is_right
@@ -114,36 +114,82 @@ def topics(kafka: str, server: str, folder: Path) -> Iterator[Topics]:
     session.stop()
 
 
+@dataclass(frozen=True)
+class Kills:
+    """The stages at which runs are killed, in order.
+
+    Args:
+        first: of the first runs.
+        grown: after the topic and the table of the database grew.
+        rewound: after a RESTORE and a rewind.
+        staging: of rebuilds that ingest into the staging table.
+        swap: of rebuilds that swap the tables.
+    """
+
+    first: Sequence[str]
+    grown: Sequence[str]
+    rewound: Sequence[str]
+    staging: Sequence[str]
+    swap: Sequence[str]
+
+
 @pytest.mark.parametrize(
-    ("keys", "stages"),
+    ("keys", "kills"),
     [
-        pytest.param(Keys(["id"]), ["read", "verified", "mid-write"], id="position"),
-        pytest.param(Keys(["id"], sequence_by="_source_order"), ["planned", "rows written", "mid-write"], id="log"),
+        pytest.param(
+            Keys(["id"]),
+            Kills(
+                first=["initialized", "mid-dead-letters", "writing"],
+                grown=["verified"],
+                rewound=["read", "mid-write"],
+                staging=["batch:rows written"],
+                swap=["rebuild:mid-write"],
+            ),
+            id="position",
+        ),
+        pytest.param(
+            Keys(["id"], sequence_by="_source_order"),
+            Kills(
+                first=["dead letters written", "committed"],
+                grown=["rows written"],
+                rewound=["planned", "mid-write"],
+                staging=["batch:committed"],
+                swap=["rebuild:rows written"],
+            ),
+            id="log",
+        ),
     ],
 )
 def test_a_table_equals_that_of_the_database(
-    server: str, topics: Topics, folder: Path, keys: Keys, stages: list[str]
+    server: str, topics: Topics, folder: Path, keys: Keys, kills: Kills
 ) -> None:
-    """Runs are killed at three stages: at first, when the topic and the table of the database grow, and in a rewind."""
+    """The two variants kill runs at all stages of a batch; partitions are added where the log orders the changes."""
     is_by_log = bool(keys.sequence_by)
     topic = topics.create(name=f"{PREFIX}.{TABLE}", partitions=PARTITIONS)
+    for partition in range(PARTITIONS):
+        topics.send(topic, [MALFORMED], partition=partition)
     with postgres_server(logs_changes=True) as database:
         customers = Customers(database, has_whole_rows=is_by_log)
         customers.insert(100)
         mirror = Mirror(topics, topic, keys, server)
         with debezium(folder / "debezium", topics.address, database, TABLE, OPTIONS):
             with customers.changing(keys=60):
-                mirror.kill(stages[0])
+                mirror.kill(kills.first)
                 if is_by_log:
                     topics.add_partitions(topic, PARTITIONS + 2)
                 mirror.add_column()
                 customers.add_column()
-                mirror.kill(stages[1])
+                mirror.kill(kills.grown)
                 mirror.pipeline.drain(max_batches=1)
                 mirror.restore()
                 mirror.rewind()
-                mirror.kill(stages[2])
+                mirror.kill(kills.rewound)
                 mirror.replay()
+                mirror.kill(kills.staging, **{REBUILD_VARIABLE: "1"})
+                mirror.pipeline.drain(max_batches=1)
+                mirror.kill(kills.swap, **{REBUILD_VARIABLE: "1"})
+                mirror.rebuild()
             customers.until_sent()
         mirror.pipeline.drain()
         mirror.assert_equal(customers)
+        assert mirror.pipeline.letters() == Counter({(topic, partition, 0): 1 for partition in range(PARTITIONS)})
