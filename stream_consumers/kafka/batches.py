@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
-from typing import Any, cast
+from itertools import groupby
+from operator import lt
+from typing import cast
 
 import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from stream_consumers.batches import (
-    BATCH_ROWS,
     BatchPlan,
     BatchSource,
     Extent,
@@ -43,6 +44,7 @@ from stream_consumers.errors import (
 from stream_consumers.kafka.cluster import KafkaBrokers
 from stream_consumers.kafka.messages import (
     MAX_BATCH_BYTES,
+    Run,
     bytes_of,
     last_message,
     message_bytes,
@@ -59,6 +61,9 @@ POLL_SECONDS = 0.05
 # How long a read waits for the message, or the end of the partition, after a range in which offsets were skipped.
 CONFIRM_SECONDS = 1.0
 STALL_SECONDS = 60.0
+# The number of messages that are taken from the client at once. Two blocks are fewer objects than the garbage collector
+# waits for (700), so that it never runs because of them.
+BLOCK_MESSAGES = 256
 # The client's own default for each partition.
 MAX_FETCHED_AHEAD = 100_000
 SAMPLE_MESSAGES = 256
@@ -102,7 +107,7 @@ class KafkaSplit:
             KafkaBrokers(self.url, self.client) as cluster,
             RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
         ):
-            for batch in chain.from_iterable(record_batches(messages, self.ranges) for messages in reader):
+            for batch in record_batches(reader):
                 size += bytes_of(batch)
                 if self.max_bytes is not None and size > self.max_bytes:
                     raise BatchTooLargeError(
@@ -129,7 +134,7 @@ def topic_ids(cluster: KafkaBrokers, streams: Sequence[str]) -> Mapping[str, str
 
 
 class RangeReader(ClosesOnExit):
-    """Reads ranges of partitions with one client, as an iterator of blocks and a context manager.
+    """Reads ranges of partitions with one client, as an iterator of runs and a context manager.
 
     Raises (while iterating):
         DataLossError: messages of a range were deleted.
@@ -147,12 +152,18 @@ class RangeReader(ClosesOnExit):
         }
         # The lowest valid offset of the next message of each partition, also after its planned end.
         self._lowest = dict(self.next)
-        # The number of offsets in the ranges, of all partitions, that were skipped.
-        self._skipped = 0
+        # The number of offsets in the ranges, of all partitions, that are left, and that were skipped.
+        self._left, self._skipped = sum(widths(ranges).values()), 0
+        # The partitions in :attr:`next` whose planned end is reached.
+        self._ended: list[Partition] = []
+        is_one_stream = len({stream for stream, _ in self._ends}) == 1
+        self._key: Callable[[KafkaMessage], object] = KafkaMessage.partition if is_one_stream else _place_of
         # Messages after the planned end of a partition would only take memory.
         ahead = max(1, min(MAX_FETCHED_AHEAD, max(widths(ranges).values(), default=1)))
         self._consumer: Consumer = cluster.consumer(
-            enable_partition_eof=True, queued_min_messages=cluster.settings.get("queued.min.messages", ahead)
+            enable_partition_eof=True,
+            enable_auto_offset_store=False,
+            queued_min_messages=cluster.settings.get("queued.min.messages", ahead),
         )
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in sorted(self.next.items())])
 
@@ -160,65 +171,57 @@ class RangeReader(ClosesOnExit):
         """Release the client."""
         self._consumer.close()
 
-    def __iter__(self) -> Iterator[list[KafkaMessage]]:
-        """Yield blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached.
+    def __iter__(self) -> Iterator[Run]:
+        """Yield runs of messages, each within its range; a partition leaves :attr:`next` when its end is reached.
 
         If offsets were skipped, an invented offset may have reached the end. The messages after it show this, so they
         are checked, too.
         """
         deadline = time.monotonic() + self._stall_seconds
         while self.next:
-            ended = [place for place, offset in self.next.items() if offset == self._ends[place]]
-            left = sum(self._ends[place] - offset for place, offset in self.next.items())
+            ended, self._ended = [place for place in self._ended if place in self.next], []
             if ended:
                 found = self._consumer.consume(1, CONFIRM_SECONDS)
-                found += self._consumer.consume(BATCH_ROWS, 0.0)
+                found += self._consumer.consume(BLOCK_MESSAGES, 0.0)
             else:
-                found = self._consumer.consume(min(BATCH_ROWS, left), POLL_SECONDS)
+                found = self._consumer.consume(min(BLOCK_MESSAGES, self._left), POLL_SECONDS)
             if found:
                 deadline = time.monotonic() + self._stall_seconds
             elif not ended and time.monotonic() > deadline:
                 raise self._stalled()
-            block = self._take(found)
+            has_errors = any(map(KafkaMessage.error, found))
+            alike = zip(found) if has_errors else (group for _, group in groupby(found, self._key))
+            for messages in map(list, alike):
+                run = self._advance(messages)
+                if run is not None:
+                    yield run
             for place in ended:
                 self._finish(place)
-            if block:
-                yield block
 
-    def _take(self, found: list[KafkaMessage]) -> list[KafkaMessage]:
-        """Return the messages that are in their ranges, and record the next offset of each partition."""
-        if found and not any(map(KafkaMessage.error, found)):
-            places: Iterable[Any] = repeat(next(iter(self._ends)))
-            if len(self._ends) > 1:
-                places = zip(map(KafkaMessage.topic, found), map(KafkaMessage.partition, found))
-            following = dict(self.next)
-            for place, offset in zip(places, map(cast("Any", KafkaMessage.offset), found)):
-                if place not in following or not following[place] <= offset < self._ends[place] - 1:
-                    break
-                following[place] = offset + 1
-            else:
-                self._skipped += sum(following.values()) - sum(self.next.values()) - len(found)
-                self.next.update(following)
-                self._lowest.update(following)
-                return found
-        return [message for message in found if self._advance(message)]
+    def _advance(self, messages: list[KafkaMessage]) -> Run | None:
+        """Record the next offset of a partition; return those of its successive messages that are in its range.
 
-    def _advance(self, message: KafkaMessage) -> bool:
-        """Record the next offset of the partition; return whether the message is in its range."""
-        error = message.error()
-        place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+        Args:
+            messages: messages without an error, or a single message with one.
+        """
+        place, error = _place_of(messages[0]), messages[0].error()
         if error is not None:
-            self._handle_error(error, message, place, offset)
-            return False
-        self._check_growth(place, offset)
+            self._handle_error(error, messages[0], place, messages[0].offset() or 0)
+            return None
+        offsets = list(map(cast("Callable[[KafkaMessage], int]", KafkaMessage.offset), messages))
+        count = self._count_in_range(place, offsets)
         if place not in self.next:
-            return False
-        end = self._ends[place]
-        self._skipped += min(offset, end) - self.next[place]
-        self.next[place] = min(offset + 1, end)
-        if offset == end - 1 and not self._skipped:
-            self._finish(place)
-        return offset < end
+            return None
+        start, end = self.next[place], self._ends[place]
+        reached = self.next[place] = min(offsets[-1] + 1, end)
+        self._left -= reached - start
+        self._skipped += reached - start - count
+        if reached == end:
+            if offsets[count - 1] == end - 1 and not self._skipped:
+                self._finish(place)
+            else:
+                self._ended.append(place)
+        return Run(Shard(*place), offsets[:count], messages[:count]) if count else None
 
     def _handle_error(self, error: KafkaError, message: KafkaMessage, place: Partition, offset: int) -> None:
         """Finish a partition at its end, or whose range was read: its error is about later messages. Raise others."""
@@ -236,20 +239,35 @@ class RangeReader(ClosesOnExit):
         self._finish(place)
 
     def _finish(self, place: Partition) -> None:
-        if self.next.pop(place, None) is not None and self.next:
-            self._consumer.incremental_unassign([TopicPartition(*place)])
+        if place in self.next:
+            self._left -= self._ends[place] - self.next.pop(place)
+            if self.next:
+                self._consumer.incremental_unassign([TopicPartition(*place)])
 
-    def _check_growth(self, place: Partition, offset: int) -> None:
-        """Refuse an invented offset, because the messages that it skips would not be read."""
-        lowest, is_invented = self._lowest[place], False
-        if self.next.get(place, self._ends[place]) < self._ends[place] <= offset:
-            # The end that the broker returned with the message; it is negative if it is unknown. That of a replica may
-            # lag, so that only the leader's shows that the offset is invented.
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            is_invented = 0 <= end <= offset and self._leader_end(Shard(*place)) <= offset
-        if is_invented or offset < lowest:
-            raise self._cluster.misplaced(f"{place[0]}/{place[1]}", lowest, offset)
-        self._lowest[place] = offset + 1
+    def _count_in_range(self, place: Partition, offsets: list[int]) -> int:
+        """Return how many offsets are before the planned end.
+
+        An invented offset is refused, because the messages that it skips would not be read.
+        """
+        end, before = self._ends[place], [self._lowest[place] - 1, *offsets]
+        wrong = len(offsets)
+        if not all(map(lt, before, offsets)):
+            wrong = next(index for index, offset in enumerate(offsets) if offset <= before[index])
+        inside = bisect_left(offsets, end, hi=wrong)
+        skips_end = place in self.next and inside < wrong and before[inside] < end - 1
+        if skips_end and self._is_invented(place, offsets[inside]):
+            wrong = inside
+        if wrong < len(offsets):
+            raise self._cluster.misplaced(f"{place[0]}/{place[1]}", before[wrong] + 1, offsets[wrong])
+        self._lowest[place] = offsets[-1] + 1
+        return inside
+
+    def _is_invented(self, place: Partition, offset: int) -> bool:
+        """Return whether an offset after a planned end that was not read is after the end of the partition, too."""
+        # The end that the broker returned with the message; it is negative if it is unknown. That of a replica may lag,
+        # so that only the leader's shows that the offset is invented.
+        _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        return 0 <= end <= offset and self._leader_end(Shard(*place)) <= offset
 
     def _leader_end(self, shard: Shard) -> int:
         return self._cluster.ends([shard], IsolationLevel.READ_UNCOMMITTED)[shard]
@@ -277,15 +295,14 @@ class RangeReader(ClosesOnExit):
         )
 
 
-def _cut(
-    ranges: Mapping[Shard, Range], reached: Mapping[Partition, int], refused: list[KafkaMessage]
-) -> Mapping[Shard, Range]:
-    """Return the part of ``ranges`` that was read, without the messages beyond the limit."""
-    ends = {shard: reached.get((shard.stream, shard.id), part.end) for shard, part in ranges.items()}
-    for message in reversed(refused):
-        ends[shard_of(message)] = message.offset() or 0
-    cut = {shard: Range(part.start, ends[shard]) for shard, part in ranges.items()}
+def _cut(ranges: Mapping[Shard, Range], reached: Mapping[Partition, int]) -> Mapping[Shard, Range]:
+    """Return the part of ``ranges`` that was read; a partition that is not in ``reached`` was read to its end."""
+    cut = {s: Range(part.start, reached.get((s.stream, s.id), part.end)) for s, part in ranges.items()}
     return {shard: part for shard, part in cut.items() if part.start < part.end}
+
+
+def _place_of(message: KafkaMessage) -> Partition:
+    return message.topic() or "", message.partition() or 0
 
 
 class FirstMessages(ClosesOnExit):
@@ -552,8 +569,8 @@ class KafkaBatchSource(BatchSource):
     def _scaled(self, ranges: Mapping[Shard, Range], samples: Mapping[Shard, Range]) -> float:
         sizes = dict.fromkeys(ranges, 0)
         with RangeReader(self.cluster, samples, STALL_SECONDS) as reader:
-            for message in chain.from_iterable(reader):
-                sizes[shard_of(message)] += message_bytes(message)
+            for run in reader:
+                sizes[run.shard] += sum(map(message_bytes, run.messages))
         return sum(
             size * (ranges[shard].end - ranges[shard].start) / (samples[shard].end - samples[shard].start)
             for shard, size in sizes.items()
@@ -563,12 +580,12 @@ class KafkaBatchSource(BatchSource):
         """Return the part of ``ranges`` with at most this number of bytes, but at least one message."""
         size = count = 0
         with RangeReader(self.cluster, ranges, STALL_SECONDS) as reader:
-            for block in reader:
-                for index, message in enumerate(block):
+            for run in reader:
+                for offset, message in zip(run.offsets, run.messages):
                     size += message_bytes(message)
                     count += 1
                     if size > max_bytes and count > 1:
-                        return _cut(ranges, reader.next, block[index:])
+                        return _cut(ranges, {**reader.next, (run.shard.stream, run.shard.id): offset})
         return ranges
 
     def _splits(self, ranges: Mapping[Shard, Range], parallelism: int, max_bytes: int | None) -> list[KafkaSplit]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message as KafkaMessage
 
-from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, headers_array, message_checksum
+from stream_consumers.batches import BATCH_ROWS, MESSAGE_SCHEMA, LastMessage, headers_array, message_checksum
 from stream_consumers.messages import DeadLetter, Message, Shard
 
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
@@ -52,34 +54,82 @@ def last_message(message: KafkaMessage) -> LastMessage:
     return LastMessage(message.offset() or 0, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
 
 
-def record_batches(messages: list[KafkaMessage], shards: Collection[Shard]) -> list[pa.RecordBatch]:
-    """Convert messages of these shards, reading only the fields that may differ between messages.
+class Run(NamedTuple):
+    """Successive messages of one partition, with their offsets."""
 
-    Returns:
-        One record batch; several if the messages have more bytes than a column can have, which is 2 GiB.
+    shard: Shard
+    offsets: list[int]
+    messages: list[KafkaMessage]
+
+
+def record_batches(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
+    """Convert messages to record batches of several thousand rows each.
+
+    A batch has fewer rows if its messages have more bytes than a column can have, which is 2 GiB.
     """
-    count = len(messages)
-    streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
-    headers, errors = _headers_column(messages)
-    payloads = list(map(KafkaMessage.value, messages))
-    if max(map(len, messages), default=0) > MAX_PAYLOAD_BYTES:
-        for place, message in enumerate(messages):
-            if len(message) > MAX_PAYLOAD_BYTES:
-                payloads[place], errors[place] = None, _too_long(message)
-    columns: list[pa.Array[Any] | pa.ChunkedArray[Any]] = [
-        _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
-        _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
-        pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
-        pa.array([moment for _, moment in map(KafkaMessage.timestamp, messages)], pa.int64()),
-        pa.array(list(map(KafkaMessage.key, messages)), pa.binary()),
-        pa.array(payloads, pa.binary()),
-        headers,
-        pa.array([errors.get(place) for place in range(count)], pa.string())
-        if errors
-        else pa.nulls(count, pa.string()),
-        pa.nulls(count, pa.int64()),
-    ]
-    return pa.Table.from_arrays(columns, schema=MESSAGE_SCHEMA).to_batches()
+    rows = _Rows()
+    for run in runs:
+        rows.add(run)
+        if len(rows.offsets) >= BATCH_ROWS:
+            yield from rows.to_batches()
+            rows = _Rows()
+    if rows.offsets:
+        yield from rows.to_batches()
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Columns of messages, except that a shard is stored once for each run."""
+
+    shards: list[Shard] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    payloads: list[bytes | None] = field(default_factory=list)
+    headers: list[Any] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def add(self, run: Run) -> None:
+        """Add messages, reading each field once."""
+        first, messages = len(self.offsets), run.messages
+        self.shards.append(run.shard)
+        self.counts.append(len(messages))
+        self.offsets += run.offsets
+        self.timestamps += [moment for _, moment in map(KafkaMessage.timestamp, messages)]
+        self.keys.extend(map(cast("Any", KafkaMessage.key), messages))
+        self.payloads.extend(map(cast("Any", KafkaMessage.value), messages))
+        # The headers of each message are read once, even after an error: the list keeps the results before it.
+        asked = map(KafkaMessage.headers, messages)
+        while len(self.headers) < len(self.offsets):
+            try:
+                self.headers.extend(asked)
+            except _UNREADABLE:
+                self.errors[len(self.headers)] = _NOT_UTF8
+                self.headers.append(None)
+        if max(map(len, messages)) > MAX_PAYLOAD_BYTES:
+            for place, message in enumerate(messages, first):
+                if len(message) > MAX_PAYLOAD_BYTES:
+                    self.payloads[place], self.errors[place] = None, _too_long(message)
+
+    def to_batches(self) -> list[pa.RecordBatch]:
+        """Return the messages as one record batch, or several if they have too many bytes for one."""
+        count = len(self.offsets)
+        streams = pa.array([shard.stream for shard in self.shards], pa.string())
+        numbers = np.array([shard.id for shard in self.shards], np.int64)
+        errors = [self.errors.get(place) for place in range(count)] if self.errors else [None] * count
+        columns: list[pa.Array[Any] | pa.ChunkedArray[Any]] = [
+            streams.take(pa.array(np.repeat(np.arange(len(streams)), self.counts), pa.int64())),
+            pa.array(np.repeat(numbers, self.counts)),
+            pa.array(np.array(self.offsets, np.int64)),
+            pa.array(np.array(self.timestamps, np.int64)),
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.payloads, pa.binary()),
+            headers_array([_pairs(headers) for headers in self.headers] if any(self.headers) else self.headers),
+            pa.array(errors, pa.string()),
+            pa.nulls(count, pa.int64()),
+        ]
+        return pa.Table.from_arrays(columns, schema=MESSAGE_SCHEMA).to_batches()
 
 
 def message_bytes(message: KafkaMessage) -> int:
@@ -99,30 +149,8 @@ def bytes_of(batch: pa.RecordBatch) -> int:
     return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)
 
 
-def _headers_column(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], dict[int, str]]:
-    """Return the headers of messages as a column, and the reasons why those of some messages cannot be read."""
-    found: list[Any] = []
-    unreadable: dict[int, str] = {}
-    # The headers of each message are read once, even after an error: the list keeps the results before it.
-    asked = map(_ask_headers, messages)
-    while len(found) < len(messages):
-        try:
-            found.extend(asked)
-        except _UNREADABLE:
-            unreadable[len(found)] = _NOT_UTF8
-            found.append(None)
-    return headers_array([_pairs(headers) for headers in found] if any(found) else found), unreadable
-
-
 def _too_long(message: KafkaMessage) -> str:
     return f"its payload has {len(message):,} bytes, which is too long"
-
-
-def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:
-    if len(possible) > 1:
-        return pa.array(list(values), kind)
-    (value,) = possible
-    return pa.array(pa.repeat(value, count), kind)
 
 
 def _pairs(found: Any) -> HeaderPairs:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 
 from stream_consumers.batches import MESSAGE_SCHEMA, LastMessage, Range, message_checksum
 from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError, FormatError
-from stream_consumers.kafka import batches
+from stream_consumers.kafka import batches, messages
 from stream_consumers.kafka import cluster as kafka_cluster
 from stream_consumers.kafka.batches import FirstMessages, KafkaBatchSource, KafkaSplit, RangeReader
 from stream_consumers.kafka.cluster import KafkaBrokers
-from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES, bytes_of, record_batches
+from stream_consumers.kafka.messages import MAX_PAYLOAD_BYTES, Run, bytes_of, record_batches
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_topics import Broker, orders
 
 SECONDS = 20.0
+ORDERS = Shard("orders")
 
 
 @pytest.fixture
@@ -273,49 +275,194 @@ def test_a_look_up_of_one_message_fetches_few_bytes_of_a_partition(name: str, mo
     assert fetched[-1] == 16_384
 
 
+class ScriptedClient:
+    """A client that returns ``blocks``, and keeps what it was asked for in ``asked``."""
+
+    blocks: ClassVar[list[list[Message]]] = []
+    asked: ClassVar[list[tuple[int, float]]] = []
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        self.left = list(self.blocks)
+
+    def assign(self, places: object) -> None:
+        pass
+
+    def incremental_unassign(self, places: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        self.asked.append((count, seconds))
+        found = self.left.pop(0) if self.left else []
+        if len(found) > count:
+            self.left.insert(0, found[count:])
+        return found[:count]
+
+    def get_watermark_offsets(self, place: object, *, cached: bool) -> tuple[int, int]:
+        assert cached
+        return 0, 40
+
+
+def rows_of(
+    monkeypatch: pytest.MonkeyPatch, ranges: Mapping[Shard, Range], *blocks: list[Message], leader_end: int = 40
+) -> list[dict[str, Any]]:
+    """What a reader of these ranges makes of the blocks that its client returns."""
+    monkeypatch.setattr(kafka_cluster, "Consumer", ScriptedClient)
+    monkeypatch.setattr(ScriptedClient, "blocks", list(blocks))
+    monkeypatch.setattr(ScriptedClient, "asked", [])
+    monkeypatch.setattr(KafkaBrokers, "ends", lambda self, shards, level: dict.fromkeys(shards, leader_end))
+    with (
+        KafkaBrokers("kafka://127.0.0.1:1/orders") as cluster,
+        RangeReader(cluster, ranges, SECONDS) as reader,
+    ):
+        return [row for batch in record_batches(reader) for row in batch.to_pylist()]
+
+
+def made_message(
+    offset: int,
+    value: bytes | None = b"{}",
+    *,
+    shard: Shard = ORDERS,
+    error: int | None = None,
+    moment: int = 1,
+) -> Message:
+    return Message(
+        topic=shard.stream,
+        partition=shard.id,
+        offset=offset,
+        value=value,
+        timestamp=(int(moment >= 0), moment),
+        error=None if error is None else KafkaError(error),
+    )
+
+
 @pytest.mark.parametrize(("leader_end", "is_invented"), [(45, True), (46, False)])
 def test_an_offset_after_the_end_of_a_lagging_replica_is_compared_with_the_leader(
     leader_end: int, is_invented: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lagging:
-        def __init__(self, *given: Any, **more: Any) -> None:
-            self.found = [made_message(9), made_message(45)]
-
-        def assign(self, places: object) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-        def consume(self, count: int, seconds: float) -> list[Message]:
-            found, self.found = self.found[:1], self.found[1:]
-            return found
-
-        def get_watermark_offsets(self, place: object, *, cached: bool) -> tuple[int, int]:
-            assert cached
-            return 0, 40
-
-    shard = Shard("orders")
-    monkeypatch.setattr(kafka_cluster, "Consumer", Lagging)
-    monkeypatch.setattr(KafkaBrokers, "ends", lambda self, shards, level: dict.fromkeys(shards, leader_end))
-    with (
-        KafkaBrokers("kafka://127.0.0.1:1/orders") as cluster,
-        RangeReader(cluster, {shard: Range(9, 30)}, SECONDS) as reader,
-    ):
+    for blocks in ([[made_message(9)], [made_message(45)]], [[made_message(9), made_message(45)]]):
+        ranges = {Shard("orders"): Range(9, 30)}
         if is_invented:
-            with pytest.raises(FormatError):
-                list(reader)
+            with pytest.raises(FormatError) as raised:
+                rows_of(monkeypatch, ranges, *blocks, leader_end=leader_end)
+            assert raised.value.facts == {"offset": 10, "found": 45}
         else:
-            assert [message.offset() for block in reader for message in block] == [9]
+            assert places(rows_of(monkeypatch, ranges, *blocks, leader_end=leader_end)) == [("orders", 0, 9)]
 
 
-def made_message(offset: int, value: bytes = b"{}") -> Message:
-    return Message(topic="orders", partition=0, offset=offset, value=value, timestamp=(1, 1))
+@pytest.mark.parametrize("topics", [{"orders"}, {"orders", "payments"}])
+def test_one_block_has_holes_several_partitions_and_the_ends_of_their_ranges(
+    topics: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [Shard("orders", 0), Shard("orders", 1), Shard("payments", 1)]
+    runs = [[3, 4, 7], [5], [0, 2, 3, 4], [8, 11, 12], [6, 7, 8], [9, 10]]
+    block = [(shards[number % 3], offset) for number, run in enumerate(runs) for offset in run]
+    ranges = dict(zip(shards, (Range(3, 12), Range(5, 8), Range(0, 10))))
+    rows = rows_of(
+        monkeypatch,
+        {shard: part for shard, part in ranges.items() if shard.stream in topics},
+        [made_message(offset, b"%d" % offset, shard=shard) for shard, offset in block if shard.stream in topics],
+    )
+    expected = [(s.stream, s.id, offset) for s, offset in block if s.stream in topics and offset in ranges[s]]
+    assert places(rows) == expected
+    assert [row["payload"] for row in rows] == [b"%d" % offset for _, _, offset in expected]
+
+
+def test_a_tombstone_and_a_message_without_a_timestamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = [made_message(0), made_message(1, None), made_message(2, b"", moment=-1), made_message(3, b"x")]
+    rows = rows_of(monkeypatch, {Shard("orders"): Range(0, 4)}, block)
+    assert [(row["payload"], row["timestamp_ms"]) for row in rows] == [(b"{}", 1), (None, 1), (b"", -1), (b"x", 1)]
+
+
+def test_a_message_that_is_too_long_in_a_later_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_PAYLOAD_BYTES", 3)
+    blocks = [[made_message(0), made_message(1)], [made_message(2), made_message(3, b"1234"), made_message(4)]]
+    rows = rows_of(monkeypatch, {ORDERS: Range(0, 5)}, *blocks)
+    assert [row["payload"] for row in rows] == [b"{}", b"{}", b"{}", None, b"{}"]
+    assert [row["sequence"] for row in rows if row["error"]] == [3]
+
+
+def test_an_error_in_a_block_is_raised_unless_its_partition_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Shard("orders", 0), Shard("orders", 1)
+    ranges = {one: Range(0, 2), two: Range(0, 9)}
+    before, after = [made_message(0), made_message(1)], [made_message(offset, shard=two) for offset in range(9)]
+    for code in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError._BAD_MSG):
+        read_to = made_message(2, error=code)
+        found = rows_of(monkeypatch, ranges, [*before, *after[:3], read_to, *after[3:]])
+        assert places(found) == [*(("orders", 0, n) for n in range(2)), *(("orders", 1, n) for n in range(9))]
+    for code, error in ((KafkaError._PARTITION_EOF, DataLossError), (KafkaError._AUTO_OFFSET_RESET, DataLossError)):
+        with pytest.raises(error):
+            rows_of(monkeypatch, ranges, [before[0], made_message(1, error=code), *after])
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 1, 2, 2, 3], [0, 1, 3, 2, 4], [0, 1, 2, 1, 4], [0, 3, 2, 3, 4], [0, 1, 5, 6, 4]]
+)
+def test_offsets_in_a_block_that_do_not_grow_stop_the_read(offsets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last one may look like those of a block without a hole."""
+    with pytest.raises(FormatError) as raised:
+        rows_of(monkeypatch, {Shard("orders"): Range(0, 5)}, list(map(made_message, offsets)))
+    wrong = next(place for place in range(1, 5) if offsets[place] <= offsets[place - 1])
+    assert raised.value.facts == {"offset": offsets[wrong - 1] + 1, "found": offsets[wrong]}
+
+
+def test_a_range_after_whose_end_with_a_hole_the_offsets_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invented offset has reached the end; the messages that it skipped come after it."""
+    with pytest.raises(FormatError):
+        rows_of(monkeypatch, {Shard("orders"): Range(0, 5)}, [made_message(0), made_message(4)], [made_message(1)])
+
+
+def test_an_offset_after_a_range_that_was_read_is_not_compared_with_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Shard("orders", 0), Shard("orders", 1)
+    block = [made_message(9), made_message(45), made_message(0, shard=two)]
+    assert len(rows_of(monkeypatch, {one: Range(9, 10), two: Range(0, 1)}, block)) == 2
+    # The end of the partition ends a range whose last offsets hold no message.
+    block.insert(1, made_message(12, error=KafkaError._PARTITION_EOF))
+    assert len(rows_of(monkeypatch, {one: Range(9, 12), two: Range(0, 1)}, block)) == 2
+
+
+def test_a_read_waits_for_no_more_messages_than_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = (Shard("orders", number) for number in range(3))
+    eof = KafkaError._PARTITION_EOF
+    rows_of(
+        monkeypatch,
+        {one: Range(0, 6), two: Range(0, 4), three: Range(0, 1)},
+        [made_message(0), made_message(1), made_message(0, shard=two)],
+        [made_message(4)],
+        [made_message(6, error=eof)],
+        [],
+        [made_message(1, shard=two)],
+        [made_message(3, shard=two), made_message(4, shard=two, error=eof)],
+        [],
+        [made_message(0, shard=three)],
+    )
+    assert ScriptedClient.asked[:-2] == [(left, batches.POLL_SECONDS) for left in (11, 8, 5, 4, 4, 3, 1, 1)]
+
+
+def test_the_messages_of_a_read_do_not_make_the_garbage_collector_run(broker: Broker) -> None:
+    topic = broker.create(partitions=2)
+    for number in range(2):
+        broker.send(topic, orders(10_000), partition=number)
+    runs = list[str]()
+
+    def count(phase: str, info: object) -> None:
+        runs.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        batches_read = list(split(broker, {Shard(topic, number): Range(0, 10_000) for number in range(2)}).read())
+    finally:
+        gc.callbacks.remove(count)
+    assert sum(batch.num_rows for batch in batches_read) == 20_000
+    assert len(runs) / 2 < 10
 
 
 @pytest.mark.slow
 def test_more_bytes_than_a_column_can_have_become_several_record_batches() -> None:
-    value = bytes(MAX_PAYLOAD_BYTES)
-    found = record_batches([made_message(offset, value) for offset in range(9)], [Shard("orders")])
-    assert [offset for batch in found for offset in batch.column("sequence").to_pylist()] == list(range(9))
+    value, offsets = bytes(MAX_PAYLOAD_BYTES), list(range(9))
+    run = Run(Shard("orders"), offsets, [made_message(offset, value) for offset in offsets])
+    found = list(record_batches([run]))
+    assert [offset for batch in found for offset in batch.column("sequence").to_pylist()] == offsets
     assert sum(map(bytes_of, found)) == 9 * MAX_PAYLOAD_BYTES
