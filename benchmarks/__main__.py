@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from benchmarks import growth, micro_batch, report, throughput, under_dagster
+from benchmarks import growth, keyed, micro_batch, report, throughput, under_dagster
 from benchmarks.harness import Bench
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE
 from tests.support.settings import ROOT
@@ -24,6 +24,7 @@ SUITES: Mapping[str, Callable[[Bench], None]] = {
     "redis": throughput.redis,
     "file": throughput.file,
     "micro-batch": micro_batch.micro_batch,
+    "keyed": keyed.keyed,
     "start": under_dagster.tick_to_commit,
     "freshness": under_dagster.freshness,
     "versions": growth.versions,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -83,6 +83,14 @@ class Section:
     columns: Sequence[str]
     rows: dict[str, list[float | str]] = field(default_factory=dict)
     targets: list[Target] = field(default_factory=list)
+
+
+class Sample(NamedTuple):
+    """What one measurement of a case took."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
 
 
 class Bench:
@@ -183,10 +191,33 @@ class Bench:
         Returns:
             The median seconds of each case.
         """
-        taken: dict[str, list[tuple[float, float, int]]] = {case.name: [] for case in cases}
         columns = ("seconds", "messages/s", "fastest", "slowest", "CPU-seconds", "peak MB")
-        section = self.section(title, text, columns)
-        for turn in range(self.rounds + 1):
+        section, medians = self.section(title, text, columns), {}
+        for name, samples in self.measure(cases).items():
+            seconds_of, cpu, peak = zip(*samples)
+            medians[name] = median(seconds_of)
+            rate = round(messages / medians[name])
+            values = (medians[name], rate, min(seconds_of), max(seconds_of), median(cpu), max(peak) // MEGABYTE)
+            self.row(section, name, *values)
+        return medians
+
+    def measure(
+        self,
+        cases: Sequence[Case],
+        *,
+        rounds: int | None = None,
+        before_round: Callable[[], object] = lambda: None,
+    ) -> Mapping[str, Sequence[Sample]]:
+        """Measure the cases in turn, after one round that is not counted.
+
+        Args:
+            cases: the cases.
+            rounds: the number of rounds that count, in place of the usual one.
+            before_round: called before each round; it is not timed.
+        """
+        taken: dict[str, list[Sample]] = {case.name: [] for case in cases}
+        for turn in range((rounds or self.rounds) + 1):
+            before_round()
             for case in cases:
                 path = self.new_path()
                 with self._processes(case).measured() as cost:
@@ -197,15 +228,8 @@ class Bench:
                 shutil.rmtree(path, ignore_errors=True)
                 self.log(f"  round {turn or 'to warm up'}: {case.name} took {seconds:.2f} s")
                 if turn:
-                    taken[case.name].append((seconds, cost.cpu_seconds, cost.peak_bytes))
-        medians = {}
-        for name, samples in taken.items():
-            seconds_of, cpu, peak = zip(*samples)
-            medians[name] = median(seconds_of)
-            rate = round(messages / medians[name])
-            values = (medians[name], rate, min(seconds_of), max(seconds_of), median(cpu), max(peak) // MEGABYTE)
-            self.row(section, name, *values)
-        return medians
+                    taken[case.name].append(Sample(seconds, cost.cpu_seconds, cost.peak_bytes))
+        return taken
 
     def _processes(self, case: Case) -> ProcessTree:
         others = self._spark if case.is_bare else self._workers

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def avro_values(count: int, size: int, *, number: int) -> Iterator[bytes]:
         yield buffer.getvalue()
 
 
-def to_kafka(address: str, topic: str, payloads: Iterator[bytes]) -> Sequences:
-    """Produce to the partitions in turn, and return the offsets."""
+def to_kafka(address: str, topic: str, payloads: Iterator[bytes], shards: Iterable[int] | None = None) -> Sequences:
+    """Produce to these partitions or to all in turn; return the offsets of the latter."""
     settings = {
         "bootstrap.servers": address,
         "linger.ms": 20,
@@ -84,10 +85,10 @@ def to_kafka(address: str, topic: str, payloads: Iterator[bytes]) -> Sequences:
         "log_level": 2,
     }
     producer, count = Producer(settings), 0
-    for payload in payloads:
+    for payload, shard in zip(payloads, shards or cycle(range(PARTITIONS))):
         while True:
             try:
-                producer.produce(topic, payload, key=b"%d" % (count % 1000), partition=count % PARTITIONS)
+                producer.produce(topic, payload, key=b"%d" % (count % 1000), partition=shard)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyspark
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.avro.functions import from_avro
 
@@ -72,6 +72,30 @@ def available_now(spark: SparkSession, address: str, topic: str, select: Transfo
     writer = select(stream(spark, address, topic)).writeStream.format("delta")
     writer = writer.option("checkpointLocation", f"{table}-checkpoint").trigger(availableNow=True)
     writer.start(str(table)).awaitTermination()
+
+
+def merge_available_now(
+    spark: SparkSession, address: str, topic: str, ddl: str, statement: str, checkpoint: Path
+) -> None:
+    """Merge the changes that the topic has, and end.
+
+    Args:
+        spark: the session.
+        address: the address of the broker.
+        topic: the topic.
+        ddl: the columns of the JSON documents.
+        statement: the MERGE of the newest ``{changes}`` of each ``id``.
+        checkpoint: the folder of the query.
+    """
+
+    def merge(changes: DataFrame, number: int) -> None:
+        newest_first = Window.partitionBy("id").orderBy(f.desc("_sequence"))
+        newest = changes.withColumn("_rank", f.row_number().over(newest_first)).where("_rank = 1").drop("_rank")
+        changes.sparkSession.sql(statement, changes=newest).collect()
+
+    changes = typed(ddl)(stream(spark, address, topic)).withColumn("_stream", f.lit(topic))
+    writer = changes.writeStream.foreachBatch(merge).option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def _position() -> tuple[Column, ...]:
