@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.ddl import column_ddl
-from spark_jobs.decoding.debezium_avro import AvroEnvelope, avro_envelope
+from spark_jobs.decoding.debezium_avro import AvroEnvelope, ChangeRows, avro_envelope
 from spark_jobs.decoding.debezium_messages import MessageForm, change_reader
 from spark_jobs.decoding.debezium_types import (
     DecimalHandlingMode,
@@ -260,8 +260,10 @@ class Debezium:
             found = decode_frames(payloads, envelope.decoded(columns), decoder_of, registry)
         else:
             found = DecodedColumns(*decoder_of(0)(payloads))
-        rows, marks, errors = envelope.changes(found, columns, self._placeholder)
-        return self._decoded(payloads, rows, marks, errors)
+        (*rows, own), errors = decode_rows(
+            ChangeRows(envelope, found, columns, self._placeholder), pa.array(range(len(payloads)), pa.int64())
+        )
+        return self._decoded(payloads, rows[:-3], rows[-3:], pc.coalesce(errors, own))
 
     def _decoded(
         self, payloads: Column, rows: Sequence[Column], marks: Sequence[Column], errors: Column

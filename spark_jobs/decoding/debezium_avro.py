@@ -166,6 +166,34 @@ class AvroEnvelope:
         return found, marks, pa.array(errors, pa.string())
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRows:
+    """Makes changes of what was decoded, so that a row for which that fails stops no other one: a ``RowReader``.
+
+    Args:
+        envelope: the schema.
+        decoded: see :meth:`AvroEnvelope.changes`.
+        row: the columns of the row.
+        placeholder: marks values that are not there.
+    """
+
+    envelope: AvroEnvelope
+    decoded: DecodedColumns
+    row: pa.Schema
+    placeholder: Placeholder
+
+    def read(self, payload: Any) -> Any:
+        """Return the number of a row, which is its own payload here."""
+        return payload
+
+    def columns(self, values: Sequence[int | None]) -> list[Column]:
+        """Return the columns of rows with these numbers, and at last their errors."""
+        rows = pa.array(values, pa.int64())
+        decoded = DecodedColumns([one.take(rows) for one in self.decoded.columns], self.decoded.errors.take(rows))
+        found, marks, errors = self.envelope.changes(decoded, self.row, self.placeholder)
+        return [*found, *marks, errors]
+
+
 def _each_row(
     make: Callable[..., Any],
     arguments: Iterable[Sequence[Any]],

@@ -221,7 +221,7 @@ def _repeated(pairs: Sequence[tuple[str, Any]]) -> frozenset[str]:
 
 def kind_of(value: Any) -> str:
     """Name the kind of a value for errors, which do not show the value itself."""
-    return next(name for kind, name in _KINDS if isinstance(value, kind))
+    return next((name for kind, name in _KINDS if isinstance(value, kind)), "another value")
 
 
 _KINDS: tuple[tuple[type, str], ...] = (
@@ -232,6 +232,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (Constant, "NaN or infinity"),
     (Number, "a number with a point or an exponent"),
     (str, "text"),
+    (int, "a whole number"),
 )
 
 

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from spark_jobs.decoding import debezium_avro
 from spark_jobs.decoding.avro import MIN_BLOCK_ROWS, Avro
 from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.decoding.decoders import is_resolved, resolved
@@ -202,6 +203,35 @@ def test_what_is_no_change_event_is_a_dead_letter(message, reason):
     assert reason in errors[0]
     assert errors[1] is None
     assert rows[1]["id"] == 7
+
+
+def test_a_field_of_the_order_of_another_type_is_a_dead_letter():
+    schema = envelope_schema()
+    source = schema["fields"][2]["type"]["fields"]
+    source[2] = {"name": "sequence", "type": ["null", "long"], "default": None}
+    rows, errors = decode(
+        Debezium(Avro(schema), source_order=True),
+        [event("c", after=ROW, schema=schema, source={**POSTGRES, "sequence": one}) for one in (5, None)],
+    )
+    assert "field 'source.sequence' is not" in errors[0]
+    assert (errors[1], rows[1]["id"]) == (None, 7)
+
+
+def test_a_row_for_which_anything_fails_stops_no_other_one(monkeypatch):
+    def picky(source):
+        if source["lsn"] == 5:
+            raise KeyError("any error of a library")
+        return PLACE
+
+    monkeypatch.setattr(debezium_avro, "source_order", picky)
+    messages = [event("c", after=ROW, source={**POSTGRES, "lsn": lsn}) for lsn in (4, 5, 6)]
+    rows, errors = decode(Debezium(Avro(SCHEMA), source_order=True), messages)
+    assert [error is None for error in errors] == [True, False, True]
+    assert [(row["id"], row["_op"], row["_source_order"]) for row in rows] == [
+        (7, "c", PLACE),
+        (None, None, None),
+        (7, "c", PLACE),
+    ]
 
 
 def test_unwrapped_rows():
