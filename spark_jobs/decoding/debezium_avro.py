@@ -21,6 +21,7 @@ from spark_jobs.decoding.avro_schema import AvroType, is_record, members, parse_
 from spark_jobs.decoding.debezium_messages import (
     MARKS,
     is_other_schema,
+    may_lack,
     names_column,
     operation_of,
     unwrapped_operation,
@@ -154,6 +155,12 @@ class AvroEnvelope:
             column = rows[field.name]
             is_missing = _are_missing(column, placeholder)
             if any(is_missing):
+                old = None if self.is_unwrapped else pc.struct_field(named["before"], field.name)
+                were_lacking = [True] * len(operations) if old is None else _lack(old, placeholder)
+                is_missing = [
+                    one and may_lack(operation, was_lacking)
+                    for one, operation, was_lacking in zip(is_missing, operations, were_lacking, strict=True)
+                ]
                 column = pc.if_else(pa.array(is_missing), pa.scalar(None, column.type), column)
                 for names in [names for names, one in zip(without, is_missing) if one and names is not None]:
                     names.append(field.name)
@@ -320,6 +327,12 @@ def _rows(named: Mapping[str, Column]) -> Mapping[str, Column]:
     is_delete = pa.array([operation == "d" for operation in named["op"].to_pylist()])
     columns = zip(after.type.names, before.flatten(), after.flatten())
     return {name: pc.if_else(is_delete, old, new) for name, old, new in columns}
+
+
+def _lack(column: Column, placeholder: Placeholder) -> list[bool]:
+    """Whether each value of a column is null or a placeholder."""
+    pairs = zip(column.is_null().to_pylist(), _are_missing(column, placeholder), strict=True)
+    return [bool(is_null or is_missing) for is_null, is_missing in pairs]
 
 
 def _are_missing(column: Column, placeholder: Placeholder) -> Sequence[bool | None]:

@@ -90,6 +90,18 @@ def operation_of(operation: Any, before: Any, after: Any) -> str | None:
     return operation
 
 
+def may_lack(operation: str | None, was_lacking: bool) -> bool:
+    """Whether a placeholder may say that a value is not there; otherwise the database holds this very text.
+
+    A snapshot reads all values. Where ``before`` has the old value, Debezium repeats it in ``after`` if it stays.
+
+    Args:
+        operation: of the change.
+        was_lacking: whether ``before`` has no value of the column, or a placeholder.
+    """
+    return operation != "r" and (operation != "u" or was_lacking)
+
+
 class _Change(NamedTuple):
     """What a message says.
 
@@ -225,12 +237,13 @@ class ChangeReader:
             raise ValueError(f"field {min(value.repeated)!r} is there twice")
         if _is_other(value):
             return _NO_CHANGE
-        order, row = None, value
+        order, row, before = None, value, None
         operation: str | None
         if self._form.is_unwrapped:
             operation = unwrapped_operation(value.get(MARKS[0]), value.get(MARKS[1]))
         else:
-            operation = operation_of(value.get("op"), value.get("before"), value.get("after"))
+            before = value.get("before")
+            operation = operation_of(value.get("op"), before, value.get("after"))
             if operation is None:
                 return _NO_CHANGE
             order = source_order(value.get("source")) if self._form.has_order else None
@@ -240,7 +253,7 @@ class ChangeReader:
             row = value[name]
             if not isinstance(row, dict):
                 raise unfit(name, "an object", row)
-        found, without = self._converted(row, conversions)
+        found, without = self._converted(row, conversions, operation, before if isinstance(before, dict) else {})
         if operation != "d":
             for name in self._required:
                 if found.get(name) is None and name not in without:
@@ -250,7 +263,9 @@ class ChangeReader:
             raise ValueError("the row has text with half of a surrogate pair")
         return _Change(document.encode(), operation, order, without)
 
-    def _converted(self, row: dict[str, Any], conversions: Mapping[str, Convert]) -> tuple[dict[str, Any], list[str]]:
+    def _converted(
+        self, row: dict[str, Any], conversions: Mapping[str, Convert], operation: str, before: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[str]]:
         """The values of the row as they are meant, and the names of those that are not there."""
         if isinstance(row, RepeatingObject):
             raise ValueError(f"field {min(row.repeated)!r} of the row is there twice")
@@ -262,13 +277,16 @@ class ChangeReader:
                 is_column or (self._keeps_all and not (self._form.is_unwrapped and name in MARKS))
             ):
                 continue
-            if self._is_placeholder(value):
+            if self._is_placeholder(value) and may_lack(operation, self._is_lacking(before.get(name))):
                 if is_column:
                     without.append(name)
                 continue
             convert = conversions.get(name)
             found[name] = value if convert is None else convert(value)
         return found, without
+
+    def _is_lacking(self, value: Any) -> bool:
+        return value is None or self._is_placeholder(value)
 
     def _is_placeholder(self, value: Any) -> bool:
         if type(value) is str:

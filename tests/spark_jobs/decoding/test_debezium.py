@@ -196,6 +196,23 @@ def test_a_placeholder_of_the_connector(option):
     assert rows == [changed("u", {"id": 7}, ["name"]), changed("u", {"id": 7, "name": PLACEHOLDER})]
 
 
+@pytest.mark.parametrize(
+    ("message", "is_value"),
+    [
+        (envelope("r", after={"id": 7, "name": PLACEHOLDER}), True),
+        (envelope("u", before=ADA, after={"id": 7, "name": PLACEHOLDER}), True),
+        (envelope("u", before={"id": 7, "name": PLACEHOLDER}, after={"id": 7, "name": PLACEHOLDER}), False),
+        (envelope("u", before={"id": 7, "name": None}, after={"id": 7, "name": PLACEHOLDER}), False),
+        (envelope("c", after={"id": 7, "name": PLACEHOLDER}), False),
+        (envelope("d", before={"id": 7, "name": PLACEHOLDER}), False),
+    ],
+)
+def test_a_placeholder_is_a_value_where_the_value_cannot_be_lacking(message, is_value):
+    ((row,), errors) = decode(Debezium(COLUMNS), [message])
+    assert errors == [None]
+    assert (row["name"], row["_unavailable"]) == ((PLACEHOLDER, []) if is_value else (None, ["name"]))
+
+
 def test_a_value_that_looks_like_a_part_of_a_placeholder_is_kept():
     decoder = Debezium("id BIGINT, tags ARRAY<STRING>")
     tags = [[], [PLACEHOLDER, PLACEHOLDER], ["x"], None]

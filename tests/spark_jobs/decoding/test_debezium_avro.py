@@ -183,6 +183,28 @@ def test_values_that_the_database_did_not_log():
     assert rows == [changed("u", {**COLUMNS, **dict.fromkeys(gone)}, unavailable), changed("u", COLUMNS)]
 
 
+GONE = {**ROW, "name": PLACEHOLDER, "tags": [PLACEHOLDER]}
+
+
+@pytest.mark.parametrize(
+    ("message", "is_value"),
+    [
+        (event("r", after=GONE), True),
+        (event("u", before=ROW, after=GONE), True),
+        (event("u", before=GONE, after=GONE), False),
+        (event("u", before={"id": 7}, after=GONE), False),
+        (event("c", after=GONE), False),
+        (event("d", before=GONE), False),
+    ],
+)
+def test_a_placeholder_is_a_value_where_the_value_cannot_be_lacking(message, is_value):
+    rows, errors = decode(Debezium(Avro(SCHEMA)), [message, event("u", after=GONE)])
+    assert errors == [None, None]
+    found = [(row["name"], row["tags"], row["_unavailable"]) for row in rows]
+    lacks = (None, None, ["name", "tags"])
+    assert found == [(PLACEHOLDER, [PLACEHOLDER], []) if is_value else lacks, lacks]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
