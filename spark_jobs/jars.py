@@ -44,6 +44,8 @@ _SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "url-connection-client")
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40
+# The user to whom a user namespace shows files of users outside of it, such as root.
+_UNMAPPED_UID = 65534
 # The file that marks a folder with all of its jars.
 COMPLETE = "complete"
 
@@ -96,17 +98,20 @@ def make_folders(path: Path) -> None:
 def check_parents(path: Path) -> None:
     """Check that not every user can put another folder in the place of this one.
 
-    Owners and groups of the folders above are those that an operator chose, so they are not checked.
+    In a folder with the sticky bit, only its owner can, which must be this user or root. Owners and groups of other
+    folders are those that an operator chose, so they are not checked.
 
     Raises:
         UntrustedFileError: every user can, by a folder above.
     """
     for each in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
-        mode = stat.S_IMODE(each.stat().st_mode)
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        found = each.stat()
+        is_protected = found.st_mode & stat.S_ISVTX and found.st_uid in (os.getuid(), 0, _UNMAPPED_UID)
+        if found.st_mode & stat.S_IWOTH and not is_protected:
             raise UntrustedFileError(
-                f"every user can replace folders in {each}, whose mode is {mode:04o}, and Spark runs code from {path}",
-                remedy=f"Run chmod o-w or chmod +t on it; or set {CACHE_VARIABLE}, and if you use it "
+                f"other users can replace folders in {each}, which belongs to {found.st_uid} and has the mode "
+                f"{stat.S_IMODE(found.st_mode):04o}, and Spark runs code from {path}",
+                remedy=f"Run chmod o-w on it, or chmod +t if it is yours; or set {CACHE_VARIABLE}, and if you use it "
                 "STREAM_ASSETS_SPARK_SERVERS, to another folder.",
             )
 

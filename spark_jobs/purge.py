@@ -21,7 +21,8 @@ from spark_jobs.ledger.entries import PURGE
 from spark_jobs.ledger.fold import higher_floor
 from spark_jobs.ledger.table_rows import TIME
 from spark_jobs.writing.delta_table import DeltaWriter, read_table
-from spark_jobs.writing.floor import floor_of, floor_sql
+from spark_jobs.writing.failures import translating_spark_errors
+from spark_jobs.writing.floor import floor_above, floor_of, floor_sql
 from spark_jobs.writing.keyed import DELETED, SEQUENCE_BY, Keys
 from stream_consumers.errors import InvalidOptionError
 
@@ -54,13 +55,21 @@ def purge_deleted(spark: SparkSession, ingestion: Ingestion, *, older_than: time
         table = read_table(spark, ledger.log, version=state.version)
         kind = table.schema[SEQUENCE_BY].dataType
         is_old = f.coalesce(f.col(TIME) < f.lit(cutoff), f.lit(False))
-        newer = table.where(~is_old).agg(f.min(floor_of(f.col(SEQUENCE_BY), kind)).alias("lowest")).collect()
-        floor = higher_floor(state.floor, newer[0]["lowest"])
-        if floor is None:
-            return 0
-        condition = f"{DELETED} AND {SEQUENCE_BY} < {floor_sql(floor, kind)}"
-        condition += f" AND {TIME} < TIMESTAMP '{cutoff.isoformat()}'"
-        count = table.where(condition).count()
+        is_purged = f"{DELETED} AND {TIME} < TIMESTAMP '{cutoff.isoformat()}' AND {SEQUENCE_BY} < "
+        with translating_spark_errors(own.table):
+            newer = table.where(~is_old).agg(f.min(floor_of(f.col(SEQUENCE_BY), kind)).alias("lowest")).collect()
+            floor = higher_floor(state.floor, newer[0]["lowest"])
+            if floor is None:
+                return 0
+            # If a far value is the only newer one, it must not raise the floor above later changes.
+            purged = table.where(is_purged + floor_sql(floor, kind))
+            above = purged.agg(floor_above(f.max(SEQUENCE_BY), kind).alias("above")).collect()[0]["above"]
+            if above is None:
+                return 0
+            floor = higher_floor(state.floor, min(floor, above))
+            assert floor is not None  # the other one is a floor
+            condition = is_purged + floor_sql(floor, kind)
+            count = table.where(condition).count()
         if not count:
             return 0
         entry = ledger.entry(PURGE, state, purged_below=floor)

@@ -41,7 +41,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 CONNECT, TIME, DATA = "org.apache.kafka.connect.data.", "io.debezium.time.", "io.debezium.data."
 MAX_DECIMAL_BYTES = 400
 """How many bytes the whole number of a decimal may have, for about 960 digits."""
-_MAX_SCALE = 1000
+MAX_SCALE = 1000
 _MILLISECONDS, _MICROSECONDS, _NANOSECONDS = 10**3, 10**6, 10**9
 _YEARS = "in the years 1 to 9999"
 _WIDEST_INTEGER = 20
@@ -301,16 +301,17 @@ def _iso_day(kind: pa.DataType, path: str, value: Any) -> Any:
 
 def _scale(value: Any, path: str) -> int:
     with suppress(TypeError, ValueError):
-        if abs(scale := int(value)) <= _MAX_SCALE:
+        if abs(scale := int(value)) <= MAX_SCALE:
             return scale
-    raise ValueError(f"field {path!r} has a scale that is not a whole number up to {_MAX_SCALE}")
+    raise ValueError(f"field {path!r} has a scale that is not a whole number up to {MAX_SCALE}")
 
 
 def decimal_text(data: bytes, scale: int, path: str) -> str:
     r"""The decimal number of a whole number and the number of digits after its point.
 
     Raises:
-        UnfitError: the whole number has no bytes, or more than :data:`MAX_DECIMAL_BYTES`.
+        UnfitError: the whole number has no bytes, or more than :data:`MAX_DECIMAL_BYTES`, or the text would have more
+            than :data:`MAX_SCALE` zeros or decimals.
 
     Example:
         >>> decimal_text(b"\xfb\x2e", 2, "price"), decimal_text(b"\x05", -2, "price")
@@ -318,6 +319,8 @@ def decimal_text(data: bytes, scale: int, path: str) -> str:
     """
     if not 0 < len(data) <= MAX_DECIMAL_BYTES:
         raise UnfitError(f"field {path!r} is not a decimal of 1 to {MAX_DECIMAL_BYTES} bytes; found {len(data)} bytes")
+    if abs(scale) > MAX_SCALE:
+        raise UnfitError(f"field {path!r} has a scale above {MAX_SCALE}")
     number = int.from_bytes(data, "big", signed=True)
     sign, digits = "-" if number < 0 else "", str(abs(number))
     if scale <= 0:

@@ -1,8 +1,8 @@
 """Decodes blocks so that no payload can stop a run.
 
-A block for which the decoder crashes, raises, or takes too much memory or time is halved down to single messages, which
-become dead letters. A separate process (:mod:`spark_jobs.decoding.isolated_process`) decodes, so that a crash does not
-end the process that reads or writes.
+A block for which the decoder crashes, raises, takes too much memory or time, or makes too large rows is halved down to
+single messages, which become dead letters. A separate process (:mod:`spark_jobs.decoding.isolated_process`) decodes, so
+that a crash does not end the process that reads or writes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
 MAX_CRASHES = 20
 """Give up on a decoder after it fails for this many messages of a batch, or of an executor's split."""
+MAX_EXPANSION = 16
+"""The rows of a block may have this many times the bytes of its messages, and :data:`MAX_ADDED_BYTES` more."""
+MAX_ADDED_BYTES = 128 * 1024 * 1024
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Decodes a block of messages; picklable."""
 Refuse: TypeAlias = Callable[[pa.RecordBatch, str], pa.RecordBatch]
@@ -185,6 +188,9 @@ def _decode_in_halves(
         while parts:
             part = parts.pop()
             found = run(part)
+            if not isinstance(found, str) and found.nbytes > (limit := MAX_EXPANSION * part.nbytes + MAX_ADDED_BYTES):
+                # The JVM, which gets the rows next, has no limit for a single one, and ends without memory.
+                found = f"made rows of {found.nbytes} bytes; the limit is {limit}"
             if not isinstance(found, str):
                 yield found
                 continue

@@ -166,11 +166,15 @@ class DeltaWriter:
 
 
 def _settings(entry: LedgerEntry) -> Mapping[str, str]:
-    """Return the settings of a session, from which Delta takes the transaction and the metadata of a SQL statement."""
+    """Return the settings of a session, from which Delta takes the transaction and the metadata of a SQL statement.
+
+    Spark replaces ``${env:NAME}`` and the like in a setting by secrets of its process. The metadata may have text of a
+    message, like a floor, so each dollar sign is escaped.
+    """
     return {
         "spark.databricks.delta.write.txnAppId": entry.app,
         "spark.databricks.delta.write.txnVersion": str(entry.number),
-        "spark.databricks.delta.commitInfo.userMetadata": entry.to_json(),
+        "spark.databricks.delta.commitInfo.userMetadata": entry.to_json().replace("$", r"\u0024"),
     }
 
 

@@ -180,7 +180,8 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
     BELOW_FLOOR: (
         KeyConflictError,
         "A newer change may have deleted the key. Let such messages become dead letters, with "
-        "on_bad_rows='dead_letter'. To have such a row, send it again with a newer value of sequence_by.",
+        "on_bad_rows='dead_letter'. To have such a row, send it again with a newer value of sequence_by; a rebuild of "
+        "the table brings back all that was purged.",
     ),
     NO_KEY: (ConstraintViolatedError, _CONSTRAINT.remedy),
 }

@@ -1,8 +1,8 @@
 """The floor of a keyed table: a value of ``sequence_by``, below which the rows of deleted keys may be gone.
 
-A purge removes rows that mark deleted keys, and raises the floor above them. From then on, a change below the floor
-whose key has no row must not insert one, because a newer change may have deleted the key. The ledger has the floor as a
-number or a text whose order is that of the values.
+A purge removes rows that mark deleted keys, and raises the floor just above them. From then on, a change below the
+floor whose key has no row must not insert one, because a newer change may have deleted the key. The ledger has the
+floor as a number or a text whose order is that of the values.
 """
 
 from __future__ import annotations
@@ -54,6 +54,18 @@ def floor_of(value: Column, kind: DataType) -> Column:
         f"sequence_by is {kind.simpleString()}, and rows of deleted keys cannot be purged by values of this type",
         remedy="Leave purge_after_days out; or make a new table whose sequence_by is a whole number, a time or a text.",
     )
+
+
+def floor_above(value: Column, kind: DataType) -> Column:
+    """Return the lowest floor that is above a value, with the arguments and errors of :func:`floor_of`.
+
+    Of a value that is longer than :data:`MAX_LENGTH` the floor is below it.
+    """
+    if isinstance(kind, (StringType, BinaryType)):
+        return floor_of(f.concat(value, f.lit("\0").cast(kind)), kind)
+    if isinstance(kind, TimestampNTZType):
+        return floor_of(value + f.expr("INTERVAL '0.000001' SECOND"), kind)
+    return floor_of(value, kind) + 1
 
 
 def floor_sql(floor: Floor, kind: DataType) -> str:

@@ -558,5 +558,10 @@ def own_session(session: SparkSession, settings: Mapping[str, str]) -> Iterator[
 
 def _having(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     for name, value in settings.items():
+        if "${" in value:
+            raise InvalidOptionError(
+                f"the setting {name} of a keyed table contains ${{, which Spark would replace by a variable",
+                remedy="Use a name of the group without it.",
+            )
         session.conf.set(name, value)
     return session

@@ -223,6 +223,19 @@ class TestRights:
         with pytest.raises(UntrustedFileError) if is_refused else nullcontext():
             jars.own_folder(repository / "link" / "jars")
 
+    def test_a_folder_above_with_the_sticky_bit_must_not_be_of_another_user(
+        self, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its owner can replace what is in it."""
+        (repository / "shared").mkdir()
+        if os.getuid() == 0:
+            os.chown(repository / "shared", 12345, 12345)
+        else:
+            monkeypatch.setattr(os, "getuid", lambda: 12345)
+        (repository / "shared").chmod(0o1777)
+        with pytest.raises(UntrustedFileError):
+            jars.own_folder(repository / "shared" / "cache" / "jars")
+
     def test_what_belongs_to_another_user_is_refused(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fail_first(repository, 0)
         folder = jars.resolved(COORDINATE)

@@ -17,7 +17,7 @@ from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.dead_letters.reader import DeadLetters
 from spark_jobs.purge import purge_deleted
-from spark_jobs.writing.floor import MAX_LENGTH, floor_of, floor_sql
+from spark_jobs.writing.floor import MAX_LENGTH, floor_above, floor_of, floor_sql
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
 from stream_consumers.options import ErrorPolicy
@@ -57,7 +57,7 @@ def floor(table: KeyedTable) -> object:
 @pytest.mark.slow
 def test_an_older_change_than_what_was_purged_is_a_dead_letter(spark: SparkSession, folder: Path) -> None:
     table = deleted_table(spark, folder)
-    assert (purge(table), stored(table), floor(table)) == (1, {2, 3, 4}, 25)
+    assert (purge(table), stored(table), floor(table)) == (1, {2, 3, 4}, 21)
     sent = len(table.sent)
     table.send(change(1, "u", 15), change(2, "u", 16), change(3, "u", 17), change(5, "d", 18), change(6, "u", 26))
     (report,) = table.drain()
@@ -65,7 +65,7 @@ def test_an_older_change_than_what_was_purged_is_a_dead_letter(spark: SparkSessi
     letters = DeadLetters(table.ingestion.table, group="mirror").to_arrow().to_pylist()
     assert [row["_sequence"] for row in letters] == [sent + 1]
     assert table.rows() == {3: "3@17", 4: "4@25", 6: "6@26"}
-    assert report.entry.floor == 25
+    assert report.entry.floor == 21
     assert table.verdict().is_right
 
 
@@ -93,7 +93,7 @@ def test_a_batch_in_flight_is_planned_again_with_the_floor(spark: SparkSession, 
 
     with open_batch_source(table.url) as source:
         (report,) = drain_batches(IngestJob(spark, source, table.ingestion, observer=observer))
-    assert (purged, report.dead, report.entry.floor) == ([1], 1, 25)
+    assert (purged, report.dead, report.entry.floor) == ([1], 1, 21)
     assert table.rows() == {3: "3@11", 4: "4@25"}
 
 
@@ -121,6 +121,35 @@ def test_only_old_rows_are_purged_and_only_where_there_are_some(spark: SparkSess
 
 
 @pytest.mark.slow
+def test_a_far_value_does_not_raise_the_floor_above_later_changes(spark: SparkSession, folder: Path) -> None:
+    table = KeyedTable(spark, folder, BY_VALUE)
+    table.send(change(1, "d", 20))
+    table.drain()
+    table.first_ms = int(time.time() * 1000)
+    table.send(change(2, "u", 2**62))
+    table.drain()
+    assert (purge(table), floor(table)) == (1, 21)
+    table.send(change(1, "u", 15), change(3, "u", 22))
+    (report,) = table.drain()
+    assert (report.dead, table.rows()) == (1, {2: f"2@{2**62}", 3: "3@22"})
+
+
+def test_a_text_of_a_message_in_the_metadata_is_no_variable(spark: SparkSession, folder: Path) -> None:
+    """Spark replaces variables in settings, from which Delta takes the metadata, by values that are secrets."""
+    name = "${env:PATH} ${system:line.separator} ${spark.app.id}"
+    table = KeyedTable(spark, folder, replace(BY_VALUE, sequence_by="name"))
+    table.send({**change(1, "d", 1), "name": name})
+    table.drain()
+    table.first_ms = int(time.time() * 1000)
+    table.send({**change(2, "u", 2), "name": "~"})
+    table.drain()
+    assert (purge(table), floor(table)) == (1, f"{name}\0")
+    table.send({**change(3, "u", 3), "name": "~"})
+    (report,) = table.drain()
+    assert report.entry.floor == floor(table) == f"{name}\0"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
@@ -139,6 +168,8 @@ def test_a_floor_has_the_order_of_its_values_and_names_the_same_one(spark: Spark
     assert floors == sorted(floors)
     for number, known in enumerate(floors):
         assert frame.where(f"one < {floor_sql(known, kind)}").count() == number
+    for number, row in enumerate(frame.select(floor_above(f.col("one"), kind).alias("floor")).collect(), start=1):
+        assert frame.where(f"one < {floor_sql(row['floor'], kind)}").count() == number
 
 
 @pytest.mark.slow

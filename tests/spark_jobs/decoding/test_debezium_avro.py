@@ -214,6 +214,8 @@ def test_a_placeholder_is_a_value_where_the_value_cannot_be_lacking(message, is_
         (event("c", after={**ROW, "zoned": "infinity"}), "field 'zoned' is not a time"),
         (event("c", after={**ROW, "zoned": "2023-11-14T22:13:20.123456789Z"}), "field 'zoned' is not a time"),
         (event("c", after={**ROW, "amount": {"scale": 1, "value": b""}}), "field 'amount' is not a decimal"),
+        (event("c", after={**ROW, "amount": {"scale": -(10**8), "value": b"\1"}}), "field 'amount' has a scale"),
+        (event("c", after={**ROW, "amount": {"scale": 10**8, "value": b"\1"}}), "field 'amount' has a scale"),
         (event("c", after={**ROW, "at": 2**62}), "not in the years 1 to 9999"),
         (event("c", after=ROW, source={**POSTGRES, "lsn": None, "sequence": None}), "field 'source.lsn' is missing"),
         (event("c", after=ROW)[:-3], "ends too early"),

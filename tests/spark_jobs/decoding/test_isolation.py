@@ -92,6 +92,23 @@ def test_a_message_for_which_a_decoder_raises_is_refused(decode: Any) -> None:
     assert found == ["-1", f"{ODD}: decoding this message raised ValueError", "-2", "-3"]
 
 
+def swollen(block: pa.RecordBatch) -> pa.RecordBatch:
+    sizes = block.column("number").to_pylist()
+    return pa.record_batch({"found": ["x" * size for size in sizes]})
+
+
+@pytest.mark.parametrize("decode", [decode_isolated, decode_here])
+def test_a_message_that_becomes_a_row_of_a_multiple_of_its_size_is_refused(
+    decode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "MAX_ADDED_BYTES", 10_000)
+    sizes = [4_000, 4_000, 11_000, 4_000, 9_000]
+    blocks = [pa.record_batch({"number": pa.array(sizes, pa.int64())})]
+    found = [text for rows in decode(blocks, swollen, refused) for text in rows.column("found").to_pylist()]
+    assert [len(text) for number, text in enumerate(found) if number != 2] == [4_000, 4_000, 4_000, 9_000]
+    assert found[2].startswith("11000: ")
+
+
 def test_signals_that_ask_a_run_to_end_do_not_end_the_process_in_the_middle_of_a_batch() -> None:
     assert decoded([1, STOPPED]) == ["-1", "6"]
 
