@@ -93,7 +93,7 @@ def run_events(
         InvalidOptionError: two arguments exclude each other.
         StreamAssetsError: any error that stops the run; batches that were yielded before stay in the table.
     """
-    idle_wait = IdleWait(linger_seconds)
+    idle_wait = IdleWait(linger_seconds, batch_seconds=ingestion.batch_seconds)
     _check_run(source, ingestion, has_bound=bool(origin or stop))
     if stop and linger_seconds:
         raise InvalidOptionError(
@@ -104,7 +104,7 @@ def run_events(
     if source.is_claimed:
         names = ingestion.epochs(source.url.required_streams())
         with (yield from retries.call(lambda: source.claims(ingestion.group, names))) as claims:
-            member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
+            member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer, idle_wait=idle_wait)
             yield from batch_events(member, max_batches=max_batches, idle_wait=idle_wait)
         return
     make_job = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop, idle_wait=idle_wait)
@@ -342,7 +342,7 @@ class SharedDrain:
             return True
         if not self._idle_wait.is_over:
             for _ in self._idle_wait.polls():
-                if signals.is_pending or self._has_more(ends):
+                if signals.is_pending or (self._idle_wait.is_due and self._has_more(ends)):
                     break
                 yield CONTINUES
             return False

@@ -1,4 +1,4 @@
-"""Reports runs to Dagster: an observation of each micro-batch, and materializations of the asset."""
+"""Reports runs to Dagster: observations of micro-batches, and materializations of the asset."""
 
 from __future__ import annotations
 
@@ -167,15 +167,18 @@ class MaterializationReporter(ABC):
 class IngestMaterializations(MaterializationReporter):
     """Reports ingestion: an observation of each batch, and one materialization at the end of the run.
 
-    So a downstream asset with automation runs once for each run of this asset. If a run is killed before it reports,
-    the next run reports the batches. An asset with partitions gets a materialization of each partition that was changed
+    A run that keeps polling has a batch each second. So it reports, at most every ``every_seconds``, one observation and
+    one materialization, both with the sums of the batches since the last ones.
+
+    A downstream asset with automation runs once for each materialization. If a run is killed before it reports, the next
+    run reports the batches. An asset with partitions gets a materialization of each partition that was changed
     (the first time, of each partition with rows), and one of the whole asset, because the run is for no partition and
     Dagster would skip downstream assets in a run without a result.
 
     Args:
         run: the objects of the run.
-        every_seconds: the least time between two materializations before the end, in seconds; 0 for one per batch,
-            ``None`` for only one at the end.
+        every_seconds: the least time between two reports before the end, in seconds; 0 for one per batch, ``None`` for
+            only one materialization, at the end, and an observation of each batch.
         clock: returns the time in seconds; for tests.
     """
 
@@ -187,20 +190,25 @@ class IngestMaterializations(MaterializationReporter):
         self._clock = clock
         self._due_at = clock()
         self._asset_materialization: dg.AssetMaterialization | None = None
+        # Separate totals, so that no batch is observed twice if the materialization fails after the observation.
+        self._unobserved: BatchTotals | None = None
 
     def add(self, report: BatchReport) -> None:
-        """Report a batch as an observation, which Dagster plots."""
+        """Add a batch that was committed; in a run that ends by itself, report it as an observation."""
         super().add(report)
-        self._run.context.log_event(dg.AssetObservation(self._run.key, metadata=batch_metadata(report)))
+        self._unobserved = self._unobserved or BatchTotals(report)
+        self._unobserved.add(report)
+        if self._every_seconds is None:
+            self._log_observation()
 
     def materialize_if_due(self) -> None:
-        """Materialize the batches so far, unless the last materialization is too recent."""
+        """Report the batches so far, unless the last report is too recent."""
         if self._every_seconds is not None and self._totals is not None and self._clock() >= self._due_at:
             self._log_unreported()
             self._due_at = self._clock() + self._every_seconds
 
     def report_after_error(self) -> None:
-        """Materialize the committed batches, which are in the table although the run fails."""
+        """Report the committed batches, which are in the table although the run fails."""
         self._report_despite_errors(self._log_unreported)
 
     def result(self) -> dg.AssetMaterialization | None:
@@ -211,9 +219,18 @@ class IngestMaterializations(MaterializationReporter):
         if self._partitions is not None:
             self._log_unreported()
             return self._asset_materialization
+        self._log_observation()
         return next(self._unreported(), None)
 
+    def _log_observation(self) -> None:
+        """Report the batches since the last observation as one, which Dagster plots."""
+        if self._unobserved is not None:
+            observed = dg.AssetObservation(self._run.key, metadata=batch_metadata(self._unobserved))
+            self._run.context.log_event(observed)
+            self._unobserved = None
+
     def _log_unreported(self) -> None:
+        self._log_observation()
         for made in self._unreported():
             self._run.context.log_event(made)
         # After a failure to report, the next materialization must include these batches, so they are cleared last.

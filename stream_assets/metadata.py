@@ -48,7 +48,7 @@ PARTITION_METADATA = (
 
 @dataclass(slots=True)
 class BatchTotals:
-    """Totals of the batches that one materialization reports.
+    """Totals of the batches that one materialization or observation reports.
 
     Args:
         last: the last batch.
@@ -64,6 +64,7 @@ class BatchTotals:
         stale: the rows of a replayed range that stay in a keyed table, although their messages make no row now.
         lost: the recorded ranges of messages that were gone.
         seconds: the total time of the batches, each from its plan to its commit.
+        worst_lag: the most messages that were left after one of the batches.
     """
 
     last: BatchReport
@@ -79,6 +80,7 @@ class BatchTotals:
     stale: int = 0
     lost: dict[Shard, Intervals] = field(default_factory=dict)
     seconds: float = 0.0
+    worst_lag: int = 0
 
     def add(self, report: BatchReport) -> None:
         """Add a batch."""
@@ -103,6 +105,7 @@ class BatchTotals:
             self.merged = MergedRows(*map(sum, zip(self.merged or MergedRows(), report.merged, strict=True)))
         self.stale += report.stale
         self.seconds += report.seconds
+        self.worst_lag = max(self.worst_lag, sum(report.lag.values()))
 
 
 def materializations_of(
@@ -134,16 +137,17 @@ def table_name(table: str) -> str:
     return ".".join([part for part in parts.split("/") if part][-2:])
 
 
-def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
-    """Return the metadata of the observation of a micro-batch, which Dagster plots."""
-    one = BatchTotals(report)
-    one.add(report)
+def batch_metadata(total: BatchTotals) -> dict[str, dg.MetadataValue]:
+    """Return the metadata of the observation of one or more micro-batches, which Dagster plots."""
+    last = total.last
     metadata: dict[str, dg.MetadataValue] = {
-        **_total_metadata(one, "stream"),
-        "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
-        "stream/batch": dg.MetadataValue.text(report.entry.bid),
-        "delta/transaction": dg.MetadataValue.int(report.entry.number),
-        VERSION: dg.MetadataValue.int(report.version),
+        **_total_metadata(total, "stream"),
+        "stream/batches": dg.MetadataValue.int(total.batches),
+        "stream/lag_after": dg.MetadataValue.int(sum(last.lag.values())),
+        "stream/worst_lag": dg.MetadataValue.int(total.worst_lag),
+        "stream/batch": dg.MetadataValue.text(last.entry.bid),
+        "delta/transaction": dg.MetadataValue.int(last.entry.number),
+        VERSION: dg.MetadataValue.int(last.version),
     }
     return metadata
 

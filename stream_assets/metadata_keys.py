@@ -18,7 +18,7 @@ class MetadataKey:
     meaning: str
 
 
-BATCH = "Observation of an asset, one for each micro-batch"
+BATCH = "Observation of an asset: one micro-batch, or all of `materialize_seconds`"
 INGESTION = "Materialization by ingestion"
 REPLAY = "Materialization by a replay"
 REDRIVE = "Materialization by a redrive, and output of its run"
@@ -50,10 +50,12 @@ def _sums(prefix: str) -> tuple[MetadataKey, ...]:
 METADATA_KEYS: dict[str, tuple[MetadataKey, ...]] = {
     BATCH: (
         *_sums("stream"),
-        MetadataKey("stream/lag_after", "Messages left up to the end that was captured when the run began."),
-        MetadataKey("stream/batch", "The id of the batch, which its dead letters have, too."),
-        MetadataKey("delta/transaction", "The number of the batch in the group's sequence of Delta transactions."),
-        MetadataKey("delta/version", "The version of the table with the batch."),
+        MetadataKey("stream/batches", "Micro-batches."),
+        MetadataKey("stream/lag_after", "Messages left after the last batch, up to the end that the run has captured."),
+        MetadataKey("stream/worst_lag", "The most messages that were left after one of the batches."),
+        MetadataKey("stream/batch", "The id of the last batch, which its dead letters have, too."),
+        MetadataKey("delta/transaction", "Its number in the group's sequence of Delta transactions."),
+        MetadataKey("delta/version", "The version of the table with the last batch."),
     ),
     INGESTION: (
         MetadataKey("stream/kind", "`ingestion`, `replay`, `redrive` or `rebuild`."),

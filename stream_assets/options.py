@@ -61,7 +61,13 @@ class RunLimits(BatchLimits):
     materialize_seconds: Seconds | None = Field(
         default=None,
         description="The least time between two materializations of a run, in seconds; 0 for one per batch. The "
-        "default is 30 in a run with linger_seconds; any other run is materialized once, at its end.",
+        "default is 30 in a run with linger_seconds; any other run is materialized once, at its end. A run that is "
+        "materialized several times also observes its batches only that often.",
+    )
+    batch_seconds: Seconds | None = Field(
+        default=None,
+        description="The least time between two batches of a run with linger_seconds, in seconds, 1 by default. With "
+        "more, like 10, the table gets fewer versions and small files. A backlog is written without pauses.",
     )
 
     def overridden(self, other: BatchLimits) -> "RunLimits":

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
-from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Transform
+from spark_jobs.batches.ingestion import BATCH_SECONDS, RETRY_SECONDS, Ingestion, Transform
 from spark_jobs.batches.run_control import Retries, result_of
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -252,6 +252,7 @@ class StreamToTable:
             errors=self.errors,
             limits=Limits().override(self.limits.max_records, self.limits.max_bytes),
             retry_seconds=self.retry_seconds,
+            batch_seconds=BATCH_SECONDS if self.limits.batch_seconds is None else self.limits.batch_seconds,
             layout=self.layout,
             single_writer=self.op.single_writer,
             keys=self.keys,

@@ -74,12 +74,11 @@ class IngestJob(SourceJob):
         stop: Bound | None = None,
         idle_wait: IdleWait | None = None,
     ) -> None:
-        super().__init__(spark, source, ingestion, observer=observer)
+        super().__init__(spark, source, ingestion, observer=observer, idle_wait=idle_wait)
         self._extents: Mapping[Shard, Extent] | None = None
         self._origin = origin or Bound(edge=ingestion.start)
         self._stop = stop
         self._stops: Mapping[Shard, int] = {}
-        self._idle_wait = idle_wait or IdleWait()
         self._resume: Resume | None = None
         self._version = -1
         self._next_check = 0.0
@@ -158,7 +157,10 @@ class IngestJob(SourceJob):
         return not is_same or (snapshot.version if snapshot else -1) != self._version
 
     def _captured(self, state: LedgerState) -> Mapping[Shard, Extent]:
-        """Return the ends to read up to, captured at the first plan, and again when a lingering job reaches them."""
+        """Return the ends to read up to, captured at the first plan, and again when a lingering job reaches them.
+
+        Before it is due, it plans nothing beyond the ends that it has, so that what comes meanwhile is one batch.
+        """
         self._resume = state.resume
         if self._resume is not None:
             self._source.remember(self._resume)
@@ -166,7 +168,8 @@ class IngestJob(SourceJob):
         # Without a table, or after it was deleted, the group starts at the present start of the stream.
         if state.newest is None:
             self._extents = None
-        if self._extents is None or (self._is_reached(state, self._extents) and not self._idle_wait.is_over):
+        if self._extents is None or (self._is_reached(state, self._extents) and not self.idle_wait.is_over):
+            self.idle_wait.begin()
             extents = self._source.extents(resume=self._resume)
             # Not later: another run may then have moved the position beyond the captured ends.
             group, is_first = self.ingestion.group, self._extents is None
@@ -180,8 +183,9 @@ class IngestJob(SourceJob):
     def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
         positions = state.positions
         # A new, empty shard has no position to compare with its end.
-        return self._is_last_plan_empty or all(
-            positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items()
+        return self._is_last_plan_empty or (
+            self.idle_wait.is_due
+            and all(positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items())
         )
 
     def _end(self, shard: Shard, extent: Extent) -> int:

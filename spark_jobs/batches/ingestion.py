@@ -40,6 +40,7 @@ from stream_consumers.options import (
 )
 
 RETRY_SECONDS = 300.0
+BATCH_SECONDS = 1.0
 NOTHING_TO_READ = BatchPlan({}, [], 0)
 DRIVER_RECORDS = 10_000
 Transform = Callable[[DataFrame], DataFrame]
@@ -213,6 +214,7 @@ class Ingestion:
         limits: the most that one batch holds; a job makes its batches smaller while they take longer than a minute.
         retry_seconds: how long a run retries errors that may be temporary, like a broker that does not answer, with
             growing pauses; 0 to not retry. The time starts again after a batch that succeeds.
+        batch_seconds: while a run lingers, the least time between two batches; a backlog is written without pauses.
         storage_options: the options of an object store, for reading the Delta log.
         single_writer: no two drivers write the table at the same time, so that its storage need not decide which of two
             commits came first.
@@ -235,6 +237,7 @@ class Ingestion:
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     retry_seconds: float = RETRY_SECONDS
+    batch_seconds: float = BATCH_SECONDS
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
     is_row_wise: bool = False
@@ -245,6 +248,7 @@ class Ingestion:
     def __post_init__(self) -> None:
         choose_fields(self, sharing=ConsumerMode, start=AutoStreamReset)
         check_range("retry_seconds", self.retry_seconds)
+        check_range("batch_seconds", self.batch_seconds)
         check_name("group", self.group, without="/")
         check_name("member", self.member, without="/")
         check_switch("single_writer", self.single_writer)

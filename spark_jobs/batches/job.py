@@ -74,6 +74,7 @@ class BatchJob(ABC):
         ingestion: source, table and options.
         url: of the stream, for error messages.
         observer: called at each step, for progress bars and for tests that kill the process there.
+        idle_wait: how long the run lingers, and how often it then begins a batch.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -86,9 +87,20 @@ class BatchJob(ABC):
     wait_seconds = 1.0
     """The seconds between two calls of :meth:`is_group_drained`."""
 
-    def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        *,
+        url: StreamUrl,
+        observer: Observer,
+        idle_wait: IdleWait | None = None,
+    ) -> None:
         self.ingestion = ingestion
-        self.telemetry = BatchTelemetry(ingestion, observer)
+        self.idle_wait = idle_wait or IdleWait()
+        # A run that lingers has a batch each second, and Dagster may store each line as an event.
+        level = logging.DEBUG if self.idle_wait.lingers else logging.INFO
+        self.telemetry = BatchTelemetry(ingestion, observer, level=level)
         self.target = TargetTable.of(spark, ingestion, url=url, observer=self.telemetry)
         self.ledger = self.target.ledger
         self.retries = Retries(ingestion.retry_seconds)
@@ -213,13 +225,22 @@ class SourceJob(BatchJob):
         source: the stream; the caller closes it.
         ingestion: what goes where.
         observer: called at each step.
+        idle_wait: see :class:`BatchJob`.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
     """
 
-    def __init__(self, spark: SparkSession, source: BatchSource, ingestion: Ingestion, *, observer: Observer) -> None:
-        super().__init__(spark, ingestion, url=source.url, observer=observer)
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: BatchSource,
+        ingestion: Ingestion,
+        *,
+        observer: Observer,
+        idle_wait: IdleWait | None = None,
+    ) -> None:
+        super().__init__(spark, ingestion, url=source.url, observer=observer, idle_wait=idle_wait)
         self._source = ingestion.in_epochs(source, self.ledger)
         self._parallelism = parallelism(spark)
 
@@ -419,7 +440,7 @@ def _count_outdated(job: BatchJob, outdated: OutdatedError) -> None:
 def _idle(job: BatchJob, idle_wait: IdleWait) -> Generator[Event, None, bool]:
     """Poll while the run lingers; return whether there may be another batch."""
     for _ in idle_wait.polls():
-        if (yield from job.retries.call(job.has_more)):
+        if idle_wait.is_due and (yield from job.retries.call(job.has_more)):
             return True
         # Nothing is left to do, so an outage is over.
         job.retries.reset()

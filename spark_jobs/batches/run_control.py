@@ -235,11 +235,12 @@ class IdleWait:
 
     Args:
         seconds: 0 for a run that ends as soon as everything is in the table.
+        batch_seconds: the least time between two batches that begin after everything was in the table.
         sleep: pauses; for tests.
         clock: the time in seconds; for tests.
 
     Raises:
-        InvalidOptionError: ``seconds`` is not a finite number of at least 0.
+        InvalidOptionError: a number of seconds is not finite, or below 0.
 
     Example:
         >>> now = iter(range(100))
@@ -253,26 +254,44 @@ class IdleWait:
         self,
         seconds: float = 0.0,
         *,
+        batch_seconds: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_range("linger_seconds", seconds)
+        check_range("batch_seconds", batch_seconds)
         self._sleep = sleep
         self._clock = clock
         self._end = clock() + seconds
-        self._lingers = seconds > 0
+        self._batch_seconds = batch_seconds
+        self._due_at = 0.0
+        self.lingers = seconds > 0
 
     @property
     def is_over(self) -> bool:
         """Whether the run ends as soon as everything up to the captured ends is in the table."""
-        return not self._lingers or self._clock() >= self._end
+        return not self.lingers or self._clock() >= self._end
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ``batch_seconds`` have passed since :meth:`begin`, or the run no longer lingers."""
+        return self.is_over or self._clock() >= self._due_at
+
+    def begin(self) -> None:
+        """Begin the time until the next batch is due."""
+        self._due_at = self._clock() + self._batch_seconds
 
     def polls(self) -> Iterator[None]:
-        """Yield when it is time to poll, with pauses that grow to ``MAX_POLL_SECONDS``, until the time is over."""
+        """Yield when it is time to poll, with pauses that grow to ``MAX_POLL_SECONDS``, until the time is over.
+
+        It yields also before a batch is due, so that a caller can report and end meanwhile.
+        """
         pause = MIN_POLL_SECONDS
         while not self.is_over:
             yield
-            self._sleep(min(pause, max(0.0, self._end - self._clock())))
+            now = self._clock()
+            until = self._due_at if now < self._due_at < self._end else self._end
+            self._sleep(min(pause, max(0.0, until - now)))
             pause = min(pause * _POLL_GROWTH, MAX_POLL_SECONDS)
 
 

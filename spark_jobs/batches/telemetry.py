@@ -18,11 +18,13 @@ class BatchTelemetry:
     Args:
         ingestion: what goes where.
         observer: called at each step; the time that it takes is not counted.
+        level: the level of the log line of a batch.
     """
 
-    def __init__(self, ingestion: Ingestion, observer: Observer) -> None:
+    def __init__(self, ingestion: Ingestion, observer: Observer, *, level: int = logging.INFO) -> None:
         self._ingestion = ingestion
         self._observer = observer
+        self._level = level
         self._recorders = recorders()
         self._since = time.monotonic()
 
@@ -66,7 +68,7 @@ class BatchTelemetry:
             "%(kind)s is in version %(version)d of %(table)s: %(messages)d messages, %(rows)d rows, "
             "%(dead_letters)d dead letters in %(seconds).2f s, lag %(lag)d"
         )
-        _log.info(text, {"kind": entry.kind, "table": self._ingestion.table, **fields}, extra={FIELDS: fields})
+        _log.log(self._level, text, {"kind": entry.kind, "table": self._ingestion.table, **fields}, extra={FIELDS: fields})
 
     def _labels(self, kind: str) -> BatchLabels:
         return BatchLabels(self._ingestion.group, self._ingestion.table, kind)

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingest_job import CHECK_INTERVAL_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, Step, WrittenBatch, ignore_steps
 from spark_jobs.batches.job import BatchJob, parallelism, write_batch
-from spark_jobs.batches.run_control import BatchSizer
+from spark_jobs.batches.run_control import BatchSizer, IdleWait
 from spark_jobs.batches.source_checks import (
     check_epochs,
     check_only_group,
@@ -79,6 +79,7 @@ class ClaimJob(BatchJob):
         claims: the group; the caller closes it.
         ingestion: group and table; ``member`` is the name of this member.
         observer: called at each step.
+        idle_wait: how long the run lingers, and how often it then claims a batch.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -87,9 +88,15 @@ class ClaimJob(BatchJob):
     claims_while_planning = True
 
     def __init__(
-        self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer = ignore_steps
+        self,
+        spark: SparkSession,
+        claims: RedisClaims,
+        ingestion: Ingestion,
+        *,
+        observer: Observer = ignore_steps,
+        idle_wait: IdleWait | None = None,
     ) -> None:
-        super().__init__(spark, ingestion, url=claims.url, observer=observer)
+        super().__init__(spark, ingestion, url=claims.url, observer=observer, idle_wait=idle_wait)
         limits = ingestion.limits
         self.sizer = BatchSizer(replace(limits, max_records=min(MAX_CLAIMED_ENTRIES, limits.max_records)))
         self.wait_seconds = min(1.0, claims.policy.min_idle_seconds / 4)
@@ -103,19 +110,25 @@ class ClaimJob(BatchJob):
         # delivered or claimed since then are in no batch in flight.
         self._fenced_at: Mapping[Shard, int] = {}
         self._abandoned_claims = 0
+        self._is_full = False
         self._losses = ClaimLosses(spark, claims, ingestion, observer=self.telemetry)
         # Rotates which shards get the larger shares of a batch.
         self._turn = 0
         self._next_check = 0.0
 
     def plan(self) -> Batch | YieldTo | None:
-        """Steps 1 to 3: claim the next batch; ``None`` if there is nothing to claim at the moment.
+        """Steps 1 to 3: claim the next batch; ``None`` if there is nothing to claim at the moment, or it is not due.
+
+        After a batch that had no room for more entries, the next one is always due.
 
         Raises:
             SourceRecreatedError: the group or the stream is not the one in the ledger.
             DataLossError: entries are gone, and ``on_data_loss`` is not ``record``; or a RESTORE removed rows.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
+        if not (self._is_full or self.idle_wait.is_due):
+            return None
+        self.idle_wait.begin()
         while True:
             state = self.ledger.read()
             if (request := self.yields.unanswered(state.version)) is not None:
@@ -343,7 +356,8 @@ class ClaimJob(BatchJob):
         chosen = [one for one in abandoned if worst <= 1 or one.entry.deliveries == worst]
         is_full = self._take_over(claimed, chosen, worst, since)
         if worst <= 1 and not is_full:
-            self._claim_new(claimed)
+            is_full = self._claim_new(claimed)
+        self._is_full = is_full or worst > 1
         if not claimed.count:
             return None
         ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in claimed.ids.items()}
@@ -383,7 +397,8 @@ class ClaimJob(BatchJob):
                 return True
         return claimed.count >= claimed.records
 
-    def _claim_new(self, claimed: ClaimedEntries) -> None:
+    def _claim_new(self, claimed: ClaimedEntries) -> bool:
+        """Claim entries that nobody has claimed; return whether the batch has no room for more."""
         self._turn += 1
         unread = {shard: backlog.unread for shard, backlog in self._claims.backlog().items() if backlog.unread}
         while unread and claimed.count < claimed.records:
@@ -391,10 +406,11 @@ class ClaimJob(BatchJob):
             for shard, share in shares.items():
                 before = len(claimed.ids.get(shard, ()))
                 if self._claims.claim_new(claimed, shard, share):
-                    return
+                    return True
                 got = len(claimed.ids.get(shard, ())) - before
                 unread[shard] = unread[shard] - got if got == share else 0
             unread = {shard: left for shard, left in unread.items() if left > 0}
+        return claimed.count >= claimed.records
 
     def _acknowledge_all(self, claimed: ClaimedEntries) -> None:
         """Acknowledge every entry of the batch, even if another consumer has claimed it meanwhile."""

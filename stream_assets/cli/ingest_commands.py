@@ -82,6 +82,14 @@ HIDDEN_IF_ZERO = ("unexplained", "skipped", "unknown", "other", "lost")
     help="Keep polling for this long. After SIGTERM or Ctrl-C, the command finishes the current batch within 20 "
     "seconds or drops it; a later run writes it.",
 )
+# The default is that of Ingestion, as for --retry-seconds.
+@click.option(
+    "--batch-seconds",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="With --linger, the least time between two batches; with more there are fewer versions and small files.",
+)
 @retry_option
 @spark_options
 @json_option

@@ -153,6 +153,11 @@ def test_a_run_that_stays_tells_at_most_so_often_and_sums_what_it_wrote(tmp_path
     ]
     assert found[1]["ingest/lost"] == {"orders/1": [[10, 11]]}
     assert found[1]["ingest/rows_per_second"] == 18.0
+    observed = [(one["stream/batches"], one["stream/rows"], one["stream/worst_lag"]) for one in run.observed]
+    assert observed == [(1, 9, 99), (3, 27, 98), (3, 27, 95)]
+    alone = Run(tmp_path)
+    alone.go(iter([report(1)]))
+    assert {*run.observed[0]} == {*run.observed[2]} == {*alone.observed[0]}, "the plots keep their names"
 
 
 def test_what_a_killed_run_wrote_is_told_by_the_next_one(tmp_path: Path) -> None:
@@ -214,6 +219,27 @@ def test_what_dagster_could_not_be_told_of_is_told_at_the_end(tmp_path: Path, mo
     with pytest.raises(ConnectionError):
         run.go(reports())
     assert [one["ingest/batches"] for one in run.told] == [2]
+    assert [one["stream/batches"] for one in run.observed] == [2]
+
+
+def test_batches_are_observed_once_if_they_could_not_be_materialized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, every_seconds=0)
+
+    def gone(log: DeltaLog) -> int:
+        raise OSError("the storage is gone")
+
+    def reports() -> Iterator[BatchReport]:
+        yield report(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(DeltaLog, "row_count", gone)
+            run.ingested.materialize_if_due()
+
+    with pytest.raises(OSError, match="gone"):
+        run.go(reports())
+    assert [one["ingest/batches"] for one in run.told] == [1]
+    assert [one["stream/batches"] for one in run.observed] == [1]
 
 
 def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches import ingest_job
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import CONTINUES, BatchReport, Continues, Ingestion, Waiting
-from spark_jobs.batches.job import batch_events
+from spark_jobs.batches.job import batch_events, reports_of
 from spark_jobs.batches.replay import rewind
 from spark_jobs.batches.run_control import MAX_POLL_SECONDS, IdleWait
 from spark_jobs.claims import claim_job
@@ -50,8 +52,8 @@ class Time:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def idle_wait(self, seconds: float) -> IdleWait:
-        return IdleWait(seconds, sleep=self.sleep, clock=lambda: self.now)
+    def idle_wait(self, seconds: float, *, batch_seconds: float = 0.0) -> IdleWait:
+        return IdleWait(seconds, batch_seconds=batch_seconds, sleep=self.sleep, clock=lambda: self.now)
 
 
 class Job(ScriptedJob):
@@ -110,6 +112,86 @@ def test_a_run_that_stays_stops_behind_its_last_batch() -> None:
 def test_no_time_to_stay(seconds: float) -> None:
     with pytest.raises(InvalidOptionError, match="linger_seconds="):
         IdleWait(seconds)
+    with pytest.raises(InvalidOptionError, match="batch_seconds="):
+        IdleWait(batch_seconds=seconds)
+
+
+def test_a_run_that_waits_for_its_next_batch_goes_on_and_ends_in_time() -> None:
+    """It looks at nothing before the batch is due; then at once."""
+    time = Time()
+    idle_wait = time.idle_wait(45.0, batch_seconds=30.0)
+    began: list[float] = []
+
+    class Begins(Job):
+        def next(self) -> object:
+            idle_wait.begin()
+            began.append(time.now)
+            return super().next()
+
+    jobs = Begins(time, ["a", None, "b", None, "c"])
+    events = list(batch_events(jobs, idle_wait=idle_wait))
+    assert [event.entry for event in events if isinstance(event, BatchReport)] == ["a", "b"]
+    assert time.now == pytest.approx(1050.0), "the time is over while the second batch is written"
+    assert (jobs.looks, began[2]) == (1, pytest.approx(1040.0))
+    assert events.count(CONTINUES) > 100
+
+
+class Busy:
+    """Gives the stream more messages whenever a run says anything."""
+
+    def __init__(self, add: Callable[[int], object]) -> None:
+        self._add = add
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        self._add(self.count)
+        self.count += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "redis", "claims", "kafka"])
+def test_a_busy_stream_has_few_versions(
+    spark: SparkSession, folder: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    what = ingestion(folder / "t")
+    if kind == "memory":
+        url = StreamUrl.parse("memory://busy/orders")
+        broker = memory_broker(url)
+        source = StreamSource(url)
+        add = Busy(lambda number: broker.append(shard(number % 2), b'{"id": 1}'))
+    elif kind == "kafka":
+        topics = request.getfixturevalue("topics")
+        topic = topics.create(partitions=2)
+        pipe = topics.pipeline(topic).shared()
+        source, what = pipe.source, pipe.ingestion
+        add = Busy(lambda number: fill(topics.address, topic, 4, partitions=2))
+    else:
+        mode = "load_balanced" if kind == "claims" else "resumable"
+        stream = Stream(request.getfixturevalue("redis_address"), folder, mode=mode)
+        source, what = stream.source, stream.ingestion(claims=kind == "claims")
+        add = Busy(lambda number: stream.add(4, first=4 * number))
+    add()
+    what = replace(what, batch_seconds=2.0)
+    began, reports = monotonic(), list[BatchReport]()
+    for event in run_events(spark, source, what, linger_seconds=LONG, observer=add):
+        add()
+        reports += [event] if isinstance(event, BatchReport) else []
+        # Each shard of a group that shares them has its own batches.
+        if len(reports) == (12 if kind == "kafka" else 6):
+            break
+    assert monotonic() - began >= 5 * 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
+def test_neither_a_backlog_nor_the_end_of_a_run_waits_for_the_next_batch(
+    spark: SparkSession, folder: Path, redis_address: str, mode: str
+) -> None:
+    stream = Stream(redis_address, folder, mode=mode)
+    stream.add(50)
+    what = replace(stream.ingestion(20, claims=mode == "load_balanced"), batch_seconds=LONG)
+    events = run_events(spark, stream.source, what, linger_seconds=15.0)
+    assert [report.rows for report in reports_of(events)] == [20, 20, 10]
 
 
 def test_a_stop_and_a_stay_do_not_go_together(tmp_path: Path) -> None:
