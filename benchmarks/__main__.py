@@ -27,6 +27,7 @@ SUITES: Mapping[str, Callable[[Bench], None]] = {
     "keyed": keyed.keyed,
     "start": under_dagster.tick_to_commit,
     "freshness": under_dagster.freshness,
+    "lingering": under_dagster.lingering_costs,
     "versions": growth.versions,
     "files": growth.files,
     "shards": growth.shards,

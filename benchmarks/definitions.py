@@ -16,7 +16,10 @@ from stream_assets import Json, LagPolicy, RunLimits, stream_asset, stream_defin
     group="bench",
     table=os.environ.get("BENCH_TABLE", "unused"),
     decode=Json(DDL),
-    limits=RunLimits(linger_seconds=float(os.environ.get("BENCH_LINGER_SECONDS", "0"))),
+    limits=RunLimits(
+        linger_seconds=float(os.environ.get("BENCH_LINGER_SECONDS", "0")),
+        batch_seconds=float(os.environ.get("BENCH_BATCH_SECONDS", "1")),
+    ),
     sensor=LagPolicy(interval_seconds=1, status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:

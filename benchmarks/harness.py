@@ -181,6 +181,11 @@ class Bench:
             if not is_kept:
                 end_servers()
 
+    def processes(self) -> ProcessTree:
+        """This process, its descendants without services, and the local Spark servers that run now."""
+        servers = {address.pid for server in server_folders() if (address := server.address()) is not None}
+        return ProcessTree(os.getpid(), *servers, without=self._services)
+
     def server_memory(self) -> Memory:
         """The memory of the local server now."""
         return ProcessTree(*self._spark).memory()

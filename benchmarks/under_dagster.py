@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
 from benchmarks import messages
-from benchmarks.harness import Bench, end_servers
+from benchmarks.harness import MEGABYTE, Bench, end_servers
 from benchmarks.messages import PARTITIONS, documents
 from tests.support.dagster_services import DAGSTER_YAML, WORKSPACE_YAML
 from tests.support.kafka_broker import kafka_broker
@@ -35,13 +35,23 @@ MESSAGES = 1000
 PER_SECOND = 200
 WARM_BATCHES = 6
 LINGER_SECONDS = 1800
+BATCH_SECONDS = (1.0, 10.0, 60.0)
+RUNS_A_DAY = 24
+EVENTS_OF_A_RUN = 24
+LOGS_YAML = """\
+python_logs:
+  managed_python_loggers: [stream_assets, sensors, spark_jobs, stream_consumers]
+  python_log_level: INFO
+"""
 
 
 @contextmanager
-def daemon(home: Path, *, source: str, table: Path, linger_seconds: float) -> Iterator[dg.DagsterInstance]:
+def daemon(
+    home: Path, *, source: str, table: Path, linger_seconds: float, batch_seconds: float = 1.0
+) -> Iterator[dg.DagsterInstance]:
     """Run a Dagster daemon with one asset, whose sensor ticks each second."""
     home.mkdir()
-    (home / "dagster.yaml").write_text(DAGSTER_YAML)
+    (home / "dagster.yaml").write_text(DAGSTER_YAML + LOGS_YAML)
     workspace = home / "workspace.yaml"
     workspace.write_text(WORKSPACE_YAML.format(module="benchmarks.definitions", root=ROOT))
     environment = {
@@ -51,6 +61,7 @@ def daemon(home: Path, *, source: str, table: Path, linger_seconds: float) -> It
         "BENCH_SOURCE": source,
         "BENCH_TABLE": str(table),
         "BENCH_LINGER_SECONDS": str(linger_seconds),
+        "BENCH_BATCH_SECONDS": str(batch_seconds),
     }
     command = [str(Path(sys.executable).with_name("dagster-daemon")), "run", "-w", str(workspace)]
     with (
@@ -181,6 +192,56 @@ def freshness(bench: Bench) -> None:
     bench.target(section, "freshness: p95, times Structured Streaming's", float(ours[1] / theirs[1]), at_most=1.2)
 
 
+def lingering_costs(bench: Bench) -> None:
+    """Measure what a run that stays costs a day, for some values of ``batch_seconds``."""
+    seconds = max(30, round(600 * bench.scale))
+    section = bench.section(
+        f"What a run that stays costs a day, at {PER_SECOND} messages a second",
+        f"Measured for {seconds} seconds under a Dagster daemon that stores log lines as events, and multiplied; "
+        "events also of 24 runs, each of an hour. CPU and memory without the broker.",
+        ("CPU-hours", "peak MB", "versions", "files", "events"),
+    )
+    with bench.service(kafka_broker(bench.folder)) as (address, _):
+        for batch_seconds in BATCH_SECONDS:
+            topic, table = create_topic(address, PARTITIONS), bench.new_path()
+            home, commits = bench.folder / f"costs-{batch_seconds:g}", Commits(table)
+            source, options = f"kafka://{address}/{topic}", {"linger_seconds": LINGER_SECONDS}
+            with daemon(home, source=source, table=table, batch_seconds=batch_seconds, **options) as instance:
+                messages.to_kafka(address, topic, documents(PER_SECOND))
+                commits.until(PER_SECOND)
+                (run,) = instance.get_runs()
+                began, own, events = time.monotonic(), time.process_time(), len(instance.all_logs(run.run_id))
+                files, versions = len(commits.files), commits.count
+                with bench.processes().measured() as cost:
+                    _produce(address, topic, seconds)
+                    commits.until((1 + seconds) * PER_SECOND)
+                per_day = 86_400 / (time.monotonic() - began)
+                more = len(instance.all_logs(run.run_id)) - events
+            end_servers()
+            cpu_hours = (cost.cpu_seconds - time.process_time() + own) * per_day / 3600
+            bench.row(
+                section,
+                f"batch_seconds={batch_seconds:g}",
+                cpu_hours,
+                cost.peak_bytes // MEGABYTE,
+                round((commits.count - versions) * per_day),
+                round((len(commits.files) - files) * per_day),
+                round(more * per_day + RUNS_A_DAY * EVENTS_OF_A_RUN),
+            )
+    most = max(float(row[-1]) for row in section.rows.values())
+    bench.target(section, "events a day of an asset with runs that stay", most, at_most=9000)
+
+
+def _produce(address: str, topic: str, seconds: int) -> None:
+    """Produce ``PER_SECOND`` messages a second, each at its time."""
+    producer, began = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 2}), time.monotonic()
+    for number, payload in enumerate(documents(seconds * PER_SECOND)):
+        time.sleep(max(0.0, began + number / PER_SECOND - time.monotonic()))
+        producer.produce(topic, payload, partition=number % PARTITIONS)
+        producer.poll(0)
+    producer.flush()
+
+
 def _delays(address: str, topic: str, table: Path, seconds: int) -> tuple[Any, int]:
     """The seconds until each message could be read, and the number of commits."""
     commits, before = Commits(table), 0
@@ -190,12 +251,7 @@ def _delays(address: str, topic: str, table: Path, seconds: int) -> tuple[Any, i
         commits.until(before)
     known, warm = set(commits.files), commits.count
     total = seconds * PER_SECOND
-    producer, began = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 2}), time.monotonic()
-    for number, payload in enumerate(documents(total)):
-        time.sleep(max(0.0, began + number / PER_SECOND - time.monotonic()))
-        producer.produce(topic, payload, partition=number % PARTITIONS)
-        producer.poll(0)
-    producer.flush()
+    _produce(address, topic, seconds)
     commits.until(before + total)
     messages.check_delta(table, {shard: np.arange((before + total) // PARTITIONS) for shard in range(PARTITIONS)})
     delays = []

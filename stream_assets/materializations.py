@@ -167,11 +167,11 @@ class MaterializationReporter(ABC):
 class IngestMaterializations(MaterializationReporter):
     """Reports ingestion: an observation of each batch, and one materialization at the end of the run.
 
-    A run that keeps polling has a batch each second. So it reports, at most every ``every_seconds``, one observation and
-    one materialization, both with the sums of the batches since the last ones.
+    A run that keeps polling has a batch each second. So it reports, at most every ``every_seconds``, one observation
+    and one materialization, both with the sums of the batches since the last ones.
 
-    A downstream asset with automation runs once for each materialization. If a run is killed before it reports, the next
-    run reports the batches. An asset with partitions gets a materialization of each partition that was changed
+    A downstream asset with automation runs once for each materialization. If a run is killed before it reports, the
+    next run reports the batches. An asset with partitions gets a materialization of each partition that was changed
     (the first time, of each partition with rows), and one of the whole asset, because the run is for no partition and
     Dagster would skip downstream assets in a run without a result.
 

@@ -68,7 +68,8 @@ class BatchTelemetry:
             "%(kind)s is in version %(version)d of %(table)s: %(messages)d messages, %(rows)d rows, "
             "%(dead_letters)d dead letters in %(seconds).2f s, lag %(lag)d"
         )
-        _log.log(self._level, text, {"kind": entry.kind, "table": self._ingestion.table, **fields}, extra={FIELDS: fields})
+        named = {"kind": entry.kind, "table": self._ingestion.table, **fields}
+        _log.log(self._level, text, named, extra={FIELDS: fields})
 
     def _labels(self, kind: str) -> BatchLabels:
         return BatchLabels(self._ingestion.group, self._ingestion.table, kind)
