@@ -135,6 +135,9 @@ def test_a_run_that_waits_for_its_next_batch_goes_on_and_ends_in_time() -> None:
     assert time.now == pytest.approx(1050.0), "the time is over while the second batch is written"
     assert (jobs.looks, began[2]) == (1, pytest.approx(1040.0))
     assert events.count(CONTINUES) > 100
+    ends = time.idle_wait(0.0, batch_seconds=LONG)
+    ends.begin()
+    assert ends.is_due, "a run that does not stay never waits"
 
 
 @pytest.mark.slow
