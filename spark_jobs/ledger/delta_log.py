@@ -909,7 +909,8 @@ def parse_commit(version: int, text: str) -> Commit:
         merged = MergedRows(*(_whole_number(metrics.get(f"numTargetRows{kind}")) or 0 for kind in kinds))
         rows, deleted = merged.inserted + merged.updated, merged.updated + merged.deleted
     written, exact = _whole_number(rows), _whole_number(info.get("inCommitTimestamp"), most=_LAST_MS)
-    metadata = _json_object(info.get("userMetadata"))
+    # Auto compaction after a MERGE takes over the metadata of its session, but writes no batch.
+    metadata = {} if info.get("operation") == "OPTIMIZE" else _json_object(info.get("userMetadata"))
     entry = LedgerEntry.from_json(metadata)
     return Commit(
         version,

@@ -254,6 +254,14 @@ class TestWritten:
         assert ledger(log).commit_of(3, after=2) is None
         assert ledger(log, "b").commit_of(3, after=0) is None
 
+    def test_a_compaction_with_the_metadata_of_a_batch_is_no_batch(self, log):
+        """Auto compaction runs in the session of a MERGE, whose settings hold the metadata."""
+        two_batches(log)
+        before, batches = ledger(log).read(), list(ledger(log).surviving())
+        log.commit("OPTIMIZE", metadata=entry(3, 1, ranges={SHARD: Range(5, 9)}, state=known(5)).to_json())
+        assert replace(ledger(log).read(), version=before.version) == before
+        assert list(ledger(log).surviving()) == batches
+
     def test_a_missing_commit_file_is_an_error(self, log):
         two_batches(log)
         DeltaTable(str(log.path)).create_checkpoint()
