@@ -257,7 +257,7 @@ def check_unwritten(target: TargetTable, state: LedgerState, streams: Iterable[s
 def lost_races(ledger: Ledger, ingestion: Ingestion) -> WriteError:
     """Return the error of a run that was always slower than others."""
     return WriteError(
-        f"{ledger.app} lost {MAX_RACES} races for a commit to {ingestion.table} in a row, so this run ends",
+        f"{ledger.app} lost {MAX_RACES} races for a commit to {ingestion.table} in a row",
         remedy="Other runs of the same group are faster. Limit the group to one run at a time.",
     )
 
