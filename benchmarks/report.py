@@ -48,7 +48,7 @@ INTRODUCTION = """\
 `make bench` writes this page. The cases of a table alternate in one run after a warm-up round; the numbers are medians.
 After each case the rows are compared with the stream, and a missing or duplicated message ends the benchmark.
 CPU-seconds and memory exclude the broker. Ratios within a table carry over to other machines; seconds do not.
-`benchmarks.json` has all numbers, also how costs grow with versions, shards, backlog and batches.
+`benchmarks.json` has all numbers.
 
 Each stream has 4 partitions, keys or shards, and goes into a new Delta table at the default limits. `availableNow` is
 Spark Structured Streaming in the same session. The bare loop reads the stream in two processes and writes Parquet

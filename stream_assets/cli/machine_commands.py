@@ -32,7 +32,7 @@ TWO_RUNS = (
 
 
 @click.command()
-@click.option("--table", help="Also start Spark, and check whether it can write this table safely.")
+@click.option("--table", help="Also start Spark, and check which log store it has for this table.")
 @storage_option
 @spark_options
 def doctor(table: str | None, storage: dict[str, str], spark: SparkSettings) -> None:
