@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import re
 import string
-import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +50,6 @@ from stream_consumers.messages import (
 )
 
 TRAILER_SIZE = 3
-_SIZE = struct.Struct(">I")
 
 Integers = npt.NDArray[np.int64]
 
@@ -127,7 +125,7 @@ class Run:
 
 
 def read_run(
-    data: bytes, start: int, limit: int, *, stream: str, last: Mapping[Shard, int], most: int, is_checked: bool
+    data: bytes, start: int, limit: int, *, stream: str, last: Mapping[Shard, int], span: int, is_checked: bool
 ) -> Run | None:
     """Read intact messages of one stream from ``start`` on, much faster than one by one.
 
@@ -137,7 +135,7 @@ def read_run(
         limit: the end of the last possible message.
         stream: the stream key of the messages.
         last: the last sequence of each shard before them.
-        most: the maximum number of messages to read.
+        span: the number of bytes in which the messages begin.
         is_checked: whether to compare checksums, and keep payloads.
 
     Returns:
@@ -145,14 +143,31 @@ def read_run(
     """
     key = bytes((len(stream),)) + stream.encode()
     head = _head(len(key))
-    places, payloads = _chain(data, start, limit, key, head_bytes=head.itemsize, most=most, is_checked=is_checked)
-    if not places:
+    last_start = min(start + span, limit - head.itemsize + 1) - 1
+    if last_start < start:
         return None
-    heads = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), head.itemsize)[places]
-    fields = heads.view(head)[:, 0]
-    is_good = (fields["number"] <= MAX_SHARD) & (fields["timestamp_ms"] <= MAX_TIMESTAMP_MS)
+    octets = np.frombuffer(data, np.uint8)
+    # The first message begins at the start, and each other one after the end of a message.
+    after = start + 1 + np.flatnonzero(octets[start:last_start] == END)
+    places = np.append(start, after[octets[after] == key[0]])
+    fields = np.lib.stride_tricks.sliding_window_view(octets, head.itemsize)[places].view(head)[:, 0]
+    # A payload may contain such bytes, too.
+    found = np.flatnonzero(fields["key"] == key)[:MAX_RUN_MESSAGES]
+    places, fields = places[found], fields[found]
+    begins = places + head.itemsize
+    stops = begins + fields["size"].astype(np.int64)
+    ends = stops + TRAILER_SIZE
+    is_good = (places == np.append(start, ends[:-1])) & (ends <= limit)
+    is_good &= octets[np.minimum(ends, limit) - 1] == END
+    is_good &= (fields["number"] <= MAX_SHARD) & (fields["timestamp_ms"] <= MAX_TIMESTAMP_MS)
     is_good &= fields["sequence"] <= MAX_SEQUENCE
-    count = len(places) if is_good.all() else int(np.argmin(is_good))
+    count = _leading(is_good)
+    payloads: list[bytes] = []
+    if is_checked:
+        payloads = [data[begin:stop] for begin, stop in zip(begins[:count].tolist(), stops[:count].tolist())]
+        computed = np.fromiter(map(cdma2000, payloads), np.int64, count)
+        stored = octets[stops[:count]].astype(np.int64) << 8 | octets[stops[:count] + 1]
+        count = _leading(computed == stored)
     numbers, sequences = (fields[name][:count].astype(np.int64) for name in ("number", "sequence"))
     by_shard = _ByShard(stream, numbers, sequences)
     if (grown := by_shard.grown(last)) < count:
@@ -160,31 +175,15 @@ def read_run(
         by_shard = _ByShard(stream, numbers[:count], sequences[:count])
     if not count:
         return None
-    timestamps_ms, sizes = (fields[name][:count].astype(np.int64) for name in ("timestamp_ms", "size"))
-    end = places[count - 1] + head.itemsize + int(sizes[-1]) + TRAILER_SIZE
-    columns = (numbers[:count], sequences[:count], timestamps_ms, sizes)
-    return Run(start, end, stream, by_shard.bounds(), by_shard.counts(), *columns, payloads[:count])
+    columns = (numbers[:count], sequences[:count], fields["timestamp_ms"][:count].astype(np.int64))
+    sizes = stops[:count] - begins[:count]
+    end = int(ends[count - 1])
+    return Run(start, end, stream, by_shard.bounds(), by_shard.counts(), *columns, sizes, payloads[:count])
 
 
-def _chain(
-    data: bytes, start: int, limit: int, key: bytes, *, head_bytes: int, most: int, is_checked: bool
-) -> tuple[list[int], list[bytes]]:
-    """Return the offsets and payloads of messages of a stream, up to the first with a wrong begin or end."""
-    unpack, size_at, last_head = _SIZE.unpack_from, head_bytes - _SIZE.size, limit - head_bytes
-    places: list[int] = []
-    payloads: list[bytes] = []
-    while start <= last_head and len(places) < most:
-        end = start + head_bytes + unpack(data, start + size_at)[0] + TRAILER_SIZE
-        if end > limit or data[end - 1] != END or not data.startswith(key, start):
-            break
-        if is_checked:
-            payload = data[start + head_bytes : end - TRAILER_SIZE]
-            if cdma2000(payload) != data[end - 3] << 8 | data[end - 2]:
-                break
-            payloads.append(payload)
-        places.append(start)
-        start = end
-    return places, payloads
+def _leading(is_good: npt.NDArray[np.bool_]) -> int:
+    """Return the number of true values before the first false one."""
+    return len(is_good) if is_good.all() else int(np.argmin(is_good))
 
 
 class _ByShard:
@@ -220,8 +219,14 @@ class _ByShard:
 @lru_cache(maxsize=64)
 def _head(key_bytes: int) -> np.dtype[np.void]:
     """Return the layout of the bytes before a payload: the length of the stream key, the key, and the fields."""
-    fields = [("number", ">u8"), ("sequence", ">u8"), ("timestamp_ms", ">u8"), ("size", ">u4")]
-    return np.dtype([("key", f"V{key_bytes}"), *fields])
+    fields = [
+        ("key", f"S{key_bytes}"),
+        ("number", ">u8"),
+        ("sequence", ">u8"),
+        ("timestamp_ms", ">u8"),
+        ("size", ">u4"),
+    ]
+    return np.dtype(fields)
 
 
 WINDOW_BYTES = 1024 * 1024
@@ -234,6 +239,8 @@ MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
 # Messages of fewer bytes are read faster one by one than as columns.
 MIN_RUN_BYTES = 4096
 MIN_RUN_MESSAGES, MAX_RUN_MESSAGES, MAX_SINGLES = 16, 4096, 256
+# The number of bytes in which a run is searched for after one that ended early, and after a longer one.
+MIN_SPAN, MAX_SPAN = 16 * 1024, 512 * 1024
 
 
 class _Splice(NamedTuple):
@@ -277,7 +284,7 @@ class FrameScanner(ClosesOnExit):
         self._interval = self.header.beacon_interval
         self._stop = stop
         self._window = window
-        self._portion, self._pause, self._singles = MIN_RUN_MESSAGES, 1, 0
+        self._span, self._pause, self._singles = MAX_SPAN, 1, 0
         self._shards: dict[bytes, dict[int, Shard]] = {}
         self._last: dict[Shard, int] = dict(previous or {})
         self._reset(start)
@@ -328,7 +335,7 @@ class FrameScanner(ClosesOnExit):
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         left = TAIL_BYTES
         for at, key in _possible_heads(tail):
-            read = partial(read_run, tail, at, len(tail), stream=key, last={}, most=1)
+            read = partial(read_run, tail, at, len(tail), stream=key, last={}, span=1)
             run = read(is_checked=False)
             if run is None:
                 continue
@@ -427,7 +434,7 @@ class FrameScanner(ClosesOnExit):
                     break
             else:
                 taken = min(len(window) - at, self._interval - offset % self._interval)
-                self._buffer += window[at : at + taken]
+                self._buffer += memoryview(window)[at : at + taken]
             at += taken
         self._read_to = begin + at
         return at > 0
@@ -482,26 +489,24 @@ class FrameScanner(ClosesOnExit):
         if self._copy is None:
             # Slices of bytes can be payloads; slices of the buffer would be copied once more.
             self._copy = bytes(self._buffer)
-        wanted = min(self._portion, MAX_RUN_MESSAGES)
         run = read_run(
-            self._copy, start, limit, stream=shard.stream, last=self._last, most=wanted, is_checked=is_checked
+            self._copy, start, limit, stream=shard.stream, last=self._last, span=self._span, is_checked=is_checked
         )
-        self._adapt(wanted, len(run.sizes) if run else 0)
+        self._adapt(run, min(self._span, limit - start))
         if run is None:
             return None
         self._last.update((shard, last) for shard, (_, last) in run.bounds.items())
         self._position = run.end
         return replace(run, offset=run.offset + self._shift, end=run.end + self._shift)
 
-    def _adapt(self, wanted: int, found: int) -> None:
-        """Read longer runs while they are full; after a short run, read messages one by one for a while."""
-        if found == wanted:
-            self._portion = min(4 * wanted, MAX_RUN_MESSAGES)
-        elif found < MIN_RUN_MESSAGES:
-            self._portion = MIN_RUN_MESSAGES
-            self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)
-        if found >= MIN_RUN_MESSAGES:
+    def _adapt(self, run: Run | None, searched: int) -> None:
+        """Search fewer bytes after a run that ended early; after a short run, read messages one by one for a while."""
+        count, size = (len(run.sizes), run.end - run.offset) if run else (0, 0)
+        self._span = MAX_SPAN if count == MAX_RUN_MESSAGES or 2 * size >= searched else MIN_SPAN
+        if count >= MIN_RUN_MESSAGES:
             self._pause = 1
+        else:
+            self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)
 
     def _read_frame(self) -> Frame | Damage | str | None:
         """Return the frame at the position, ``None`` if it is incomplete, or a reason if it cannot be a frame."""

@@ -476,18 +476,25 @@ def test_sequences_that_begin_again_are_not_looked_at_again_and_again(
 ) -> None:
     messages = [Sent(ORDERS, 10**6, START_MS, b""), *numbered(2000)]
     path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
-    looked: list[int] = []
-    chain = file_scanner._chain
-
-    def counted(*words: Any, **options: Any) -> Any:
-        found = chain(*words, **options)
-        looked.append(len(found[0]))
-        return found
-
-    monkeypatch.setattr(file_scanner, "_chain", counted)
+    spans: list[int] = []
+    read_run = file_scanner.read_run
+    monkeypatch.setattr(file_scanner, "read_run", lambda *a, **k: (spans.append(k["span"]), read_run(*a, **k))[1])
     with FrameScanner(path) as scanner:
         assert len(list(items_of(scanner.blocks()))) == 2001
-    assert sum(looked) < 1000
+    assert len(spans) < 40
+    assert max(spans[1:]) == file_scanner.MIN_SPAN
+
+
+@pytest.mark.parametrize("length", [2, 7, 8])
+def test_payloads_that_contain_what_begins_a_message(tmp_path: Path, length: int) -> None:
+    """Only the whole stream key of a message that begins in a payload ends a run."""
+    begin = b"\r\x06orders"[:length]
+    messages = [message._replace(payload=b"%b?" % begin * 2) for message in numbered(200)]
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    with FrameScanner(path) as scanner:
+        blocks = list(scanner.blocks())
+    assert sent(items_of(blocks)) == messages
+    assert (len(blocks) == 1) is (length < 8)
 
 
 def test_a_message_that_is_not_read_yet_is_not_copied_each_time_that_more_is(tmp_path: Path) -> None:
