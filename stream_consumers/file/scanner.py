@@ -502,8 +502,9 @@ class FrameScanner(ClosesOnExit):
     def _adapt(self, run: Run | None, searched: int) -> None:
         """Search fewer bytes after a run that ended early; after a short run, read messages one by one for a while."""
         count, size = (len(run.sizes), run.end - run.offset) if run else (0, 0)
-        self._span = MAX_SPAN if count == MAX_RUN_MESSAGES or 2 * size >= searched else MIN_SPAN
-        if count >= MIN_RUN_MESSAGES:
+        is_whole = count == MAX_RUN_MESSAGES or 2 * size >= searched
+        self._span = MAX_SPAN if is_whole else MIN_SPAN
+        if is_whole or count >= MIN_RUN_MESSAGES:
             self._pause = 1
         else:
             self._singles, self._pause = self._pause, min(2 * self._pause, MAX_SINGLES)

@@ -497,6 +497,18 @@ def test_payloads_that_contain_what_begins_a_message(tmp_path: Path, length: int
     assert (len(blocks) == 1) is (length < 8)
 
 
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_run_ends_before_a_wrong_end_and_before_a_beacon(tmp_path: Path, is_checked: bool) -> None:
+    messages = [message._replace(payload=b"\r" * 150) for message in numbered(60)]
+    path = write_file(tmp_path / "orders.ss", messages, interval=2000)
+    wrong = items(path)[3]
+    flip(path, payload_offset(wrong))
+    flip(path, wrong.end - 1)
+    with FrameScanner(path) as scanner:
+        found = list(items_of(scanner.blocks(is_checked=is_checked)))
+    assert list(map(place, found)) == list(map(place, items(path)))
+
+
 def test_a_message_that_is_not_read_yet_is_not_copied_each_time_that_more_is(tmp_path: Path) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(1, size=8 * 1024 * 1024), interval=1024 * 1024 * 1024)
     copies: list[int] = []
