@@ -16,9 +16,13 @@ unreadable until that batch is taken back (:func:`spark_jobs.ledger.fold.is_of_o
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow.fs
@@ -47,6 +51,7 @@ from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import explain
 from stream_consumers.batches import BatchSource, Range, Resume, hint_with_facts
 from stream_consumers.errors import (
+    AccessDeniedError,
     DataLossError,
     GroupActiveError,
     InvalidOptionError,
@@ -105,6 +110,7 @@ def rebuild_events(
     retries = Retries(ingestion.retry_seconds)
     if not (yield from retries.call(lambda: is_swapped(ingestion, staging))):
         origin = yield from retries.call(lambda: first_messages(source, ingestion, staging))
+        create_folders(ingestion, staging)
         yield from batch_events(_StagingJob(spark, source, staging, observer=observer, origin=origin))
         yield from batch_events(_SwapJob(spark, source, ingestion, staging, observer=observer))
     lay_out(spark, ingestion)
@@ -115,8 +121,9 @@ def is_swapped(ingestion: Ingestion, staging: Ingestion) -> bool:
     """Return whether the table has the rows of the staging table, which only was not deleted.
 
     Raises:
-        InvalidOptionError: there is another table in its place.
+        InvalidOptionError: there is another table in its place, or in that of its dead letters.
     """
+    _check_dead_letters(staging)
     found = staging.ledger().log.snapshot()
     if found is not None and found.configuration.get(STAGING) != ingestion.group:
         raise InvalidOptionError(
@@ -125,6 +132,72 @@ def is_swapped(ingestion: Ingestion, staging: Ingestion) -> bool:
             remedy="Move that table, or make the table anew under another name.",
         )
     return found is not None and replay_progress(ingestion.ledger(), found.table_id, kind="rebuild") is not None
+
+
+def _check_dead_letters(staging: Ingestion) -> None:
+    """Refuse a table that a rebuild would write and delete as the dead letters of its staging table.
+
+    Raises:
+        InvalidOptionError: it has other columns, the group has not written it, or it is no table.
+    """
+    log, ledger = staging.dead_letters().log(), staging.ledger()
+    found = log.snapshot()
+    if found is None:
+        # A killed write leaves files, but not before the staging table has begun.
+        is_ours = ledger.log.snapshot() is not None or not _files_in(log)
+    else:
+        has_columns = {column["name"] for column in found.columns} >= {*COPIED_COLUMNS, "_batch"}
+        is_ours = has_columns and found.last_number(ledger.app) > 0
+    if not is_ours:
+        raise InvalidOptionError(
+            f"{log.path} does not have the dead letters of the staging table {staging.table}, which a rebuild "
+            "would write and delete there",
+            remedy="Move that table, or make the table anew under another name.",
+        )
+
+
+def create_folders(ingestion: Ingestion, staging: Ingestion) -> None:
+    """Create the local folders of the staging table and of its dead letters, with mode and group of the table's.
+
+    Raises:
+        AccessDeniedError: another user made such a folder, and could read what is written there; or it is a link.
+    """
+    if scheme(ingestion.table) != LOCAL:
+        return
+    own = os.stat(ingestion.table)
+    for folder in (staging.table, staging.dead_letters().path):
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                _give_access(opened, own)
+            finally:
+                os.close(opened)
+        except OSError as error:
+            raise AccessDeniedError(
+                f"the folder {folder} cannot be given the owner, group and mode of {ingestion.table}: {error.strerror}",
+                remedy="Delete it if another user made it. Rebuild as the user that owns the table.",
+            ) from None
+
+
+def _give_access(folder: int, own: os.stat_result) -> None:
+    """Give an open folder the group and the mode of another one.
+
+    Raises:
+        OSError: another user owns it, or the operating system refuses.
+    """
+    found, mode = os.fstat(folder), stat.S_IMODE(own.st_mode)
+    if found.st_uid not in (os.geteuid(), own.st_uid):
+        raise PermissionError(errno.EPERM, "another user owns it")
+    if found.st_gid != own.st_gid:
+        try:
+            os.fchown(folder, -1, own.st_gid)
+        except PermissionError:
+            # Only members of a group can give it, and the group that the folder has gets no access.
+            mode &= ~stat.S_IRWXG
+    if stat.S_IMODE(found.st_mode) != mode:
+        os.fchmod(folder, mode)
 
 
 def lay_out(spark: SparkSession, ingestion: Ingestion) -> None:
@@ -150,7 +223,12 @@ def lay_out(spark: SparkSession, ingestion: Ingestion) -> None:
 
 
 def delete_staging(staging: Ingestion) -> None:
-    """Delete the staging table and its dead letters."""
+    """Delete the staging table and its dead letters.
+
+    Raises:
+        InvalidOptionError: its dead letters are another table.
+    """
+    _check_dead_letters(staging)
     _delete(staging.dead_letters().log())
     _delete(staging.ledger().log)
 
@@ -158,12 +236,19 @@ def delete_staging(staging: Ingestion) -> None:
 def _delete(log: DeltaLog) -> None:
     """Delete a table. If this is interrupted, the log is that of an older version, which has the id of the table."""
     files = log.files()
-    listed = files.get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True, recursive=True))
-    paths = sorted((one.path for one in listed if one.type is pyarrow.fs.FileType.File), reverse=True)
-    for path in sorted(paths, key=lambda path: path.startswith("_delta_log/")):
+    for path in sorted(sorted(_files_in(log), reverse=True), key=lambda path: path.startswith("_delta_log/")):
         files.delete_file(path)
     if scheme(log.path) == LOCAL:
         shutil.rmtree(log.path, ignore_errors=True)
+
+
+def _files_in(log: DeltaLog) -> list[str]:
+    """Return the paths of the files in the folder of a table; links to local folders are not followed."""
+    if scheme(log.path) == LOCAL:
+        found = (os.path.join(folder, name) for folder, _, names in os.walk(log.path) for name in names)
+        return [os.path.relpath(path, log.path) for path in found]
+    listed = log.files().get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True, recursive=True))
+    return [one.path for one in listed if one.type is pyarrow.fs.FileType.File]
 
 
 def check_rebuild(state: LedgerState, ingestion: Ingestion, ledger: Ledger, streams: Iterable[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +14,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 import pytest
-from deltalake import write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 
 from spark_jobs.batches import rebuild
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.rebuild import STAGING, delete_staging, first_messages, is_swapped, staging_of
+from spark_jobs.batches.rebuild import (
+    STAGING,
+    create_folders,
+    delete_staging,
+    first_messages,
+    is_swapped,
+    staging_of,
+)
+from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.batches import Extent, Range, Resume
 from stream_consumers.errors import (
+    AccessDeniedError,
     DataLossError,
     InvalidOptionError,
     KeyConflictError,
@@ -164,6 +175,79 @@ def test_a_table_that_is_no_staging_table_is_neither_written_nor_deleted(table: 
         is_swapped(table.ingestion, staging)
 
 
+def write_dead_letters(staging: Ingestion, *, app: str = "g/main") -> None:
+    """Write an empty table as dead letters of a group are written."""
+    txn = CommitProperties(app_transactions=[Transaction(app, 1)])
+    write_deltalake(staging.dead_letters().path, DEAD_LETTER_SCHEMA.empty_table(), commit_properties=txn)
+
+
+def write_others(staging: Ingestion) -> None:
+    write_deltalake(staging.dead_letters().path, pa.table({"mine": [1]}))
+
+
+def write_dead_letters_of_others(staging: Ingestion) -> None:
+    write_dead_letters(staging, app="other/main")
+
+
+def write_a_file(staging: Ingestion) -> None:
+    Path(staging.dead_letters().path).mkdir()
+    Path(staging.dead_letters().path, "part-0.parquet").write_bytes(b"mine")
+
+
+@pytest.mark.parametrize("write", [write_others, write_dead_letters_of_others, write_a_file])
+def test_a_table_in_place_of_the_dead_letters_is_neither_written_nor_deleted(
+    table: Table, write: Callable[[Ingestion], None]
+) -> None:
+    staging = staging_of(table.ingestion)
+    write(staging)
+    before = sorted(Path(staging.dead_letters().path).rglob("*"))
+    for refused in (lambda: is_swapped(table.ingestion, staging), lambda: delete_staging(staging)):
+        with pytest.raises(InvalidOptionError):
+            refused()
+    assert sorted(Path(staging.dead_letters().path).rglob("*")) == before
+
+
+def test_what_a_link_in_the_staging_table_points_to_is_kept(table: Table) -> None:
+    staging, kept = staging_of(table.ingestion), Path(table.ingestion.table).parent / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("mine")
+    WrittenLog(Path(staging.table), properties={STAGING: "g"}).commit()
+    Path(staging.table, "folder").symlink_to(kept)
+    Path(staging.table, "linked").symlink_to(kept / "file")
+    delete_staging(staging)
+    assert not Path(staging.table).exists()
+    assert [path.name for path in kept.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2750, 0o777])
+def test_the_folders_of_a_rebuild_have_the_mode_of_the_table(table: Table, mode: int) -> None:
+    staging, folder = staging_of(table.ingestion), Path(table.ingestion.table)
+    folder.chmod(mode)
+    # An older version made it.
+    Path(staging.table).mkdir(mode=0o755)
+    for _ in range(2):
+        create_folders(table.ingestion, staging)
+        for made in (staging.table, staging.dead_letters().path):
+            found = os.stat(made)
+            assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, folder.stat().st_gid)
+
+
+def test_a_folder_that_another_user_or_a_link_made_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = staging_of(table.ingestion)
+    Path(staging.table).symlink_to(table.ingestion.table)
+    with pytest.raises(AccessDeniedError):
+        create_folders(table.ingestion, staging)
+    Path(staging.table).unlink()
+    Path(staging.table).mkdir()
+    other = os.stat(staging.table).st_uid + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    create_folders(table.ingestion, staging)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", lambda *_: SimpleNamespace(st_uid=other, st_gid=other, st_mode=0o700))
+        with pytest.raises(AccessDeniedError):
+            create_folders(table.ingestion, staging)
+
+
 @pytest.mark.parametrize("deleted", range(7))
 def test_a_swap_is_recognised_until_the_last_file_of_the_staging_table_is_deleted(
     table: Table, deleted: int, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +257,7 @@ def test_a_swap_is_recognised_until_the_last_file_of_the_staging_table_is_delete
     for name in ("a", "b", "c"):
         staged.commit(files=staged.files | {name})
         (staged.path / name).write_bytes(b"rows")
-    write_deltalake(staging.dead_letters().path, pa.table({"id": [2]}))
+    write_dead_letters(staging)
     assert not is_swapped(table.ingestion, staging)
     ranges = {ORDERS: Range(0, 9)}
     table.write("rebuild", ranges=ranges, mode="rebuild", replay="staging", goal=ranges, begins=True)
@@ -186,9 +270,7 @@ def test_a_swap_is_recognised_until_the_last_file_of_the_staging_table_is_delete
     def files(log: DeltaLog) -> Any:
         found = pyarrow.fs.SubTreeFileSystem(log.path, pyarrow.fs.LocalFileSystem())
         is_staging = log.path == staging.table
-        return SimpleNamespace(
-            get_file_info=found.get_file_info, delete_file=delete_file if is_staging else found.delete_file
-        )
+        return SimpleNamespace(delete_file=delete_file if is_staging else found.delete_file)
 
     with monkeypatch.context() as patched, suppress(IndexError):
         patched.setattr(DeltaLog, "files", files)
