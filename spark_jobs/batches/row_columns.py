@@ -202,7 +202,7 @@ class RowColumns:
         if is_plain and self._finder is not None and self._of_table is not None and snapshot is not None:
             # Delta sets the default of a column in rows that lack the column.
             made_by_delta = snapshot.computed_columns | snapshot.default_columns
-            self._finder = with_columns_of(self._finder, self._of_table, computed=made_by_delta)
+            self._finder = with_columns_of(self._finder, self._of_table, computed=made_by_delta | self._own_names)
         rows = self.of_table(self.rejections(self._no_messages())[0].schema)
         layout = self._ingestion.layout
         if state.version >= 0:
@@ -254,7 +254,7 @@ class RowColumns:
         grow = partial(
             with_new_fields,
             own=self._decoder or before.decoder,
-            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
+            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform | self._own_names,
             any_name=snapshot is not None and takes_any_name(snapshot.configuration),
         )
         widens = snapshot is not None and lets_widen(snapshot.configuration)
@@ -266,6 +266,11 @@ class RowColumns:
             grown = self._fitting_decoder(partial(grow, kept, seen.only(name)), widens=widens)
             kept = grown if grown is not None else replace(kept, known=kept.known | {(name,)})
         return kept
+
+    @property
+    def _own_names(self) -> frozenset[str]:
+        """The names that a keyed table uses itself."""
+        return frozenset() if self._ingestion.keys is None else self._ingestion.keys.own_names
 
     def _fitting_decoder(self, grow: Callable[..., FieldFinder], *, widens: bool) -> FieldFinder | None:
         """Return a decoder with new fields that fit the transform, with rows that fit the table; ``None`` if none does.

@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructField, StructType
 
-from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.ddl import folded, quoted
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.entries import Floor, KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
@@ -134,6 +134,12 @@ class Keys:
         return ("_sequence",) if self.is_ordered_by_position else (SEQUENCE_BY, *ROW_PLACE)
 
     @property
+    def own_names(self) -> frozenset[str]:
+        """The names, folded, that a message and a transform cannot give to a column."""
+        own = (*_OF_CHANGES, UNAVAILABLE, *NEIGHBOURS, FOUND, _RANK, _NEWEST, _IS_DELETED)
+        return frozenset(map(folded, (*own, *(EXTENT if self.keeps_history else ()))))
+
+    @property
     def required(self) -> frozenset[str]:
         """The columns that no row may lack, in lower case."""
         return frozenset([*map(str.lower, self.columns), *_OF_CHANGES])
@@ -177,10 +183,15 @@ class Keys:
 
     def of_decoder(self, decoder: Decoder) -> Keys:
         """Return the keys with what the decoder knows of its changes: which of them delete, and its own columns."""
-        deletes = getattr(decoder, "deletes_where", None)
+        deletes, own = getattr(decoder, "deletes_where", None), getattr(decoder, "change_columns", ())
+        if UNAVAILABLE in {*map(folded, self.except_columns)}.difference(own):
+            raise InvalidOptionError(
+                f"except_columns names {UNAVAILABLE}, which only a decoder of changes may make",
+                remedy="Let the transform drop that column of the payloads, or rename it.",
+            )
         if deletes is None:
             return self
-        left_out = dict.fromkeys((*self.except_columns, *getattr(decoder, "change_columns", ())))
+        left_out = dict.fromkeys((*self.except_columns, *own))
         truncates = "" if self.sequence_by or self.keeps_history else getattr(decoder, "truncates_where", "")
         return replace(
             self,
@@ -206,8 +217,10 @@ class Keys:
                 f"the rows have no column {', '.join(lacking)}, only {', '.join(rows.columns)}",
                 remedy="Correct the columns of the key and except_columns, or let the transform make them.",
             )
-        own = (*_OF_CHANGES, *NEIGHBOURS, FOUND, _RANK, _NEWEST, _IS_DELETED, *(EXTENT if self.keeps_history else ()))
-        if taken := [name for name in own if name in names]:
+        # Only the decoder says which values a change lacks, see of_decoder(), and never a field of a message.
+        has_marks = UNAVAILABLE in self.except_columns
+        own = self.own_names - ({UNAVAILABLE} if has_marks else set())
+        if taken := [name for name in rows.columns if folded(name) in own]:
             raise SchemaMismatchError(
                 f"the rows have a column {taken[0]}, which a keyed table uses itself",
                 remedy="Rename it in the transform.",
@@ -221,7 +234,7 @@ class Keys:
             made |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~made[DELETED]}
         if self.apply_as_truncates:
             made[TRUNCATES] = f.coalesce(f.expr(self.apply_as_truncates).cast("boolean"), f.lit(False))
-        if UNAVAILABLE in names:
+        if has_marks:
             lost = f.array_except(UNAVAILABLE, f.array(*map(f.lit, rows.columns)))
             fails = f.raise_error(f.concat(f.lit(f"{NOT_THERE} "), f.array_join(lost, ", ")))
             made[UNAVAILABLE] = f.when(f.size(lost) > 0, fails).otherwise(f.col(UNAVAILABLE))

@@ -17,9 +17,10 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.debezium import Debezium
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import InvalidOptionError, KeyConflictError, StreamAssetsError
+from stream_consumers.errors import InvalidOptionError, KeyConflictError, SchemaMismatchError, StreamAssetsError
 from tests.support.keyed_tables import BY_POSITION, BY_VALUE, KeyedTable, assert_own_commits, random_changes
 
 
@@ -284,6 +285,16 @@ def test_a_truncate_among_several_shards_is_refused(spark: SparkSession, folder:
     with pytest.raises(KeyConflictError):
         table.drain()
     assert table.rows() == before
+
+
+@pytest.mark.parametrize("column", ["_unavailable", "_Unavailable", "_la\u017ft_shard", "_truncates"])
+def test_a_column_takes_no_name_that_a_keyed_table_uses(spark: SparkSession, column: str) -> None:
+    with pytest.raises(SchemaMismatchError):
+        Keys(["id"]).changes(spark.createDataFrame([], f"id BIGINT, `{column}` ARRAY<STRING>"))
+    of_a_message = Json(f"id BIGINT, `{column}` ARRAY<STRING>")
+    if column.lower() == "_unavailable":
+        with pytest.raises(InvalidOptionError):
+            Keys(["id"], except_columns=[column]).of_decoder(of_a_message)
 
 
 def test_debezium_knows_what_deletes_and_what_truncates() -> None:

@@ -22,6 +22,7 @@ from spark_jobs.decoding.schema_registry import SchemaRegistry
 from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import run_events
 from spark_jobs.writing import schema_evolution
+from spark_jobs.writing.keyed import Keys
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import SchemaMismatchError
@@ -273,6 +274,22 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
     assert [row["id"] for row in found] == [1]
     # Readers other than Spark take the names.
     assert DeltaTable(what.table).to_pyarrow_table().num_rows == 1
+
+
+@pytest.mark.parametrize("scd_type", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_field_takes_no_name_that_a_keyed_table_uses(
+    spark: SparkSession, url: StreamUrl, what: Ingestion, scd_type: int
+) -> None:
+    keys = Keys(["id"], sequence_by="id", stored_as_scd_type=scd_type)
+    what = replace(what, decoder=Json("id BIGINT, name STRING"), keys=keys)
+    ingest(spark, url, what, {"id": 1, "name": "a"})
+    taken = {**dict.fromkeys([*keys.own_names, "_la\u017ft_shard"], 5), "_unavailable": ["name"]}
+    for number in (2, 3):
+        (report,) = ingest(spark, url, what, {"id": 1, "name": f"b{number}", **taken, "more": number})
+        assert (report.dead, sum(report.messages.values())) == (0, 1)
+    found = rows(spark, what)[-1]
+    assert (found["name"], found["more"]) == ("b3", 3)
+    assert 5 not in found.values()
 
 
 @pytest.mark.parametrize(
