@@ -1,8 +1,8 @@
 """Splits a decoded batch into the rows of the transform and the bad messages, which become dead letters.
 
 Rows that the transform rejects are bad. With ``on_bad_rows='dead_letter'`` rows that break a constraint of the table,
-or for which the transform fails, are bad, too. They are all found and counted before the batch writes its dead letters,
-and then the rows of the other messages.
+for which the transform or an expression of the keys fails, or for which a MERGE would fail are bad, too. They are all
+found and counted before the batch writes its dead letters, and then the rows of the other messages.
 
 The constraints come from the metadata of the Delta table: CHECK, NOT NULL, lengths, generated columns, and partition
 columns, whose values name folders. Delta checks each row that it writes, and one bad row fails the write. This module
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,9 +38,20 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
 from spark_jobs.reading.spark_types import ddl, text
 from spark_jobs.table_location import LOCAL, MAX_NAME_BYTES, scheme
 from spark_jobs.writing.delta_table import read_table
-from spark_jobs.writing.failures import FailedRowError, explain
+from spark_jobs.writing.failures import KEY_TWICE, FailedRowError, explain
 from spark_jobs.writing.floor import floor_sql
-from spark_jobs.writing.keyed import DELETED, SEQUENCE_BY, TRUNCATES, newest_changes
+from spark_jobs.writing.key_history import lacking_history
+from spark_jobs.writing.keyed import (
+    DELETED,
+    SEQUENCE_BY,
+    TRUNCATES,
+    UNAVAILABLE,
+    Keys,
+    after_truncate,
+    lacking_changes,
+    last_truncate,
+    newest_changes,
+)
 from spark_jobs.writing.schema_evolution import takes_any_name
 from stream_consumers.batches import Range
 from stream_consumers.errors import ConstraintViolatedError, TransformError
@@ -83,10 +94,11 @@ class FilteredBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Filtered:
-    """A frame in which bad messages have an ``_error``, and the rows of the others."""
+    """A frame in which bad messages have an ``_error``, the rows of the others, and whether some lack a value."""
 
     frame: DataFrame
     rows: DataFrame
+    has_lacking: bool = False
 
 
 @dataclass(slots=True)
@@ -140,7 +152,13 @@ class BadRowFilter:
         return self.makes_dead_letters or self._columns.may_reject
 
     def apply(
-        self, frame: DataFrame, cached: Cached, *, has_payloads: bool, floor: Floor | None = None
+        self,
+        frame: DataFrame,
+        cached: Cached,
+        *,
+        has_payloads: bool,
+        floor: Floor | None = None,
+        is_first_read: bool = True,
     ) -> _Filtered | None:
         """Find the bad messages and rows; return ``None`` if that needs payloads that the frame lacks.
 
@@ -149,6 +167,7 @@ class BadRowFilter:
             cached: caches intermediate frames.
             has_payloads: whether all messages of the frame have their payloads, which dead letters need.
             floor: the floor of a keyed table; see :mod:`spark_jobs.writing.floor`.
+            is_first_read: whether the messages were not merged before.
 
         Raises:
             TransformError: the transform fails for more than :data:`MAX_FAILING_MESSAGES`, or for no single message, or
@@ -164,7 +183,8 @@ class BadRowFilter:
             return _Filtered(frame, rows)
         self._constraints = self._current_constraints()
         found = self._retried(frame, cached, self._with_violations, self._without_violations)
-        return found if floor is None else self._without_forgotten(found, cached, floor)
+        found = found if floor is None else self._without_forgotten(found, cached, floor)
+        return self._without_lacking(found, cached, is_first_read=is_first_read) if found.has_lacking else found
 
     def _current_constraints(self) -> Constraints:
         keys = self._ingestion.keys
@@ -206,16 +226,58 @@ class BadRowFilter:
             # Computed once, so that the rows that are checked are written. All failures occur now.
             rows = self._run(partial(cached.keep, rows))
             self._run(rows.count)
+        keys = self._ingestion.keys
+        has_lacking = False if keys is None else self._run(partial(_compute_changes, rows))
         checked = self._constraints.with_violations(rows)
+        if keys is not None:
+            checked = rows.withColumn(REASON, f.lit(None).cast("string")) if checked is None else checked
+            checked = self._with_faults(checked, keys, rows.columns)
         if checked is None:
             return _Filtered(frame, rows)
-        # A truncate makes no row.
-        is_row = f.expr(f"NOT {TRUNCATES}" if TRUNCATES in rows.columns else "TRUE")
-        violations = (
-            checked.where(f.col(REASON).isNotNull() & is_row).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
-        )
+        violations = checked.where(f.col(REASON).isNotNull()).groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
         marked = self._marked(frame, violations, cached)
-        return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked))
+        return _Filtered(marked, rows if marked is frame else _without_bad(rows, marked), has_lacking)
+
+    def _with_faults(self, checked: DataFrame, keys: Keys, columns: Collection[str]) -> DataFrame:
+        """Return rows that violate no constraint with the fault for which a MERGE of their message fails.
+
+        Args:
+            checked: the rows with the constraints that they violate.
+            keys: the key.
+            columns: the columns that the rows had.
+        """
+        if UNAVAILABLE in columns:
+            checked = checked.withColumn(REASON, f.coalesce(REASON, keys.not_there(columns)))
+        if TRUNCATES in columns:
+            # A truncate makes no row.
+            checked = checked.where(~f.col(TRUNCATES))
+        if self._ingestion.transform is None:
+            return checked
+        is_twice = f.when(f.count("*") > 1, f.lit(KEY_TWICE.rstrip(":")))
+        of_key = checked.groupBy(*ROW_PLACE, *map(quoted, keys.columns))
+        return of_key.agg(f.coalesce(f.min(REASON), is_twice).alias(REASON))
+
+    def _without_lacking(self, found: _Filtered, cached: Cached, *, is_first_read: bool) -> _Filtered:
+        """Leave out the changes that lack a value which the MERGE cannot take from the table or from another change."""
+        keys, rows = self._ingestion.keys, found.rows
+        assert keys is not None  # only their changes lack values
+        last = self._run(partial(last_truncate, rows, keys))
+        table = read_table(self._spark, self._log).where("TRUE" if last is None else "FALSE")
+        changes = after_truncate(rows, last)
+        if keys.keeps_history:
+            places = lacking_history(changes, keys, table)
+        else:
+            places = lacking_changes(changes, keys, table, is_first_read=is_first_read)
+        if keys.is_ordered_by_position and not is_first_read:
+            # A later change may have deleted the row, so that only a message that was a dead letter stays one.
+            letters = self._ingestion.dead_letters().counted(self._spark, self._ingestion.ledger())
+            places = places.where("FALSE") if letters is None else places.join(letters, [*ROW_PLACE], "left_semi")
+        places = places.groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
+        marked = self._marked(found.frame, places, cached)
+        if marked is found.frame:
+            return found
+        left = _Filtered(marked, _without_bad(rows, marked))
+        return self._without_lacking(left, cached, is_first_read=is_first_read)
 
     def _without_forgotten(self, found: _Filtered, cached: Cached, floor: Floor) -> _Filtered:
         """Leave out the changes of keys without a row whose newest change in the batch is below the floor.
@@ -234,7 +296,7 @@ class BadRowFilter:
         )
         places = rows.join(absent, [*keys.columns], "left_semi").select(*ROW_PLACE, f.lit(_FORGOTTEN).alias(REASON))
         marked = self._marked(found.frame, places.distinct(), cached)
-        return found if marked is found.frame else _Filtered(marked, _without_bad(found.rows, marked))
+        return found if marked is found.frame else replace(found, frame=marked, rows=_without_bad(found.rows, marked))
 
     def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
         """Return the frame with an error for the messages at these places; the same frame if there are none.
@@ -326,6 +388,13 @@ class BadRowFilter:
         )
         located.detail = error.detail
         return located
+
+
+def _compute_changes(changes: DataFrame) -> bool:
+    """Compute the columns that decide a MERGE, so that failures occur now; return whether a change lacks a value."""
+    made = [name for name in (DELETED, SEQUENCE_BY, TRUNCATES) if name in changes.columns]
+    lacks = f.bool_or(f.size(UNAVAILABLE) > 0) if UNAVAILABLE in changes.columns else f.lit(False)
+    return bool(changes.agg(f.max(f.hash(*made)), lacks.alias("lacks")).collect()[0]["lacks"])
 
 
 def _good(frame: DataFrame) -> DataFrame:

@@ -171,7 +171,13 @@ def read_batch(target: TargetTable, batch: Batch, cached: Cached, *, is_isolated
         if found.dead and target.columns.learn_fields(found.frame):
             keeps_payloads = target.filter.needs_payloads
             continue
-        filtered = target.filter.apply(found.frame, cached, has_payloads=keeps_payloads, floor=batch.state.floor)
+        filtered = target.filter.apply(
+            found.frame,
+            cached,
+            has_payloads=keeps_payloads,
+            floor=batch.state.floor,
+            is_first_read=not MODES[batch.fields.get("mode", "append")].replaces_dead_letters,
+        )
         if filtered is None:
             keeps_payloads = True
             continue

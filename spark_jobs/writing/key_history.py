@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.table_rows import ROW_PLACE, TIME
+from spark_jobs.reading.rejection import REASON
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import NO_VALUE
 from spark_jobs.writing.keyed import (
@@ -36,6 +37,7 @@ from spark_jobs.writing.keyed import (
     is_sound,
     joined,
     own_session,
+    with_checked_marks,
     with_neighbours,
 )
 
@@ -76,14 +78,7 @@ def changed_rows(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
         keys: the key and the order.
         table: the rows of the table.
     """
-    own = [*keys.columns, *ROW_PLACE]
-    needed = changes.columns if UNAVAILABLE in changes.columns else [*keys.columns, *_OF_ROWS, *keys.ordering]
-    known = {name.lower() for name in table.columns}
-    there = [quoted(name) for name in dict.fromkeys((*needed, *EXTENT)) if name.lower() in known]
-    others = table.select(*there).join(changes.select(*map(quoted, keys.columns)), [*keys.columns], "left_semi")
-    others = others.join(changes.select(*map(quoted, own)), own, "left_anti")
-    found = others.withColumn(FOUND, f.struct(*EXTENT)).drop(*EXTENT)
-    rows = changes.drop(*EXTENT).unionByName(found, allowMissingColumns=True)
+    rows = _with_rows(with_checked_marks(changes, keys), keys, table)
     if UNAVAILABLE in changes.columns:
         rows = _with_values(rows, keys)
     rows = with_neighbours(with_extents(rows, keys), keys, in_order(keys))
@@ -93,23 +88,61 @@ def changed_rows(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
     return rows.where(is_sound(keys) & is_changed).drop(*NEIGHBOURS)
 
 
+def lacking_history(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
+    """Return the places of changes that lack a value which no change before them has, with the reason.
+
+    Without them, others may lack a value.
+
+    Args:
+        changes: the changes of a batch; see :meth:`Keys.changes`.
+        keys: the key and the order.
+        table: the rows of the table.
+    """
+    rows = _with_rows(changes, keys, table)
+    missing = [f.when(lacks, f.lit(name)) for name, (_, lacks) in _last_values(rows, keys).items()]
+    names = f.array_join(f.array_compact(f.array(*missing)), ", ")
+    found = rows.select(*ROW_PLACE, FOUND, names.alias(REASON)).where(f"{FOUND} IS NULL AND {REASON} != ''")
+    return found.select(*ROW_PLACE, f.concat(f.lit(f"{NO_VALUE} "), REASON).alias(REASON))
+
+
+def _with_rows(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
+    """Return the changes, and the rows of their keys that others have made, with the extents of these rows."""
+    own = [*keys.columns, *ROW_PLACE]
+    needed = changes.columns if UNAVAILABLE in changes.columns else [*keys.columns, *_OF_ROWS, *keys.ordering]
+    known = {name.lower() for name in table.columns}
+    there = [quoted(name) for name in dict.fromkeys((*needed, *EXTENT)) if name.lower() in known]
+    others = table.select(*there).join(changes.select(*map(quoted, keys.columns)), [*keys.columns], "left_semi")
+    others = others.join(changes.select(*map(quoted, own)), own, "left_anti")
+    found = others.withColumn(FOUND, f.struct(*EXTENT)).drop(*EXTENT)
+    return changes.drop(*EXTENT).unionByName(found, allowMissingColumns=True)
+
+
 def _with_values(rows: DataFrame, keys: Keys) -> DataFrame:
     """Take each value that a change does not have from the last change before it that has it, up to the last deletion.
 
     The names of these columns stay in the row, so that an older change that comes later still gives it its values.
     """
-    order = in_order(keys)
-    up_to_row = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return rows.withColumns(
+        {
+            name: f.when(is_missing, f.raise_error(f.lit(f"{NO_VALUE} {name}"))).otherwise(value)
+            for name, (value, is_missing) in _last_values(rows, keys).items()
+        }
+    )
+
+
+def _last_values(rows: DataFrame, keys: Keys) -> dict[str, tuple[Column, Column]]:
+    """Return for each column its value as of a change, and whether the change lacks it and none before it has it."""
+    up_to_row = in_order(keys).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     own = {*keys.required, *_OF_ROWS, UNAVAILABLE, FOUND}
 
-    def value_of(name: str) -> Column:
+    def value_of(name: str) -> tuple[Column, Column]:
         column, is_deletion = f.col(quoted(name)), f.col(DELETED)
         known = f.when(is_deletion | ~f.array_contains(UNAVAILABLE, name), f.struct(column.alias("value"), DELETED))
         last = f.last_value(known, ignoreNulls=True).over(up_to_row)
         is_missing = ~is_deletion & f.array_contains(UNAVAILABLE, name) & f.coalesce(last[DELETED], f.lit(True))
-        return f.when(is_missing, f.raise_error(f.lit(f"{NO_VALUE} {name}"))).otherwise(last["value"])
+        return last["value"], is_missing
 
-    return rows.withColumns({name: value_of(name) for name in rows.columns if name.lower() not in own})
+    return {name: value_of(name) for name in rows.columns if name.lower() not in own}
 
 
 def merge_history(

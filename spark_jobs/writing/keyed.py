@@ -29,6 +29,7 @@ from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.entries import Floor, KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
 from spark_jobs.ledger.table_rows import ROW_PLACE
+from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.spark_types import text
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import BELOW_FLOOR, KEY_IN_TWO_SHARDS, KEY_TWICE, NO_KEY, NO_VALUE, NOT_THERE
@@ -234,10 +235,6 @@ class Keys:
             made |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~made[DELETED]}
         if self.apply_as_truncates:
             made[TRUNCATES] = f.coalesce(f.expr(self.apply_as_truncates).cast("boolean"), f.lit(False))
-        if has_marks:
-            lost = f.array_except(UNAVAILABLE, f.array(*map(f.lit, rows.columns)))
-            fails = f.raise_error(f.concat(f.lit(f"{NOT_THERE} "), f.array_join(lost, ", ")))
-            made[UNAVAILABLE] = f.when(f.size(lost) > 0, fails).otherwise(f.col(UNAVAILABLE))
         return rows.withColumns(made).drop(*(name for name in self.except_columns if name != UNAVAILABLE))
 
     def table_columns(self, changes: StructType) -> StructType:
@@ -257,6 +254,12 @@ class Keys:
             return list(names)
         hidden = {UNAVAILABLE, TRUNCATES} if self.keeps_deletions else {UNAVAILABLE, TRUNCATES, DELETED}
         return [name for name in names if name not in hidden]
+
+    def not_there(self, columns: Iterable[str]) -> Column:
+        """Return why a change cannot be merged that lacks a value of another column than these; null if it can."""
+        left_out = [name.lower() for name in self.except_columns]
+        lost = f.filter(UNAVAILABLE, lambda name: ~(name.isin([*columns]) | f.lower(name).isin(left_out)))
+        return f.when(f.size(lost) > 0, f.concat(f.lit(f"{NOT_THERE} "), f.array_join(lost, ", ")))
 
 
 def _check_has_order(column: StructField) -> None:
@@ -302,10 +305,48 @@ def newest_changes(changes: DataFrame, keys: Keys, *, is_first_read: bool = Fals
             row of before the delete must not give it. Of changes that were merged before, a later one has the value.
     """
     newest_first = _of_key(keys).orderBy(*map(f.desc, keys.ordering))
+    changes = with_checked_marks(changes, keys)
     ranked = with_neighbours(changes, keys, newest_first).withColumn(_RANK, f.row_number().over(newest_first))
     if UNAVAILABLE in changes.columns:
         ranked = _with_newest_values(ranked, keys, newest_first, is_first_read=is_first_read)
     return ranked.where((f.col(_RANK) == 1) & is_sound(keys)).drop(_RANK, *NEIGHBOURS)
+
+
+def with_checked_marks(changes: DataFrame, keys: Keys) -> DataFrame:
+    """Return the changes; the read fails if one lacks a value of a column that they do not have."""
+    if UNAVAILABLE not in changes.columns:
+        return changes
+    why = keys.not_there(changes.columns)
+    return changes.withColumn(UNAVAILABLE, f.when(why.isNull(), f.col(UNAVAILABLE)).otherwise(f.raise_error(why)))
+
+
+def lacking_changes(changes: DataFrame, keys: Keys, table: DataFrame, *, is_first_read: bool) -> DataFrame:
+    """Return the places of changes that lack a value which neither the batch nor the table has, with the reason.
+
+    The MERGE fails for the newest change of a key without such a value. Then all changes of the key after its last
+    delete in the batch lack the value.
+
+    Args:
+        changes: the changes of a batch; see :meth:`Keys.changes`.
+        keys: the key and the order.
+        table: the rows of the table.
+        is_first_read: see :func:`newest_changes`.
+    """
+    of_key, order = [*map(quoted, keys.columns)], f.struct(*keys.ordering)
+    newest = newest_changes(changes, keys).where(~f.col(DELETED) & (f.size(UNAVAILABLE) > 0))
+    why = f.concat(f.lit(f"{NO_VALUE} "), f.array_join(UNAVAILABLE, ", ")).alias(REASON)
+    is_deleted = f.col(DELETED) if keys.keeps_deletions else f.lit(False)
+    rows = table.select(*of_key, is_deleted.alias(_IS_DELETED), order.alias(FOUND))
+    rows = rows.join(newest.select(*of_key), [*keys.columns], "left_semi")
+    last_deletes = changes.where(DELETED).groupBy(*of_key).agg(f.max(order).alias(_NEWEST))
+    joined = newest.select(*of_key, order.alias(_RANK), why).join(rows, [*keys.columns], "left")
+    joined = joined.join(last_deletes, [*keys.columns], "left")
+    fails = f.col(FOUND).isNull() | (f.col(_IS_DELETED) & (f.col(_RANK) >= f.col(FOUND)))
+    fails |= f.lit(is_first_read) & f.col(_NEWEST).isNotNull()
+    absent = joined.where(fails).select(*of_key, _NEWEST, REASON)
+    others = changes.where(~f.col(DELETED)).select(*of_key, *ROW_PLACE, order.alias(_RANK))
+    after = f.col(_NEWEST).isNull() | (f.col(_RANK) > f.col(_NEWEST))
+    return others.join(absent, [*keys.columns]).where(after).select(*ROW_PLACE, REASON)
 
 
 def _of_key(keys: Keys) -> WindowSpec:

@@ -11,6 +11,7 @@ from threading import Barrier
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
@@ -295,6 +296,41 @@ def test_a_column_takes_no_name_that_a_keyed_table_uses(spark: SparkSession, col
     if column.lower() == "_unavailable":
         with pytest.raises(InvalidOptionError):
             Keys(["id"], except_columns=[column]).of_decoder(of_a_message)
+
+
+@pytest.mark.parametrize(
+    ("option", "expression"),
+    [
+        ("apply_as_deletes", "CAST(name AS BOOLEAN)"),
+        pytest.param("apply_as_truncates", "CAST(name AS BOOLEAN)", marks=pytest.mark.slow),
+        pytest.param("sequence_by", "CAST(name AS BIGINT)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_message_for_which_an_expression_fails_is_a_dead_letter(
+    spark: SparkSession, folder: Path, option: str, expression: str
+) -> None:
+    table = KeyedTable(spark, folder, Keys(["id"], **{option: expression}))
+    table.send(*({"id": number, "name": name, "op": "u", "at": 0} for number, name in enumerate(["0", "maybe", "0"])))
+    (report,) = table.drain()
+    assert (report.rows, report.dead, table.rows()) == (2, 1, {0: "0", 2: "0"})
+
+
+def of_each_letter(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("id", f.expr("explode(transform(split(name, ''), c -> ascii(c)))"))
+
+
+@pytest.mark.slow
+def test_a_message_of_two_rows_with_one_key_is_a_dead_letter(spark: SparkSession, folder: Path) -> None:
+    class Exploded(KeyedTable):
+        @property
+        def ingestion(self) -> Ingestion:
+            return replace(super().ingestion, transform=of_each_letter)
+
+    table = Exploded(spark, folder, Keys(["id"]))
+    table.send(*({"id": at, "name": name, "op": "u", "at": at} for at, name in enumerate(["ab", "cdc", "b"])))
+    (report,) = table.drain()
+    assert (report.dead, table.rows()) == (1, {ord("a"): "ab", ord("b"): "b"})
+    assert table.verdict().is_right
 
 
 def test_debezium_knows_what_deletes_and_what_truncates() -> None:

@@ -10,17 +10,21 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Ingestion, Transform
-from spark_jobs.batches.replay import rewind
+from spark_jobs.batches.ingestion import BatchReport, Ingestion, Transform
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.debezium import Debezium
+from spark_jobs.verify_keyed import verify_keyed
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import KeyConflictError, SchemaMismatchError
-from stream_consumers.options import Limits
+from stream_consumers.options import ErrorPolicy, Limits
 from tests.support.debezium_messages import PLACEHOLDER, POSTGRES, envelope
 from tests.support.ingesting import drain, ingestion
 
 BY_POSITION, BY_LOG = Keys(["id"]), Keys(["id"], sequence_by="_source_order")
+HISTORY = Keys(["id"], stored_as_scd_type=2)
+DEAD = ErrorPolicy(on_bad_rows="dead_letter")
 LARGE = "x" * 9
 CREATE, UPDATE, DELETE = ("c", {"notes": LARGE}), ("u", {"notes": PLACEHOLDER}), ("d", {})
 # The row had another key before, under which its value is.
@@ -47,13 +51,19 @@ class Table:
                 order = {"lsn": self._sent, "sequence": f'[null,"{self._sent}"]'}
                 producer.send(envelope(operation, source={**POSTGRES, **order}, **row))
 
-    def drain(self) -> None:
-        drain(self.spark, self.url, self.ingestion)
+    def drain(self) -> list[BatchReport]:
+        return drain(self.spark, self.url, self.ingestion)
+
+    def dead_letters(self) -> list[int]:
+        """The sequences of the dead letters that count."""
+        places = self.ingestion.dead_letters().counted_places(self.ingestion.ledger())
+        return sorted(sequence for part in places for sequence in part.column("_sequence").to_pylist())
 
     def rows(self) -> list[tuple[str, str]]:
         table = self.spark.read.format("delta").load(f"{self.folder}/t")
-        found = table.where("NOT _deleted") if "_deleted" in table.columns else table
-        return [(row["name"], row["notes"]) for row in found.collect()]
+        shown = next((where for where in ("_is_current", "NOT _deleted") if where.split()[-1] in table.columns), "TRUE")
+        found = table.where(shown).collect()
+        return [(row["name"], row["notes"]) for row in found]
 
 
 @pytest.mark.parametrize("keys", [BY_POSITION, pytest.param(BY_LOG, marks=pytest.mark.slow)], ids=["position", "log"])
@@ -86,6 +96,50 @@ def test_a_value_of_a_row_that_was_deleted_is_not_that_of_the_next_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_LOG, HISTORY], ids=["position", "log", "history"])
+def test_a_change_without_a_value_that_nothing_has_is_a_dead_letter(
+    spark: SparkSession, folder: Path, keys: Keys
+) -> None:
+    table = Table(spark, folder, keys, records=100)
+    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.send(CREATE, DELETE, MOVED_HERE, UPDATE)
+    assert [report.dead for report in table.drain()] == [2]
+    with open_batch_source(table.url) as source:
+        list(drain_batches(ReplayJob(spark, source, table.ingestion, Replay())))
+        assert verify_keyed(spark, source, table.ingestion).is_right
+    assert (table.rows(), table.dead_letters()) == ([], [3, 4])
+    table.send(UPDATE, ("u", {"notes": "new"}), UPDATE)
+    table.drain()
+    # Where only the newest change has a row, the first of these does not matter.
+    assert (table.rows(), table.dead_letters()) == ([("n7", "new")], [3, 4, 5] if keys is HISTORY else [3, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_LOG, HISTORY], ids=["position", "log", "history"])
+def test_a_row_in_the_table_gives_no_value_to_a_row_after_its_delete(
+    spark: SparkSession, folder: Path, keys: Keys
+) -> None:
+    table = Table(spark, folder, keys, records=100)
+    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.send(CREATE)
+    table.drain()
+    table.send(DELETE, MOVED_HERE)
+    table.drain()
+    assert (table.rows(), table.dead_letters()) == ([], [3])
+
+
+@pytest.mark.slow
+def test_a_row_before_a_truncate_gives_no_value(spark: SparkSession, folder: Path) -> None:
+    table = Table(spark, folder, BY_POSITION, records=100)
+    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.send(CREATE)
+    table.drain()
+    table.send(("t", {}), MOVED_HERE)
+    table.drain()
+    assert (table.rows(), table.dead_letters()) == ([], [3])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_LOG], ids=["position", "log"])
 def test_a_row_that_was_deleted_in_the_batch_gives_no_value(spark: SparkSession, folder: Path, keys: Keys) -> None:
     table = Table(spark, folder, keys, records=100)
@@ -115,6 +169,10 @@ def test_a_transform_must_keep_what_tells_that_a_value_is_lacking(
     table.send(CREATE, ("u", {"notes": PLACEHOLDER}))
     with pytest.raises(SchemaMismatchError):
         table.drain()
+    if transform is renamed:
+        table.ingestion = replace(table.ingestion, errors=DEAD)
+        table.drain()
+        assert table.dead_letters() == [2]
 
 
 @pytest.mark.slow
