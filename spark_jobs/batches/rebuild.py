@@ -37,7 +37,7 @@ from spark_jobs.batches.ledger_recovery import commit_positions
 from spark_jobs.batches.replay import check_replay, replay_progress
 from spark_jobs.batches.run_control import Retries
 from spark_jobs.batches.source_checks import check_source, lag
-from spark_jobs.batches.target_table import YieldRequests
+from spark_jobs.batches.target_table import YieldRequests, layout_of
 from spark_jobs.dead_letters.table import COPIED_COLUMNS, HAS_NO_SEQUENCE
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import DeltaLog
@@ -206,13 +206,13 @@ def lay_out(spark: SparkSession, ingestion: Ingestion) -> None:
     Raises:
         WriteError, …: Spark failed; see :func:`spark_jobs.writing.failures.explain`.
     """
-    snapshot = ingestion.ledger().log.snapshot()
-    layout = ingestion.layout
-    if snapshot is None or layout.is_plain:
+    log, name = ingestion.ledger().log, sql_name(ingestion.table)
+    snapshot = log.snapshot()
+    if snapshot is None or ingestion.layout.is_plain:
         return
-    name, wanted = sql_name(ingestion.table), layout.all_properties()
-    wanted = {key: value for key, value in wanted.items() if not key.lower().startswith(CHECK)}
     try:
+        layout = layout_of(ingestion, read_table(spark, log).schema)
+        wanted = {key: value for key, value in layout.all_properties().items() if not key.lower().startswith(CHECK)}
         if any(snapshot.configuration.get(key) != value for key, value in wanted.items()):
             spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES {properties(wanted)}")
         clustered = spark.sql(f"DESCRIBE DETAIL {name}").collect()[0]["clusteringColumns"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from spark_jobs.batches.bad_rows import BadRowFilter
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, Waiting
@@ -31,7 +32,7 @@ from spark_jobs.ledger.entries import PAUSE, EntryFields, LedgerEntry, PlannedFi
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
-from spark_jobs.writing.layout import create_table
+from spark_jobs.writing.layout import TableLayout, create_table
 from stream_consumers.batches import LastMessage, PositionFacts
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, WriteError
 from stream_consumers.messages import Shard
@@ -127,6 +128,11 @@ class TargetTable:
         return self.ledger.entry(batch.kind, batch.state, **known)
 
 
+def layout_of(ingestion: Ingestion, columns: StructType) -> TableLayout:
+    """Return the layout of a table with these columns."""
+    return ingestion.layout.of_columns(columns, keys=ingestion.keys.columns if ingestion.keys is not None else ())
+
+
 def initialize(
     target: TargetTable,
     state: LedgerState,
@@ -150,7 +156,7 @@ def initialize(
         check_unseen(target.spark, log)
         if not ingestion.layout.is_plain:
             required = ingestion.keys.required if ingestion.keys is not None else ()
-            create_table(target.spark, log, empty.schema, ingestion.layout, required=required)
+            create_table(target.spark, log, empty.schema, layout_of(ingestion, empty.schema), required=required)
             state = target.ledger.read()
     check_unwritten(target, state, identities)
     fields = PlannedFields(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, BooleanType, StructType
 
 from spark_jobs.decoding.ddl import name_ddl, quoted
 from spark_jobs.ledger.delta_log import DeltaLog
@@ -26,6 +26,7 @@ _REFUSALS = (AnalysisException, IllegalArgumentException, UnsupportedOperationEx
 # A comma within back quotes does not separate names.
 _NAMES = re.compile(r"(?:`(?:[^`]|``)*`|[^,`])+")
 _NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
+_WITHOUT_STATISTICS = (BinaryType, BooleanType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,19 @@ class TableLayout:
                 remedy="Add the column in the transform, also for a field of a struct, or correct partition_by and "
                 "cluster_by.",
             )
+
+    def of_columns(self, columns: StructType, *, keys: Collection[str] = ()) -> TableLayout:
+        """Return the layout with the names of ``cluster_by`` as they are spelled in the columns.
+
+        Args:
+            columns: the columns of the table.
+            keys: a key that the table is clustered by unless the user says otherwise. Columns of it are left out if
+                Delta has no statistics for their types.
+        """
+        known, own = {column.name.lower(): column for column in columns.fields}, {name.lower() for name in keys}
+        left_out = {name for name in own & known.keys() if isinstance(known[name].dataType, _WITHOUT_STATISTICS)}
+        names = [name for name in self.cluster_by if name.lower() not in left_out]
+        return replace(self, cluster_by=[known[n.lower()].name if n.lower() in known else n for n in names])
 
     def check_table(self, log: DeltaLog) -> None:
         """Check that an existing table has the partitions and generated columns of this layout.

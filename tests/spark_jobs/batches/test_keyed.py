@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
@@ -225,6 +226,22 @@ def test_any_text_is_a_key(spark: SparkSession, folder: Path) -> None:
         table.drain()
     rows = spark.read.format("delta").load(f"{folder}/t").select("name", "at").collect()
     assert sorted((row["name"], row["at"]) for row in rows) == sorted([(names[0], 0), (names[1], 1)])
+
+
+def with_bytes(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("raw", rows.name.cast("binary"))
+
+
+@pytest.mark.slow
+def test_a_key_of_bytes_whose_name_is_spelled_otherwise(spark: SparkSession, folder: Path) -> None:
+    """Delta clusters by no bytes, and only by names as they are spelled in the table."""
+    keys = Keys(["RAW", "ID"], apply_as_deletes="op = 'd'", except_columns=["op"])
+    table = KeyedTable(spark, folder, keys)
+    for op in ("u", "u", "d"):
+        table.send({"id": 1, "name": "a", "op": op, "at": 0}, {"id": 2, "name": "b", "op": "u", "at": 1})
+        with open_batch_source(table.url) as source:
+            list(drain_batches(IngestJob(spark, source, replace(table.ingestion, transform=with_bytes))))
+    assert table.rows() == {2: "b"}
 
 
 def with_numbers(rows: DataFrame) -> DataFrame:
