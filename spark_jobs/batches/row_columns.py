@@ -7,7 +7,7 @@ writers alter the table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -83,6 +83,8 @@ class RowColumns:
         self._of_table: StructType | None = None
         # The last decoder and schema of the table that were checked to fit.
         self._fitting: tuple[Decoder, str] | None = None
+        self.settable: Mapping[str, str] = {}
+        """The columns of the table that a write sets, and the SQL of the value of each in rows that lack it."""
         self.may_reject = False
         """Whether the transform was seen to call :func:`spark_jobs.reading.rejection.reject`."""
 
@@ -197,6 +199,8 @@ class RowColumns:
         if self._of_table is not None and state.shards:
             check_places(self._of_table, path=self._ingestion.table)
         snapshot = self._ledger.log.snapshot() if state.version >= 0 else None
+        if snapshot is not None:
+            self.settable = snapshot.settable_columns
         is_plain = self._ingestion.transform is None
         # With a transform, the columns of the table need not be fields of the payloads.
         if is_plain and self._finder is not None and self._of_table is not None and snapshot is not None:

@@ -114,7 +114,8 @@ class TargetTable:
         """The writer of its rows."""
         ingestion = self.ingestion
         changes = ingestion.errors.schema_changes
-        return DeltaWriter(ingestion.table, ingestion.layout.all_properties(), changes, ingestion.keys)
+        properties = ingestion.layout.all_properties()
+        return DeltaWriter(ingestion.table, properties, changes, ingestion.keys, columns=self.columns.settable)
 
     def entry(self, batch: Batch, **fields: Unpack[EntryFields]) -> LedgerEntry:
         """Return the ledger entry of a batch, with fields that are known after the read."""

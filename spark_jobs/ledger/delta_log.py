@@ -273,6 +273,12 @@ class TableSnapshot:
         return frozenset(c.name for c in self._table.schema().fields if DEFAULT in c.metadata)
 
     @property
+    def settable_columns(self) -> Mapping[str, str]:
+        """The columns that a write sets, and the SQL of the value that Delta inserts in rows that lack one."""
+        found = {column.name: str(column.metadata.get(DEFAULT, "NULL")) for column in self._table.schema().fields}
+        return {name: value for name, value in found.items() if name not in self.computed_columns}
+
+    @property
     def configuration(self) -> Mapping[str, str]:
         """The table properties."""
         return self._table.metadata().configuration

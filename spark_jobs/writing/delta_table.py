@@ -59,6 +59,7 @@ class DeltaWriter:
         keys: the key of a keyed table, whose batches are merged.
         new_partitions: for a rebuild, the columns that will divide the table; with ``None``, the table keeps its
             columns and partitions.
+        columns: for a keyed table, the columns that a write sets, and the SQL of the value of each in rows without it.
     """
 
     path: str
@@ -66,6 +67,7 @@ class DeltaWriter:
     schema_changes: SchemaChanges | str = SchemaChanges.FAIL
     keys: Keys | None = None
     new_partitions: Sequence[str] | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         choose_fields(self, schema_changes=SchemaChanges)
@@ -81,8 +83,9 @@ class DeltaWriter:
         """
         if self.keys is not None and entry.write_mode.merges:
             adds = self.schema_changes is not SchemaChanges.FAIL
+            settings = _settings(entry)
             if self.keys.keeps_history:
-                merge_history(rows, self.keys, self.path, adds_columns=adds, settings=_settings(entry))
+                merge_history(rows, self.keys, self.path, adds_columns=adds, settings=settings, columns=self.columns)
                 return
             merge(
                 rows,
@@ -92,7 +95,8 @@ class DeltaWriter:
                 adds_columns=adds,
                 floor=entry.floor,
                 truncate=truncate,
-                settings=_settings(entry),
+                settings=settings,
+                columns=self.columns,
             )
             return
         writer = (

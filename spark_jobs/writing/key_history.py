@@ -33,6 +33,8 @@ from spark_jobs.writing.keyed import (
     VALID_FROM,
     VALID_TO,
     Keys,
+    absent,
+    assigned,
     in_order,
     is_sound,
     joined,
@@ -146,7 +148,13 @@ def _last_values(rows: DataFrame, keys: Keys) -> dict[str, tuple[Column, Column]
 
 
 def merge_history(
-    changes: DataFrame, keys: Keys, table: str, *, adds_columns: bool, settings: Mapping[str, str]
+    changes: DataFrame,
+    keys: Keys,
+    table: str,
+    *,
+    adds_columns: bool,
+    settings: Mapping[str, str],
+    columns: Mapping[str, str] | None = None,
 ) -> None:
     """Merge changes into a table with a row per change, in one commit; see :func:`spark_jobs.writing.keyed.merge`.
 
@@ -156,6 +164,7 @@ def merge_history(
         table: its path or URI.
         adds_columns: whether the table gets columns that it does not have.
         settings: the settings of the session that merges.
+        columns: the columns of the table that a write sets, and the SQL of the value of each in rows that lack it.
 
     Raises:
         Exception: whatever Spark raises.
@@ -164,15 +173,25 @@ def merge_history(
     changes = changes.persist()
     try:
         found = changes.sparkSession.read.format("delta").load(spark_location(table))
-        statement = history_statement(changes.columns, keys, table, adds_columns=adds_columns)
+        lacking = absent(columns or {}, changes)
+        statement = history_statement(changes.columns, keys, table, adds_columns=adds_columns, absent=lacking)
         with own_session(changes.sparkSession, settings) as session:
             session.sql(statement, changes=changed_rows(changes, keys, found)).collect()
     finally:
         changes.unpersist()
 
 
-def history_statement(columns: list[str], keys: Keys, table: str, *, adds_columns: bool) -> str:
+def history_statement(
+    columns: list[str], keys: Keys, table: str, *, adds_columns: bool, absent: Mapping[str, str] | None = None
+) -> str:
     """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge_history`.
+
+    Args:
+        columns: the columns of the changes.
+        keys: the key and the order.
+        table: its path or URI.
+        adds_columns: whether the table gets columns that it does not have.
+        absent: the columns of the table that the changes lack; see :func:`spark_jobs.writing.keyed.absent`.
 
     Example:
         >>> print(history_statement(["id"], Keys("id", stored_as_scd_type=2), "/lake/t", adds_columns=False))
@@ -184,11 +203,11 @@ AND t._shard = s._shard AND t._sequence = s._sequence
     """
     written = [quoted(name) for name in keys.written(columns)]
     on = " AND ".join(f"t.{name} = s.{name}" for name in (*map(quoted, keys.columns), *ROW_PLACE))
-    every, ends = (", ".join(f"{name} = s.{name}" for name in names) for names in (written, EXTENT))
+    every, ends = ({name: f"s.{name}" for name in names} for names in (written, EXTENT))
     inserted = ", ".join(f"s.{name}" for name in written)
     clauses = [
-        f"MATCHED AND s.{FOUND} IS NULL THEN UPDATE SET {every}",
-        f"MATCHED THEN UPDATE SET {every if UNAVAILABLE in columns else ends}",
+        f"MATCHED AND s.{FOUND} IS NULL THEN UPDATE SET {assigned(every, absent or {})}",
+        f"MATCHED THEN UPDATE SET {assigned(every if UNAVAILABLE in columns else ends)}",
         f"NOT MATCHED AND s.{FOUND} IS NULL THEN INSERT ({', '.join(written)}) VALUES ({inserted})",  # noqa: S608 - quoted
     ]
     return joined(table, on, clauses, adds_columns=adds_columns)

@@ -427,6 +427,7 @@ def merge(
     floor: Floor | None,
     truncate: int | None,
     settings: Mapping[str, str],
+    columns: Mapping[str, str] | None = None,
 ) -> None:
     """Merge changes into a keyed table in one commit.
 
@@ -442,6 +443,7 @@ def merge(
         floor: the floor of the table, see :mod:`spark_jobs.writing.floor`; ``None`` without one.
         truncate: the sequence of the last truncate among the changes; ``None`` without one.
         settings: the settings of that session.
+        columns: the columns of the table that a write sets, and the SQL of the value of each in rows that lack it.
 
     Raises:
         Exception: whatever Spark raises.
@@ -459,6 +461,7 @@ def merge(
         new=[name for name in changes.columns if name.lower() not in names],
         floor="" if floor is None else floor_sql(floor, changes.schema[SEQUENCE_BY].dataType),
         truncate=truncate,
+        absent=absent(columns or {}, changes),
     )
     newest = newest_changes(after_truncate(changes, truncate), keys, is_first_read=not overwrites_equal)
     with own_session(changes.sparkSession, settings) as session:
@@ -475,6 +478,7 @@ def merge_statement(
     new: Collection[str] = (),
     floor: str = "",
     truncate: int | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> str:
     """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge`.
 
@@ -487,6 +491,7 @@ def merge_statement(
         new: the columns of the changes that the table does not have, so that its rows have no value in them.
         floor: the floor of the table as SQL; empty without one.
         truncate: the sequence of the last truncate among the changes; ``None`` without one.
+        absent: the columns of the table that the changes lack; see :func:`absent`.
 
     Example:
         >>> keys = Keys("id")
@@ -512,7 +517,7 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         }
         updated = {name: f"IF({lacks[name]}, {kept[name]}, s.{own})" for name, own in written.items()}
         inserted = {name: f"IF({lacks[name]}, {fails[name]}, s.{own})" for name, own in written.items()}
-    update = f"UPDATE SET {', '.join(f'{own} = {updated[name]}' for name, own in written.items())}"
+    update = f"UPDATE SET {assigned({own: updated[name] for name, own in written.items()}, absent or {})}"
     insert = _insert(written, inserted)
     compares = ">=" if overwrites_equal else ">"
     if keys.is_ordered_by_position:
@@ -538,6 +543,25 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         else:
             clauses.append(f"NOT MATCHED THEN {insert}")
     return joined(table, on, clauses, adds_columns=adds_columns)
+
+
+def absent(columns: Mapping[str, str], changes: DataFrame) -> Mapping[str, str]:
+    """Return the columns of a table that its changes lack, with their values.
+
+    An update gives them the value that an insert gives them. Otherwise the row would keep the value of an older change,
+    or of a deleted row, depending on which changes are in one batch.
+
+    Args:
+        columns: the columns of the table that a write sets, and the SQL of the value of each in rows that lack it.
+        changes: the changes.
+    """
+    known = {name.lower() for name in changes.columns}
+    return {quoted(name): value for name, value in columns.items() if name.lower() not in known}
+
+
+def assigned(*values: Mapping[str, str]) -> str:
+    """Return the SQL of an update that gives columns these values."""
+    return ", ".join(f"{name} = {value}" for part in values for name, value in part.items())
 
 
 def joined(table: str, on: str, clauses: Sequence[str], *, adds_columns: bool) -> str:

@@ -23,7 +23,14 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError, SchemaMismatchError, StreamAssetsError
-from tests.support.keyed_tables import BY_POSITION, BY_VALUE, KeyedTable, assert_own_commits, random_changes
+from tests.support.keyed_tables import (
+    BY_POSITION,
+    BY_VALUE,
+    HISTORY_BY_POSITION,
+    KeyedTable,
+    assert_own_commits,
+    random_changes,
+)
 
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
@@ -155,6 +162,33 @@ def test_verify_finds_each_fault(spark: SparkSession, folder: Path, keys: Keys) 
     spark.sql(f"INSERT INTO {path} BY NAME SELECT * EXCEPT (id), 77 AS id FROM {path} WHERE id = {first}")
     verdict = table.verdict()
     assert (verdict.missing, verdict.stale, verdict.unknown, verdict.is_right) == (1, 1, 1, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE, HISTORY_BY_POSITION], ids=["position", "value", "history"])
+def test_a_column_that_is_no_longer_made_has_no_value_whatever_is_in_one_batch(
+    spark: SparkSession, folder: Path, keys: Keys
+) -> None:
+    """A deleted key is inserted again: the row of the next one does not get the value of the one before."""
+    found = []
+    for name, records in (("one by one", 1), ("together", 10)):
+        (folder / name).mkdir()
+        table = KeyedTable(spark, folder / name, keys, records=records)
+        table.send({"id": 1, "name": "a", "op": "u", "at": 0}, {"id": 2, "name": "b", "op": "u", "at": 1})
+        table.drain()
+        path = f"delta.`{table.folder}/t`"
+        spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')")
+        spark.sql(f"ALTER TABLE {path} ADD COLUMN (tier STRING)")
+        spark.sql(f"ALTER TABLE {path} ALTER COLUMN tier SET DEFAULT 'new'")
+        spark.sql(f"UPDATE {path} SET tier = 'gold'")
+        table.send({"id": 1, "op": "d", "at": 2}, {"id": 1, "op": "u", "at": 3}, {"id": 2, "op": "u", "at": 4})
+        without = replace(table.ingestion, transform=lambda rows: rows.drop("name"))
+        with open_batch_source(table.url) as source:
+            list(drain_batches(IngestJob(spark, source, without)))
+        made = spark.read.format("delta").load(f"{table.folder}/t").orderBy("id", "_sequence")
+        found.append([tuple(row) for row in made.select("id", "at", "name", "tier").collect()])
+    assert found[0] == found[1]
+    assert [row for row in found[0] if row[1] >= 2 and row[2:] != (None, "new")] == []
 
 
 @pytest.mark.slow
