@@ -2,7 +2,7 @@
 
 Spark reads the covered messages as ingestion does, reduces them to the newest change of each key, and joins these with
 the rows. So memory does not grow with the stream. Where the stream no longer holds messages, rows of them are only
-counted.
+counted. The stream itself is checked first, as :mod:`spark_jobs.verify` does.
 
 A table of SCD type 2 must have a row of each change, and each row must be valid until the next one of its key.
 """
@@ -10,19 +10,18 @@ A table of SCD type 2 must have a row of each change, and each row must be valid
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Ingestion, ignore_steps
-from spark_jobs.batches.job import parallelism
-from spark_jobs.batches.source_checks import check_keys
+from spark_jobs.batches.job import read_all
+from spark_jobs.batches.source_checks import check_keys, losses_of_stream
 from spark_jobs.batches.target_table import TargetTable
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import ROW_PLACE, in_ranges
-from spark_jobs.reading.source import read_splits
+from spark_jobs.ledger.table_rows import ROW_PLACE, ROW_TIME, TIME, in_ranges
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
@@ -30,13 +29,11 @@ from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, after_truncate, last
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import Limits
 
 MAX_EXAMPLES = 5
 """How many places of each fault are in a verdict."""
-_ALL = Limits(max_records=2**62, max_bytes=2**62)
 _IS_VALID = "_is_valid"
-FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled")
+FAULTS = ("missing", "stale", "undeleted", "unknown", "doubled", "other")
 """The counts of a verdict that must be 0."""
 
 
@@ -56,8 +53,10 @@ class KeyedVerdict:
             which do not say so.
         unknown: rows of no message of the stream, within the messages that it holds.
         doubled: rows beyond the first one of their key; in a table of SCD type 2, beyond the first one of their change.
+        other: rows whose message in the stream has another timestamp.
         unread: rows of messages that the stream no longer holds, which cannot be compared.
         examples: for each fault, the places of some messages or rows.
+        lost: messages that the stream no longer holds and the group has not read, per shard.
     """
 
     messages: int
@@ -68,13 +67,15 @@ class KeyedVerdict:
     undeleted: int
     unknown: int
     doubled: int
+    other: int
     unread: int
     examples: Mapping[str, Sequence[tuple[Shard, int]]] = field(default_factory=dict)
+    lost: Mapping[Shard, Range] = field(default_factory=dict)
 
     @property
     def is_right(self) -> bool:
-        """Whether the table is what the changes make."""
-        return not any(getattr(self, name) for name in FAULTS)
+        """Whether the table is what the changes make, and no unread message is lost."""
+        return not self.lost and not any(getattr(self, name) for name in FAULTS)
 
 
 def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> KeyedVerdict:
@@ -89,6 +90,8 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         StreamNotFoundError: the group has written nothing into the table.
         UnsupportedError: the ingestion has no keys.
         InvalidOptionError: the table has other keys, or messages still have to be merged again.
+        SourceRecreatedError, SourceTruncatedError, …: see
+            :func:`spark_jobs.batches.source_checks.losses_of_stream`.
         StreamAssetsError: the stream cannot be read, or Spark failed.
     """
     if ingestion.keys is None:
@@ -103,12 +106,13 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         )
     check_keys(state, ingestion)
     _check_merged(state, ingestion)
+    lost = losses_of_stream(source, ingestion, state)
     target.columns.check(state)
+    # Without the positions of the ledger, because a source may report only later messages for them.
     extents = source.extents()
     held = {s: part for s, part in _covered(state, extents).items() if part.start < part.end}
-    plan = source.plan(held, limits=_ALL, parallelism=parallelism(spark)) if held else None
     with translating_spark_errors(ingestion.table):
-        frame = read_splits(spark, plan.splits if plan else [], target.columns.source)
+        frame = read_all(spark, source, held, target.columns.source)
         if (dead := target.dead_letters.counted(spark, target.ledger)) is not None:
             # The transform may fail for them again. Spark moves none of its filters below a function of Python.
             others = frame.join(dead.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
@@ -116,7 +120,7 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         changes = target.columns.rows(frame)
         changes = after_truncate(changes, last_truncate(changes, ingestion.keys))
         table = read_table(spark, target.ledger.log, version=state.version)
-        return _verdict(changes, table, held, ingestion.keys)
+        return replace(_verdict(changes, table, held, ingestion.keys), lost=lost)
 
 
 def _covered(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
@@ -138,19 +142,19 @@ def _check_merged(state: LedgerState, ingestion: Ingestion) -> None:
 def _verdict(changes: DataFrame, table: DataFrame, held: Mapping[Shard, Range], keys: Keys) -> KeyedVerdict:
     is_history = f.lit(keys.keeps_history)
     names = [*keys.columns, *(ROW_PLACE if keys.keeps_history else ())]
-    starts = (start_column(keys),) if keys.keeps_history else ()
+    starts = () if not keys.keeps_history or keys.is_ordered_by_position else (start_column(keys),)
     of_names = [quoted(name) for name in names]
     messages, rows = changes.count(), _marked(table, keys)
     if not keys.keeps_history:
         changes = newest_changes(changes, keys)
     of_rows = rows.groupBy(*of_names).agg(
-        f.max(f.struct(*ROW_PLACE, DELETED, *starts)).alias("row"),
+        f.max(f.struct(*ROW_TIME, DELETED, *starts)).alias("row"),
         f.count("*").alias("count"),
         f.count_if(~f.col(DELETED)).alias("shown"),
         f.bool_and(_IS_VALID).alias(_IS_VALID),
         f.max(f.expr(in_ranges(held) or "FALSE")).alias("is_held"),
     )
-    change = f.struct(*ROW_PLACE, DELETED, *starts)
+    change = f.struct(*ROW_TIME, DELETED, *starts)
     joined = changes.select(*of_names, change.alias("change")).join(of_rows, names, "full_outer")
     has_change, has_row = f.col("change").isNotNull(), f.col("row").isNotNull()
     deletes, is_deleted, is_held = f.col(f"change.{DELETED}"), f.col(f"row.{DELETED}"), f.col("is_held")
@@ -162,6 +166,8 @@ def _verdict(changes: DataFrame, table: DataFrame, held: Mapping[Shard, Range], 
         | (has_both & (is_history | ~deletes) & (~is_same | (is_deleted & ~deletes))),
         "undeleted": has_both & deletes & ~is_deleted,
         "unknown": ~has_change & has_row & is_held,
+        "other": _place_in("row").eqNullSafe(_place_in("change"))
+        & ~f.col(f"row.{TIME}").eqNullSafe(f.col(f"change.{TIME}")),
     }
     place = f.coalesce(f.when(has_change, _place_in("change")), _place_in("row"))
     sums = [

@@ -31,7 +31,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.bad_rows import caching
 from spark_jobs.batches.ingestion import (
@@ -53,16 +53,19 @@ from spark_jobs.batches.target_table import MAX_RACES, OutdatedError, TargetTabl
 from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.dead_letters.table import CheckedDeadLetters
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.reading.source import SourceColumns, read_splits
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import about
 from spark_jobs.writing.failures import translating_spark_errors
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 
 STANDBY_SECONDS = 600.0
 """How long a run waits for messages that other members have claimed, in seconds."""
+_ALL = Limits(max_records=2**62, max_bytes=2**62)
 _log = logging.getLogger(__name__)
 
 
@@ -274,6 +277,22 @@ def parallelism(spark: SparkSession) -> int:
     except PySparkException:
         # A Connect session does not know it, unless the server is ours.
         return int(spark.conf.get(CORES, "8") or 8)
+
+
+def read_all(
+    spark: SparkSession, source: BatchSource, ranges: Mapping[Shard, Range], columns: SourceColumns
+) -> DataFrame:
+    """Return a frame that reads all messages in these ranges, which the stream must hold.
+
+    Args:
+        spark: a session.
+        source: the stream, by the names of its epochs.
+        ranges: what to read; empty ranges are left out.
+        columns: decode the payloads.
+    """
+    held = {shard: part for shard, part in ranges.items() if part.start < part.end}
+    plan = source.plan(held, limits=_ALL, parallelism=parallelism(spark)) if held else None
+    return read_splits(spark, plan.splits if plan else [], columns)
 
 
 def batch_events(

@@ -36,7 +36,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.display import counted
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
-from stream_consumers.messages import utc_text
+from stream_consumers.messages import Shard, utc_text
 from stream_consumers.options import AutoStreamReset, ConsumerMode, check_range, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
@@ -307,7 +307,8 @@ def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, 
     unexplained do not change it.
 
     With --keys, a keyed table is compared key by key, with the decoder and transform that make its rows. The exit code
-    is 1 if a row is missing, stale (of an older change than the newest one), undeleted, unknown or doubled.
+    is 1 if a row is missing, stale (of an older change than the newest one), undeleted, unknown, doubled or other, or a
+    range is lost.
 
     \b
     Examples:
@@ -347,10 +348,7 @@ def verify(pipeline: Pipeline, conversion: RowConversion, spark: SparkSettings, 
             shown = [str(pipeline.shown(sequence)) for sequence in sequences]
             inform(f"{verdict.shard}: {what} {_listed(shown, count=getattr(verdict, what))}", style="red")
         if verdict.lost is not None:
-            inform(
-                f"{verdict.shard}: {pipeline.span(verdict.lost)} is gone from the stream, and is not in the table",
-                style="red",
-            )
+            _inform_lost(pipeline, verdict.shard, verdict.lost)
         for bid, count in verdict.missing_dead.items():
             inform(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
         if verdict.unexplained:
@@ -378,13 +376,20 @@ def _verify_keyed(pipeline: Pipeline, conversion: RowConversion, spark: SparkSet
         session = spark.session(pipeline.table, pipeline.storage)
         verdict = verify_keyed(session, opened, conversion.ingestion(pipeline))
     row = {name: getattr(verdict, name) for name in ("messages", "keys", "rows", *FAULTS, "unread")}
+    lost = ", ".join(f"{shard} {pipeline.span(part)}" for shard, part in sorted(verdict.lost.items()))
     title = f"{pipeline.source} and {pipeline.table}"
-    print_rows([row], as_json=as_json, title=title, empty="", if_any=("unread",))
+    print_rows([{**row, "lost": lost or None}], as_json=as_json, title=title, empty="", if_any=("unread", "lost"))
     for what, places in verdict.examples.items():
         shown = [f"{shard}={pipeline.shown(sequence)}" for shard, sequence in places]
         inform(f"{what}: {_listed(shown, count=row[what])}", style="red")
+    for shard, part in sorted(verdict.lost.items()):
+        _inform_lost(pipeline, shard, part)
     if not verdict.is_right:
         sys.exit(1)
+
+
+def _inform_lost(pipeline: Pipeline, shard: Shard, lost: Range) -> None:
+    inform(f"{shard}: {pipeline.span(lost)} is gone from the stream, and is not in the table", style="red")
 
 
 def _listed(examples: Sequence[str], *, count: int) -> str:

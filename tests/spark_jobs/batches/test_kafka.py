@@ -19,6 +19,8 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Step
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.verify_keyed import verify_keyed
+from spark_jobs.writing.keyed import Keys
 from stream_consumers.batches import Extent, Range
 from stream_consumers.errors import (
     DataLossError,
@@ -238,6 +240,22 @@ def test_k07_a_topic_recreated_between_runs_is_another_one_though_it_is_longer(t
             read()
     assert what.rows() == before
     assert topics.committed(what.group, topic) == {}
+
+
+@pytest.mark.slow
+def test_verify_of_a_keyed_table_finds_what_its_topic_has_lost(topics: Topics) -> None:
+    topic, what = topics.filled(orders(10))
+    what = what.having(keys=Keys(["id"]))
+    what.drain()
+    topics.send(topic, orders(5))
+    topics.remove_before(topic, 12)
+    with what.source.open() as opened:
+        verdict = verify_keyed(what.spark, opened, what.ingestion)
+    assert (verdict.lost, verdict.is_right) == ({Shard(topic): Range(10, 12)}, False)
+    topics.recreate(topic)
+    topics.send(topic, orders(10))
+    with what.source.open() as opened, pytest.raises(SourceRecreatedError):
+        verify_keyed(what.spark, opened, what.ingestion)
 
 
 @pytest.mark.slow

@@ -22,7 +22,13 @@ from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import InvalidOptionError, KeyConflictError, SchemaMismatchError, StreamAssetsError
+from stream_consumers.errors import (
+    InvalidOptionError,
+    KeyConflictError,
+    SchemaMismatchError,
+    SourceRecreatedError,
+    StreamAssetsError,
+)
 from tests.support.keyed_tables import (
     BY_POSITION,
     BY_VALUE,
@@ -154,14 +160,25 @@ def test_verify_finds_each_fault(spark: SparkSession, folder: Path, keys: Keys) 
     table.drain()
     verdict = table.verdict()
     assert (verdict.is_right, verdict.messages, verdict.rows) == (True, 43, len(table.expected()))
-    path = f"delta.`{folder}/t`"
+    path, right = f"delta.`{folder}/t`", table.ingestion.ledger().read().version
     spark.sql(f"DELETE FROM {path} WHERE id = 6")
     first = min(table.expected())
+    last = spark.read.format("delta").load(f"{folder}/t").where(f"id = {first}").collect()[0]["_sequence"]
     assert first != 6, "the changes must leave another row"
     spark.sql(f"UPDATE {path} SET _sequence = 1 WHERE id = {first}")
     spark.sql(f"INSERT INTO {path} BY NAME SELECT * EXCEPT (id), 77 AS id FROM {path} WHERE id = {first}")
     verdict = table.verdict()
     assert (verdict.missing, verdict.stale, verdict.unknown, verdict.is_right) == (1, 1, 1, False)
+    table.restore(right)
+    spark.sql(f"UPDATE {path} SET _timestamp = _timestamp + INTERVAL 1 SECOND WHERE id = {first}")
+    verdict = table.verdict()
+    assert (verdict.other, [place for _, place in verdict.examples["other"]], verdict.is_right) == (1, [last], False)
+    table.restore(right)
+    assert table.verdict().is_right
+    Path(folder, "changes.ss").unlink()
+    table.send(*table.sent)
+    with pytest.raises(SourceRecreatedError):
+        table.verdict()
 
 
 @pytest.mark.slow
