@@ -38,7 +38,7 @@ from spark_jobs.writing.keyed import (
     in_order,
     is_sound,
     joined,
-    own_session,
+    run_merge,
     with_checked_marks,
     with_neighbours,
 )
@@ -175,8 +175,7 @@ def merge_history(
         found = changes.sparkSession.read.format("delta").load(spark_location(table))
         lacking = absent(columns or {}, changes)
         statement = history_statement(changes.columns, keys, table, adds_columns=adds_columns, absent=lacking)
-        with own_session(changes.sparkSession, settings) as session:
-            session.sql(statement, changes=changed_rows(changes, keys, found)).collect()
+        run_merge(statement, changed_rows(changes, keys, found), settings)
     finally:
         changes.unpersist()
 

@@ -14,6 +14,7 @@ Both are explored in ``tests/model/keyed.py``.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -464,8 +465,7 @@ def merge(
         absent=absent(columns or {}, changes),
     )
     newest = newest_changes(after_truncate(changes, truncate), keys, is_first_read=not overwrites_equal)
-    with own_session(changes.sparkSession, settings) as session:
-        session.sql(statement, changes=newest).collect()
+    run_merge(statement, newest, settings)
 
 
 def merge_statement(
@@ -606,6 +606,32 @@ def purge(session: SparkSession, table: str, condition: str, *, settings: Mappin
     """
     with own_session(session, settings) as own:
         own.sql(f"DELETE FROM {sql_name(table)} WHERE {condition}").collect()  # noqa: S608
+
+
+def run_merge(statement: str, changes: DataFrame, settings: Mapping[str, str]) -> None:
+    """Run a MERGE in a copy of the session of the changes, with settings of its own; see :func:`own_session`.
+
+    The changes are a view there. Their plan would not do: on Spark Connect, it refers to rows of the client that are
+    larger than ``spark.sql.session.localRelationCacheThreshold`` by their hashes, and only the session to which they
+    were sent can read these.
+
+    Args:
+        statement: the MERGE of the frame ``{changes}``.
+        changes: the frame.
+        settings: settings of the copy.
+
+    Raises:
+        Exception: whatever Spark raises.
+    """
+    session, view = changes.sparkSession, f"_stream_assets_{uuid.uuid4().hex}"
+    changes.createTempView(view)
+    try:
+        with own_session(session, settings) as own:
+            own.sql(statement.format(changes=view)).collect()
+    finally:
+        # A view that cannot be dropped ends with its session.
+        with suppress(Exception):
+            session.catalog.dropTempView(view)
 
 
 @contextmanager

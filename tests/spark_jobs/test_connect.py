@@ -6,9 +6,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
+from stream_consumers.create import create_producer
 from tests.support.python_programs import run_command
 from tests.support.spark_connect import connect_server
 from tests.support.streams import assert_each_once, write_stream
@@ -29,6 +31,24 @@ def test_ingest_over_connect(server: str, folder: Path) -> None:
     assert wrong.returncode == 1
     assert "error: no Spark session at sc://127.0.0.1:1: " in wrong.stderr
     assert "secret" not in wrong.stderr + wrong.stdout
+
+
+@pytest.mark.parametrize("history", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_large_batch_is_merged_over_connect(server: str, folder: Path, history: bool) -> None:
+    """The client sends the rows to the server apart from the plans that use them."""
+    with create_producer(f"file://{folder}/orders.ss/orders") as producer:
+        for number in range(5):
+            producer.send(json.dumps({"id": number % 4, "user": str(number) * 500_000}).encode())
+    words = ["--source", f"file://{folder}/orders.ss/orders", "--table", folder / "t", *DECODED, "--keys", "id"]
+    words += ["--stored-as-scd-type", "2"] if history else []
+    done = run_command("ingest", *words, "--remote", server)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A reader of the data files alone would not know which of their rows are deleted.
+    table = QueryBuilder().register("t", DeltaTable(folder / "t"))
+    rows = pa.table(table.execute("SELECT id, left(user, 1) AS first, length(user) AS size FROM t").read_all())
+    found = sorted((row["id"], row["first"], row["size"]) for row in rows.to_pylist())
+    first = [(0, "0", 500_000)] if history else []
+    assert found == [*first, (0, "4", 500_000), *((number, str(number), 500_000) for number in (1, 2, 3))]
 
 
 TRANSFORMS = """
