@@ -14,7 +14,7 @@ LAKE = Path(os.environ.get("LAKE") or Path.cwd() / ".demo" / "kafka").absolute()
 
 @stream_asset(
     # A secured cluster: security_protocol, sasl_mechanism, sasl_username and sasl_password=dg.EnvVar("KAFKA_PASSWORD");
-    # options={…} takes any option of librdkafka.
+    # options={…} takes almost any option of librdkafka.
     source=KafkaCluster(bootstrap_servers=BROKER).stream("orders"),
     group="lakehouse",
     table=str(LAKE / "orders"),
