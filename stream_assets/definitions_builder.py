@@ -93,7 +93,7 @@ def build_rebuild_job(stream: StreamAsset) -> dg.JobDefinition:
     """Build a job that makes the whole table anew from the first message, with today's decoder, transform and keys.
 
     Readers see the old rows until one commit swaps the new ones in. A run that was killed can be launched again, with
-    the same code. The run is refused if the stream no longer holds the first messages.
+    the same code. It is refused if rows would be gone whose messages the stream has lost.
 
     Args:
         stream: the asset.

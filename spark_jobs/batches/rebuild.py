@@ -3,22 +3,30 @@
  1. The messages are ingested into a staging table beside the table, by its own ledger, so that a rebuild that was
     killed continues. These positions are not committed to the broker.
  2. The *swap* is one overwrite of the table, in the transaction sequence of the group. It copies one version of the
-    staging table, and its entry has the state of the staging ledger in that version: the group reads on from there,
-    even if it had read further. A batch of the group that is in flight loses its number, and the swap loses to each
-    commit that changes rows after its plan. Readers see the old rows until then.
+    staging table, which has read at least as far as the table, because the stream may lose what would have to be read
+    again. Its entry has the state of the staging ledger in that version. A batch of the group that is in flight loses
+    its number. The swap loses to each commit of the group after its plan, and to rows of others that the table then
+    has. Readers see the old rows until then.
  3. The staging table is deleted. Its id in the ledger shows that the swap has landed, if a run was killed before that.
+
+Rows and dead letters whose messages the staging table could not read are last copies
+(:mod:`spark_jobs.batches.unread_rows`). If there are any, the rebuild is refused. With ``on_data_loss="record"``, the
+swap writes them again unchanged. Rows can only be kept in a table without keys that keeps its columns; for other tables
+the rebuild is still refused.
 
 The key of the table may change, which is otherwise refused. A batch of another sequence that is in flight meanwhile, or
 a batch that is in flight over a RESTORE to before the swap, lands in a table with another key. Then the ledger is
 unreadable until that batch is taken back (:func:`spark_jobs.ledger.fold.is_of_other_keys`).
-``tests/model/keyed.py`` explores it.
+``tests/model/keyed.py`` and ``tests/model/rebuilds.py`` explore it.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,29 +35,35 @@ from dataclasses import replace
 
 import pyarrow.fs
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from spark_jobs.batches.bad_rows import Cached, caching
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, Event, Ingestion, Observer, PlanAgain, Step, WrittenBatch, ignore_steps
-from spark_jobs.batches.job import SourceJob, batch_events
+from spark_jobs.batches.job import SourceJob, batch_events, read_all
 from spark_jobs.batches.ledger_recovery import commit_positions
 from spark_jobs.batches.replay import check_replay, replay_progress
 from spark_jobs.batches.run_control import Retries
 from spark_jobs.batches.source_checks import check_source, lag
 from spark_jobs.batches.target_table import YieldRequests, layout_of
+from spark_jobs.batches.unread_rows import Stored, unread_rows
 from spark_jobs.dead_letters.table import COPIED_COLUMNS, HAS_NO_SEQUENCE
 from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, PlannedFields
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_expressions import CHECK
 from spark_jobs.ledger.table_rows import ROW_PLACE, extents_of, in_ranges, scan
+from spark_jobs.reading.source import SourceColumns
 from spark_jobs.reading.spark_types import properties
 from spark_jobs.table_location import LOCAL, scheme, sql_name
 from spark_jobs.writing.delta_table import read_table
-from spark_jobs.writing.failures import explain
+from spark_jobs.writing.failures import OTHERS_WROTE, explain
 from stream_consumers.batches import BatchSource, Range, Resume, hint_with_facts
+from stream_consumers.display import counted
 from stream_consumers.errors import (
     AccessDeniedError,
     DataLossError,
@@ -64,6 +78,8 @@ from stream_consumers.options import ConsumerMode
 
 STAGING = "stream-assets.stagingOf"
 """The property of a staging table: the group of the rebuild."""
+OPTIONS = "stream-assets.rebuildOptions"
+"""The property of a staging table that only rebuilds with the same options continue."""
 REBUILD_MEMBER = "rebuild"
 """The member in whose sequence a rebuild asks the group to pause; the swap itself is in that of the group."""
 _ONE_SEQUENCE = ("", ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
@@ -77,9 +93,16 @@ def staging_of(ingestion: Ingestion) -> Ingestion:
         >>> staging_of(Ingestion(group="lakehouse", table="/lake/orders")).table
         '/lake/orders_rebuild'
     """
-    properties = {**ingestion.layout.properties, STAGING: ingestion.group}
+    properties = {**ingestion.layout.properties, STAGING: ingestion.group, OPTIONS: _options_of(ingestion)}
     layout = replace(ingestion.layout, catalog_table=None, properties=properties)
     return replace(ingestion, table=f"{ingestion.table.rstrip('/')}_rebuild", layout=layout, shard=None)
+
+
+def _options_of(ingestion: Ingestion) -> str:
+    """Return a hash of the options that make the rows: decoder, name of the transform, and keys."""
+    text = repr((ingestion.decoder, ingestion.transform_name, ingestion.keys))
+    # An object without a representation of its own has its address in memory there.
+    return hashlib.sha256(re.sub(r" at 0x\w+", "", text).encode()).hexdigest()
 
 
 def rebuild_events(
@@ -87,8 +110,9 @@ def rebuild_events(
 ) -> Iterator[Event]:
     """Make the table anew from the first message of the stream, and yield the events of the run.
 
-    A run that was killed is continued by the next one, which must have the same options. It reads up to the end that
-    the stream has when the run starts; ingestion, which may run at the same time, reads on from there.
+    A run that was killed is continued by the next one, which must have the same options. If a run was killed after the
+    swap, and the next one has other options or the group has written since, that one begins anew. A run reads up to the
+    end that the stream has when it starts; ingestion, which may run at the same time, reads on from there.
 
     Args:
         spark: a session that can write Delta tables.
@@ -102,36 +126,61 @@ def rebuild_events(
 
     Raises:
         StreamNotFoundError: the group has written nothing into the table.
-        DataLossError: the stream no longer holds messages of the table, so that their rows would be gone.
+        DataLossError: the stream no longer holds messages of the table, so that their rows would be gone; with
+            ``on_data_loss="record"``, only if they cannot be kept.
         InvalidOptionError, UnsupportedError, KeyConflictError: the table has rows that the rebuild cannot make.
         StreamAssetsError: see :func:`spark_jobs.batches.job.batch_events`.
     """
     ingestion, staging = replace(ingestion, shard=None), staging_of(ingestion)
     retries = Retries(ingestion.retry_seconds)
-    if not (yield from retries.call(lambda: is_swapped(ingestion, staging))):
+    is_swapped = yield from retries.call(lambda: check_staging(ingestion, staging))
+    if is_swapped and not (yield from retries.call(lambda: is_continued(ingestion, staging))):
+        delete_staging(staging)
+        is_swapped = False
+    if not is_swapped:
         origin = yield from retries.call(lambda: first_messages(source, ingestion, staging))
         create_folders(ingestion, staging)
-        yield from batch_events(_StagingJob(spark, source, staging, observer=observer, origin=origin))
-        yield from batch_events(_SwapJob(spark, source, ingestion, staging, observer=observer))
+        swap = _SwapJob(spark, source, ingestion, staging, observer=observer)
+        while swap.is_behind:
+            yield from batch_events(_StagingJob(spark, source, staging, observer=observer, origin=origin))
+            yield from batch_events(swap)
     lay_out(spark, ingestion)
     delete_staging(staging)
 
 
-def is_swapped(ingestion: Ingestion, staging: Ingestion) -> bool:
+def check_staging(ingestion: Ingestion, staging: Ingestion) -> bool:
     """Return whether the table has the rows of the staging table, which only was not deleted.
 
     Raises:
-        InvalidOptionError: there is another table in its place, or in that of its dead letters.
+        InvalidOptionError: there is another table in its place, or in that of its dead letters; or a rebuild with
+            other options has begun.
     """
     _check_dead_letters(staging)
     found = staging.ledger().log.snapshot()
-    if found is not None and found.configuration.get(STAGING) != ingestion.group:
+    if found is None:
+        return False
+    if found.configuration.get(STAGING) != ingestion.group:
         raise InvalidOptionError(
             f"{staging.table} is not the staging table of group {ingestion.group!r}, which a rebuild would write and "
             "delete",
             remedy="Move that table, or make the table anew under another name.",
         )
-    return found is not None and replay_progress(ingestion.ledger(), found.table_id, kind="rebuild") is not None
+    if replay_progress(ingestion.ledger(), found.table_id, kind="rebuild") is not None:
+        return True
+    if found.configuration.get(OPTIONS) != _options_of(ingestion):
+        raise InvalidOptionError(
+            f"a rebuild of {ingestion.table} with another decoder, transform or key has begun, and is not finished",
+            remedy="Run it with the same options, which continues it. Or delete the folders "
+            f"{staging.table} and {staging.dead_letters().path}, and run this again.",
+        )
+    return False
+
+
+def is_continued(ingestion: Ingestion, staging: Ingestion) -> bool:
+    """Return whether a run is the retry of the one that swapped: it has its options, and nothing was written since."""
+    found, newest = staging.ledger().log.snapshot(), ingestion.ledger().read().newest
+    is_newest = found is not None and newest is not None and newest.replay == found.table_id
+    return is_newest and found is not None and found.configuration.get(OPTIONS) == _options_of(ingestion)
 
 
 def _check_dead_letters(staging: Ingestion) -> None:
@@ -326,11 +375,14 @@ def first_messages(source: BatchSource, ingestion: Ingestion, staging: Ingestion
     read = {shard: Range(start, extents[shard].end) for shard, start in starts.items() if shard in extents}
     lost = {} if has_begun else source.lost(read)
     if lost:
-        raise DataLossError(
-            f"{source.url} no longer holds messages of {ingestion.table}, so a rebuild would remove their rows",
-            remedy="The rows are the last copies, so nothing was changed. Bring the messages back, or write into a new "
-            "table.",
-            **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
+        # The swap finds out whether the table has rows of them. To refuse it here saves the time until then.
+        ingestion.refuse_or_record(
+            DataLossError(
+                f"{source.url} no longer holds messages of {ingestion.table}, so a rebuild may remove their rows",
+                remedy="The rows may be the last copies, so nothing was changed. Bring the messages back, or write "
+                "into a new table. With on_data_loss='record', it is refused only if last copies cannot be kept.",
+                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
+            )
         )
     # Messages that are lost from now on are a loss of the ingestion into the staging table.
     return Bound(sequences={shard: extent.start for shard, extent in extents.items()})
@@ -362,9 +414,12 @@ class _SwapJob(SourceJob):
         self._staged = staging.ledger()
         pausing = replace(ingestion, member=REBUILD_MEMBER, shard=None)
         self.yields = YieldRequests(spark, pausing, pausing.ledger())
+        self.is_behind = True
+        """Whether the staging table has not read as far as the table, when the swap was planned last."""
+        self._behind_at = -1
 
     def plan(self) -> Batch | None:
-        """Return the swap; ``None`` if it is in the table.
+        """Return the swap; ``None`` if it is in the table, or the table has read further than the staging table.
 
         Raises:
             StreamAssetsError: the table cannot be made anew; see :func:`check_rebuild`.
@@ -373,6 +428,7 @@ class _SwapJob(SourceJob):
         state = self.ledger.read()
         found = self._staged.log.snapshot()
         staged = self._staged.read()
+        self.is_behind = False
         if found is None or staged.newest is None:
             raise StreamNotFoundError(
                 f"there is no staging table {self._staging.table}: another run has rebuilt the table, or deleted it",
@@ -386,7 +442,14 @@ class _SwapJob(SourceJob):
             for shard, one in staged.shards.items()
             if one.origin is not None and one.position is not None and one.position == one.covered.position
         }
-        if missing := sorted((state.shards.keys() | staged.shards.keys()) - ranges.keys()):
+        ends = {shard: one.covered.ranges[-1].end for shard, one in state.shards.items() if one.covered}
+        behind = sorted(shard for shard, end in ends.items() if shard not in ranges or ranges[shard].end < end)
+        if behind and self._behind_at != staged.version:
+            self._behind_at = staged.version
+            self.is_behind = True
+            self._lost_race(PlanAgain.NOT_NEXT)
+            return None
+        if missing := sorted({*behind, *(state.shards.keys() | staged.shards.keys()) - ranges.keys()}):
             raise StreamNotFoundError(
                 f"the staging table {self._staging.table} has not read {', '.join(map(str, missing))} to the end",
                 remedy="Run the rebuild again, which continues it.",
@@ -409,27 +472,111 @@ class _SwapJob(SourceJob):
 
     def write(self, batch: Batch) -> WrittenBatch | PlanAgain:
         """Write the dead letters and the rows of the staging table; see :meth:`BatchJob.write`."""
-        target, spark, version = self.target, self.target.spark, batch.job_data
-        letters, dead = self._staging.dead_letters().counted(spark, self._staged), 0
+        with caching() as cached:
+            return self._write(batch, cached)
+
+    def _write(self, batch: Batch, cached: Cached) -> WrittenBatch | PlanAgain:
+        target, spark, dead = self.target, self.target.spark, 0
+        rows = read_table(spark, self._staged.log, version=batch.job_data)
+        letters = self._staging.dead_letters().counted(spark, self._staged)
         if letters is not None:
-            of_version = f"{HAS_NO_SEQUENCE} OR {in_ranges(batch.fields['ranges']) or 'FALSE'}"
-            letters = letters.where(of_version).select(*COPIED_COLUMNS)
+            letters = letters.where(f"{HAS_NO_SEQUENCE} OR {in_ranges(batch.fields['ranges']) or 'FALSE'}")
+        staged = self._with_last_copies(Stored(rows, letters), batch.state, cached)
+        rows, letters = staged.rows, staged.dead_letters
+        if letters is not None:
+            letters = letters.select(*COPIED_COLUMNS)
             # The record of a lost range has neither, and is no message.
             dead = letters.where("_sequence IS NOT NULL OR payload IS NOT NULL").count()
         entry = target.entry(batch, dead=dead, by=REBUILD_MEMBER)
         if not self._write_letters(letters, entry):
             return self._lost_race(PlanAgain.DEAD_LETTERS_TAKEN)
         target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
-        rows = read_table(spark, self._staged.log, version=version)
         writer = replace(target.writer, new_partitions=self._new_partitions(rows))
+        rows = self._unless_others_write(rows, batch.state)
         target.observer(Step.WRITING, batch)
         failure = writer.try_write(rows, entry)
         target.observer(Step.ROWS_WRITTEN, batch)
+        if failure is not None:
+            check_rebuild(self.ledger.read(), self.ingestion, self.ledger, self._source.identities())
         commit = writer.verified(entry, failure, spark=spark, ledger=self.ledger)
         if commit is None:
             return self._lost_race(PlanAgain.LOST_RACE)
         target.observer(Step.VERIFIED, batch)
+        self._check_alone(batch.state.version)
         return WrittenBatch(batch, entry, commit, {})
+
+    def _check_alone(self, before: int) -> None:
+        """Refuse rows of another group that landed while the swap of a keyed table was written.
+
+        Raises:
+            KeyConflictError: there is another group; the next run of either would mix their keys.
+        """
+        if self.ingestion.keys is not None and (others := sorted(self.ledger.other_groups())):
+            raise KeyConflictError(
+                f"group {others[0]!r} began to write {self.ingestion.table} while it became a keyed table, which takes "
+                "only one group",
+                remedy=f"RESTORE the table to version {before}, let group {others[0]!r} write into another table, and "
+                "run the rebuild again.",
+                version=before,
+            )
+
+    def _with_last_copies(self, staged: Stored, state: LedgerState, cached: Cached) -> Stored:
+        """Return the staging table with the rows and dead letters of the table whose messages it has not read.
+
+        Raises:
+            DataLossError: there are some, and they are not to be kept, or cannot be.
+        """
+        spark, ingestion = self.target.spark, self.ingestion
+        letters = self.target.dead_letters.counted(spark, self.ledger)
+        table = Stored(read_table(spark, self.ledger.log, version=state.version), letters)
+        found = unread_rows(table, staged, self._held, cached, keys=ingestion.keys, was=state.keys)
+        if not found.rows and not found.dead:
+            return staged
+        has_same_columns = _types(table.rows.schema) == _types(staged.rows.schema)
+        can_keep = not found.rows or (ingestion.keys is None and has_same_columns)
+        keeps = ", or set on_data_loss='record' to keep them as they are" if can_keep else ""
+        error = DataLossError(
+            f"a rebuild would remove {counted(found.rows, 'row')} and {counted(found.dead, 'dead letter')} of "
+            f"{ingestion.table}, because {self._source.url} no longer holds their messages",
+            remedy="They may be the last copies, so nothing was changed. If the group has messages to read, ingest "
+            f"first: newer changes may replace these rows. Otherwise bring the messages back{keeps}, or write into a "
+            "new table.",
+            rows=found.rows,
+            dead_letters=found.dead,
+            **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(found.within.items())},
+        )
+        if not can_keep:
+            raise error
+        ingestion.refuse_or_record(error)
+        _log.warning("%s: they are written again unchanged", error.what)
+        rows, dead = staged.rows, staged.dead_letters
+        if found.rows:
+            rows = rows.unionByName(found.of_rows(table.rows))
+        if found.dead and letters is not None:
+            letters = found.of_dead_letters(letters)
+            dead = letters if dead is None else dead.unionByName(letters, allowMissingColumns=True)
+        return Stored(rows, dead)
+
+    def _held(self, ranges: Mapping[Shard, Range]) -> DataFrame:
+        """Return the places of the messages that the stream holds within these ranges."""
+        extents = self._source.extents()
+        held = {s: part.clamp(Range(extents[s].start, extents[s].end)) for s, part in ranges.items() if s in extents}
+        return read_all(self.target.spark, self._source, held, SourceColumns.of(Raw())).select(*ROW_PLACE)
+
+    def _unless_others_write(self, rows: DataFrame, state: LedgerState) -> DataFrame:
+        """Return the same rows, whose write fails if others have changed the number of their rows since the plan.
+
+        An overwrite removes what the table has when Delta begins it, and that may be later than the plan. Delta reads
+        the table for this check in the version whose rows it removes.
+        """
+        spark, log = self.target.spark, self.ledger.log
+        is_own = f.col("_stream").isin(sorted({shard.stream for shard in state.shards}))
+        of_others = ~f.coalesce(is_own, f.lit(False))
+        known = read_table(spark, log, version=state.version).where(of_others).count()
+        fails = f.raise_error(f.lit(OTHERS_WROTE))
+        is_same = f.when(f.count("*") == known, f.lit(True)).otherwise(fails)
+        now = read_table(spark, log).where(of_others).agg(is_same.alias("is_same"))
+        return rows.where(now.scalar())
 
     def _write_letters(self, letters: DataFrame | None, entry: LedgerEntry) -> bool:
         if letters is None or not (entry.dead or entry.lost):

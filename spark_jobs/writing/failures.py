@@ -36,6 +36,7 @@ from stream_consumers.errors import (
     AccessDeniedError,
     CatalogUnavailableError,
     ConstraintViolatedError,
+    InvalidOptionError,
     KeyConflictError,
     MissingDependencyError,
     SchemaMismatchError,
@@ -55,6 +56,7 @@ NO_VALUE = "a change of a key that the table lacks does not have the value of th
 NOT_THERE = "a change lacks the value of a column that the transform leaves out or renames:"
 NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
+OTHERS_WROTE = "another writer has added or removed rows while the table was made anew"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
 _READ_AGAIN = "Nothing of the batch was written; it is read again."
@@ -183,6 +185,7 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
         "on_bad_rows='dead_letter'. To have such a row, send it again with a newer value of sequence_by; a rebuild of "
         "the table brings back all that was purged.",
     ),
+    OTHERS_WROTE: (InvalidOptionError, "Stop that writer, and run the rebuild again, which continues."),
     NO_KEY: (ConstraintViolatedError, _CONSTRAINT.remedy),
 }
 # Hadoop reports no reason for a folder that it cannot create; no name may contain NUL.

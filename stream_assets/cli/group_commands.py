@@ -151,8 +151,9 @@ def rebuild(
     """Make a whole table anew from the first message of its stream, with these options; also with other keys.
 
     Messages go into the table <table>_rebuild first, and one commit swaps its rows in. Until then readers see the old
-    rows. It is refused if the stream no longer holds the first messages. Run it again after a kill, with the same
-    options, and it continues; delete the folder <table>_rebuild to begin again with others.
+    rows. It is refused if rows or dead letters would be gone whose messages the stream has lost. Run it again after a
+    kill, with the same options, and it continues; delete the folders <table>_rebuild and <table>_rebuild_dead_letters
+    to begin again with others.
 
     \b
     Examples:

@@ -16,9 +16,10 @@ from spark_jobs.batches.rebuild import rebuild_events, staging_of
 from spark_jobs.ledger.entries import KeyOrder
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.writing.layout import TableLayout
-from stream_consumers.create import open_batch_source
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
-from tests.support.keyed_tables import BY_VALUE, KeyedTable, random_changes
+from stream_consumers.options import AutoStreamReset
+from tests.support.keyed_tables import BY_VALUE, FIRST_MS, KeyedTable, random_changes
 
 NO_KEY = {"name": "no key", "op": "u", "at": 0}
 
@@ -179,3 +180,40 @@ def test_a_rebuild_that_dies_at_each_step_is_continued(table: Changes) -> None:
     swaps = [c for c in table.ingestion.ledger().surviving() if c.entry and c.entry.kind == "rebuild"]
     assert [commit.version for commit in swaps] == [version]
     assert table.drain() == []
+
+
+@pytest.mark.slow
+def test_after_a_swap_whose_run_died_only_its_own_retry_does_nothing(table: Changes) -> None:
+    with pytest.raises(DiedError):
+        table.rebuild(once(Step.COMMITTED, "rebuild", die))
+    table.keys = BY_VALUE
+    assert [report.entry.kind for report in table.rebuild()][-1] == "rebuild"
+    table.assert_right(dead_letters=1)
+    with pytest.raises(DiedError):
+        table.rebuild(once(Step.COMMITTED, "rebuild", die))
+    table.send(*random_changes(5, keys=4, seed=6, first=30))
+    table.drain()
+    assert [report.entry.kind for report in table.rebuild()][-1] == "rebuild"
+    table.assert_right(dead_letters=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [AutoStreamReset.EARLIEST, AutoStreamReset.LATEST], ids=["with rows", "without"])
+def test_a_swap_removes_no_rows_of_a_group_that_begins_after_its_plan(table: Changes, start: AutoStreamReset) -> None:
+    """One that has no rows yet is found when the swap has landed: a keyed table takes only one group."""
+    url, before = f"file://{table.folder}/other.ss/other", table.state().version
+    with create_producer(url) as producer:
+        producer.send(b'{"id": 77, "name": "x", "op": "u", "at": 0}', timestamp_ms=FIRST_MS)
+    other = replace(table.ingestion, group="other", keys=None, layout=TableLayout(), start=start)
+
+    def begin() -> None:
+        with open_batch_source(url) as source:
+            list(drain_batches(IngestJob(table.spark, source, other)))
+
+    has_rows = start is AutoStreamReset.EARLIEST
+    with pytest.raises(InvalidOptionError if has_rows else KeyConflictError, match="other") as raised:
+        table.rebuild(once(Step.WRITING, "rebuild", begin))
+    if not has_rows:
+        assert raised.value.facts == {"version": before}
+        table.restore(before)
+    assert (table.count(), table.state().keys) == (21 + has_rows, None)

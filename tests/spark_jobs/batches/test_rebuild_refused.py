@@ -20,13 +20,14 @@ from spark_jobs.batches import rebuild
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.rebuild import (
     STAGING,
+    check_staging,
     create_folders,
     delete_staging,
     first_messages,
-    is_swapped,
     staging_of,
 )
 from spark_jobs.dead_letters.table import DEAD_LETTER_SCHEMA
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing.keyed import Keys
@@ -169,10 +170,21 @@ def test_positions_do_not_order_changes_of_shards_that_were_added(table: Table, 
 
 def test_a_table_that_is_no_staging_table_is_neither_written_nor_deleted(table: Table) -> None:
     staging = staging_of(table.ingestion)
-    assert not is_swapped(table.ingestion, staging)
+    assert not check_staging(table.ingestion, staging)
     write_deltalake(staging.table, pa.table({"id": [1]}))
     with pytest.raises(InvalidOptionError):
-        is_swapped(table.ingestion, staging)
+        check_staging(table.ingestion, staging)
+
+
+def test_a_rebuild_with_other_options_is_not_continued(table: Table) -> None:
+    staging = staging_of(table.ingestion)
+    WrittenLog(Path(staging.table), properties={**staging.layout.properties}).commit(files={"a"})
+    assert not check_staging(table.ingestion, staging)
+    others = {"keys": Keys(["id", "name"]), "decoder": Json("id BIGINT"), "transform": lambda rows: rows}
+    for option, value in others.items():
+        other = replace(table.ingestion, **{option: value})
+        with pytest.raises(InvalidOptionError):
+            check_staging(other, staging_of(other))
 
 
 def write_dead_letters(staging: Ingestion, *, app: str = "g/main") -> None:
@@ -201,7 +213,7 @@ def test_a_table_in_place_of_the_dead_letters_is_neither_written_nor_deleted(
     staging = staging_of(table.ingestion)
     write(staging)
     before = sorted(Path(staging.dead_letters().path).rglob("*"))
-    for refused in (lambda: is_swapped(table.ingestion, staging), lambda: delete_staging(staging)):
+    for refused in (lambda: check_staging(table.ingestion, staging), lambda: delete_staging(staging)):
         with pytest.raises(InvalidOptionError):
             refused()
     assert sorted(Path(staging.dead_letters().path).rglob("*")) == before
@@ -253,12 +265,13 @@ def test_a_swap_is_recognised_until_the_last_file_of_the_staging_table_is_delete
     table: Table, deleted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staging = staging_of(table.ingestion)
-    staged = WrittenLog(Path(staging.table), table_id="staging", properties={STAGING: "g"})
+    properties = {**staging.layout.properties}
+    staged = WrittenLog(Path(staging.table), table_id="staging", properties=properties)
     for name in ("a", "b", "c"):
         staged.commit(files=staged.files | {name})
         (staged.path / name).write_bytes(b"rows")
     write_dead_letters(staging)
-    assert not is_swapped(table.ingestion, staging)
+    assert not check_staging(table.ingestion, staging)
     ranges = {ORDERS: Range(0, 9)}
     table.write("rebuild", ranges=ranges, mode="rebuild", replay="staging", goal=ranges, begins=True)
     left = [None] * deleted
@@ -275,7 +288,7 @@ def test_a_swap_is_recognised_until_the_last_file_of_the_staging_table_is_delete
     with monkeypatch.context() as patched, suppress(IndexError):
         patched.setattr(DeltaLog, "files", files)
         delete_staging(staging)
-    assert is_swapped(table.ingestion, staging) is (deleted < 6)
+    assert check_staging(table.ingestion, staging) is (deleted < 6)
     delete_staging(staging)
     assert not any(Path(path).exists() for path in (staging.table, staging.dead_letters().path))
     delete_staging(staging)

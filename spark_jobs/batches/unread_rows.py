@@ -1,0 +1,165 @@
+"""Finds what a rebuild would remove for good: rows and dead letters whose messages the staging table has not read.
+
+A source may lose messages in the middle of a stream, for example by compaction, so that the start of the stream does
+not show it. The rows of the staging table do not show it either, because a message that it has read may have made no
+row. So a message counts as read if it has a row or a dead letter in the staging table, or if the stream holds it now:
+messages only disappear from a stream, so the staging table has read what the stream holds. A message that made no row,
+and has disappeared since it was read, counts as not read; then a rebuild is refused although nothing would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from spark_jobs.batches.bad_rows import Cached
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.ledger.entries import KeyOrder
+from spark_jobs.ledger.table_rows import ROW_PLACE
+from spark_jobs.writing.keyed import DELETED, Keys
+from stream_consumers.batches import Range
+from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.messages import Shard
+
+_OTHER = "_other_"
+_IS_DEAD = "_is_dead"
+_RANK = "_rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A table with its dead letters.
+
+    Args:
+        rows: the rows.
+        dead_letters: the dead letters that count; ``None`` without any.
+    """
+
+    rows: DataFrame
+    dead_letters: DataFrame | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRows:
+    """The rows and dead letters of a table whose messages were not read.
+
+    Args:
+        places: their places.
+        rows: the number of the rows.
+        dead: the number of the dead letters.
+        within: the range from the first to after the last of them, per shard.
+    """
+
+    places: DataFrame
+    rows: int
+    dead: int
+    within: Mapping[Shard, Range]
+
+    def of_rows(self, rows: DataFrame) -> DataFrame:
+        """Return those of these rows that are among them."""
+        return _joined(rows, self.places.where(~f.col(_IS_DEAD)), "left_semi")
+
+    def of_dead_letters(self, dead_letters: DataFrame) -> DataFrame:
+        """Return those of these dead letters that are among them."""
+        return _joined(dead_letters, self.places.where(_IS_DEAD), "left_semi")
+
+
+def unread_rows(
+    table: Stored,
+    staged: Stored,
+    held: Callable[[Mapping[Shard, Range]], DataFrame],
+    cached: Cached,
+    *,
+    keys: Keys | None,
+    was: KeyOrder | None,
+) -> UnreadRows:
+    """Find the rows and dead letters of a table whose messages a staging table has not read.
+
+    In a table with a row per key, only the newest change of each key counts, unless the staging table has a newer one.
+
+    Args:
+        table: the table.
+        staged: the staging table.
+        held: returns the places of the messages that the stream holds within ranges.
+        cached: keeps what is computed.
+        keys: of the staging table; ``None`` for one that is appended to.
+        was: the keys of the table.
+
+    Raises:
+        Exception: whatever Spark raises.
+    """
+    found = _placed(_to_compare(table.rows, staged.rows, keys, was), is_dead=False)
+    made = staged.rows.select(*ROW_PLACE)
+    if table.dead_letters is not None:
+        found = found.unionByName(_placed(table.dead_letters.where("_sequence IS NOT NULL"), is_dead=True))
+    if staged.dead_letters is not None:
+        made = made.unionByName(staged.dead_letters.select(*ROW_PLACE))
+    found = cached.keep(_joined(found, made, "left_anti"))
+    if within := _extents(found):
+        found = cached.keep(_joined(found, held(within), "left_anti"))
+    counts = found.groupBy(_IS_DEAD).count().collect()
+    number = {bool(row[_IS_DEAD]): int(row["count"]) for row in counts}
+    return UnreadRows(found, number.get(False, 0), number.get(True, 0), _extents(found) if counts else {})
+
+
+def _placed(found: DataFrame, *, is_dead: bool) -> DataFrame:
+    return found.select(*ROW_PLACE, f.lit(is_dead).alias(_IS_DEAD))
+
+
+def _joined(found: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    """Join by place. Rows of other programs may have none, and count as well."""
+    named = others.select(*(f.col(name).alias(f"{_OTHER}{name}") for name in ROW_PLACE))
+    return found.join(named, reduce(and_, (f.col(n).eqNullSafe(f.col(f"{_OTHER}{n}")) for n in ROW_PLACE)), how)
+
+
+def _extents(found: DataFrame) -> Mapping[Shard, Range]:
+    placed = found.where(" AND ".join(f"{name} IS NOT NULL" for name in ROW_PLACE)).groupBy("_stream", "_shard")
+    rows = placed.agg(f.min("_sequence").alias("first"), f.max("_sequence").alias("last")).collect()
+    return {Shard(row["_stream"], row["_shard"]): Range(row["first"], row["last"] + 1) for row in rows}
+
+
+def _to_compare(table: DataFrame, staged: DataFrame, keys: Keys | None, was: KeyOrder | None) -> DataFrame:
+    """Return the rows whose changes the staging table must have read."""
+    changes = None if keys is None or keys.keeps_history else _as_changes(table, keys, was)
+    names = [] if keys is None else [*keys.columns, *keys.ordering]
+    if keys is None or changes is None or _types(changes, names) != _types(staged, names):
+        # A row that only marks a deleted key has no values.
+        has_marks = was is not None and bool(was.sequence_by) and was.scd_type == 1
+        return table.where(f"NOT {DELETED}") if has_marks else table
+    newest_first = Window.partitionBy(*map(quoted, keys.columns)).orderBy(*map(f.desc, keys.ordering))
+    is_known = reduce(and_, (f.col(quoted(name)).isNotNull() for name in names))
+    newest = changes.withColumn(_RANK, f.row_number().over(newest_first))
+    newest = newest.where(~is_known | ((f.col(_RANK) == 1) & ~f.col(DELETED)))
+    others = staged.select(*(f.col(quoted(name)).alias(f"{_OTHER}{name}") for name in names))
+    same = reduce(and_, (f.col(quoted(name)) == f.col(quoted(f"{_OTHER}{name}")) for name in keys.columns))
+    is_newer = _order(keys, _OTHER) >= _order(keys, "")
+    return newest.join(others, same & is_newer, "left_anti")
+
+
+def _order(keys: Keys, prefix: str) -> Column:
+    return f.struct(*(f.col(f"{prefix}{name}").alias(name) for name in keys.ordering))
+
+
+def _as_changes(table: DataFrame, keys: Keys, was: KeyOrder | None) -> DataFrame | None:
+    """Return the rows as changes, with their order and whether they delete; ``None`` if the table does not show it."""
+    if was is None:
+        try:
+            changes = keys.changes(table)
+            changes.schema  # noqa: B018 - a Connect session resolves the rows only now
+            return changes
+        except (SchemaMismatchError, AnalysisException):
+            return None
+    if (was.columns, was.sequence_by) != (keys.order.columns, keys.order.sequence_by):
+        return None
+    return table if DELETED in table.columns else table.withColumn(DELETED, f.lit(False))
+
+
+def _types(rows: DataFrame, names: list[str]) -> list[str] | None:
+    known = {column.name.lower(): column.dataType.simpleString() for column in rows.schema.fields}
+    return [known[name.lower()] for name in names] if {*map(str.lower, names)} <= known.keys() else None
