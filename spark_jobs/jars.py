@@ -30,7 +30,7 @@ REPOSITORY_VARIABLE = "STREAM_ASSETS_MAVEN_REPOSITORY"
 """The URL of a Maven repository that jars are downloaded from, in place of Maven Central."""
 UNPINNED_VARIABLE = "STREAM_ASSETS_UNPINNED_JARS"
 """If set to 1, jars without a pinned digest are accepted, such as those of a newer version of Delta."""
-# The digests of the downloaded jars, in the format of sha256sum; tools/pin-jars writes them.
+# The digests of the downloaded jars, in the format of sha256sum; tools/pin_jars.py writes them.
 DIGESTS = Path(__file__).with_name("jars.sha256")
 LOG_STORE_CLASS = "spark_jobs.HardLinkLogStore"
 S3_LOG_STORE_CLASS = "spark_jobs.ConditionalWriteLogStore"

@@ -233,7 +233,7 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
     totals = context.state.totals
     dead = totals.dead
     if totals.replaced:
-        # Dead letters that were dismissed, or whose range was replaced since, do not count.
+        # Dead letters that were dismissed, or whose range was replaced since, are not open.
         dead = sum(part.num_rows for part in dead_letters.open_places(context.ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
     nothing = _why_no_commit(context, context.state)
