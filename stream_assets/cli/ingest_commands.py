@@ -208,8 +208,8 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
     """Print the start and the end of each shard, the positions of the group, and its lag.
 
     "blocked" is the number of messages after the end that an open transaction holds back. "lost" is a range that is
-    gone from the stream and that the group has not read, or whose rows a RESTORE removed although the stream was
-    created again since. If there is a lost range, the exit code is 1.
+    gone from the stream and that the group has not read, or whose rows a RESTORE removed after the stream was created
+    again. If there is a lost range, the exit code is 1.
 
     A Redis group in mode load_balanced has no positions. For it, "delivered" is the place after the last entry that
     the server gave to a member, "unread" counts the entries from there on, and "pending" those that members got and
