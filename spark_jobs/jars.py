@@ -110,9 +110,9 @@ def check_parents(path: Path) -> None:
         if found.st_mode & stat.S_IWOTH and not is_protected:
             raise UntrustedFileError(
                 f"other users can replace folders in {each}, which belongs to {found.st_uid} and has the mode "
-                f"{stat.S_IMODE(found.st_mode):04o}, and Spark runs code from {path}",
-                remedy=f"Run chmod o-w on it, or chmod +t if it is yours; or set {CACHE_VARIABLE}, and if you use it "
-                "STREAM_ASSETS_SPARK_SERVERS, to another folder.",
+                f"{stat.S_IMODE(found.st_mode):04o}, and Spark trusts what is in {path}",
+                remedy="Run chmod o-w on it, or chmod +t if it is yours; or use another folder, with "
+                f"{CACHE_VARIABLE}, STREAM_ASSETS_SPARK_SERVERS, TMPDIR or spark.local.dir.",
             )
 
 

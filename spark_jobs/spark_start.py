@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import pyspark
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
-from spark_jobs.jars import cache_folder, own_folder
+from spark_jobs.jars import cache_folder, check_parents, make_folders, own_folder
 from spark_jobs.python_start import worker_variables
 from stream_consumers.errors import StreamAssetsError
 
@@ -102,7 +102,7 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
     properties = Path(private_folders(tempfile.gettempdir()), "settings.conf")
-    properties.touch(0o600)
+    properties.touch(0o600, exist_ok=False)
     words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
     variables: dict[str, str | None] = {
         ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
@@ -244,13 +244,15 @@ def private_folders(roots: str) -> str:
 
     Raises:
         OSError: a folder cannot be created or written.
+        UntrustedFileError: other users can put another folder in the place of one.
     """
     return ",".join(str(_private_folder(Path(root.strip()).absolute(), os.getpid())) for root in roots.split(","))
 
 
 @cache
 def _private_folder(root: Path, process: int) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
+    make_folders(root)
+    check_parents(root / PREFIX)
     _remove_abandoned(root)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))

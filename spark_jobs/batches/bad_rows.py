@@ -124,7 +124,9 @@ def caching() -> Iterator[Cached]:
         yield cached
     finally:
         for frame in cached.frames:
-            frame.unpersist()
+            # The error of a JVM that has ended would hide the one that says so.
+            with suppress(Exception):
+                frame.unpersist()
 
 
 class BadRowFilter:

@@ -69,7 +69,7 @@ OTHER_REASONS = "other reasons"
 """The kind that counts all kinds beyond :data:`MAX_REASON_KINDS`."""
 _VALUES = re.compile(
     r"""
-    (?P<quoted>(?<!\w)[bru]?(?P<mark>['"`])(?:\\.|(?!(?P=mark)).)*(?:(?P=mark)(?!\w)|\Z))
+    (?P<quoted>(?<!\w)[bru]?(?P<mark>['"`])(?:\\.|(?!(?P=mark))[^\\])*(?:(?P=mark)(?!\w)|\\?\Z))
     # Times, and ids of at least eight hexadecimal digits.
     | (?<![\w.])(?:
         \d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from spark_jobs.decoding import isolated_process
+from spark_jobs.decoding import isolated_process, row_size
 from spark_jobs.decoding.isolated_process import (
     OUT_OF_MEMORY,
     Reply,
@@ -36,14 +36,12 @@ from spark_jobs.decoding.isolated_process import (
     to_block,
     to_bytes,
 )
+from spark_jobs.decoding.row_size import has_large_row
 from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
 MAX_CRASHES = 20
 """Give up on a decoder after it fails for this many messages of a batch, or of an executor's split."""
-MAX_EXPANSION = 16
-"""The rows of a block may have this many times the bytes of its messages, and :data:`MAX_ADDED_BYTES` more."""
-MAX_ADDED_BYTES = 128 * 1024 * 1024
 Decode: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Decodes a block of messages; picklable."""
 Refuse: TypeAlias = Callable[[pa.RecordBatch, str], pa.RecordBatch]
@@ -188,9 +186,8 @@ def _decode_in_halves(
         while parts:
             part = parts.pop()
             found = run(part)
-            if not isinstance(found, str) and found.nbytes > (limit := MAX_EXPANSION * part.nbytes + MAX_ADDED_BYTES):
-                # The JVM, which gets the rows next, has no limit for a single one, and ends without memory.
-                found = f"made rows of {found.nbytes} bytes; the limit is {limit}"
+            if not isinstance(found, str) and has_large_row(found):
+                found = f"made a row for which Spark needs more than {row_size.MAX_ROW_BYTES} bytes"
             if not isinstance(found, str):
                 yield found
                 continue

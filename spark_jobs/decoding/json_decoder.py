@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, declared_types
 from spark_jobs.decoding.decoders import RESCUED, UNNAMED, Column, DecodedColumns, Decoder, Headers, Key
 from spark_jobs.decoding.json_documents import blocks_of, decode_json, decode_values, has_only
+from spark_jobs.decoding.json_inference import MAX_COUNTED_LEVELS
 from spark_jobs.decoding.json_values import (
     Constant,
     Number,
@@ -31,8 +32,6 @@ Path: TypeAlias = "tuple[str, ...]"
 """The names of a field and of all fields around it, outermost first."""
 IN_ARRAY, IN_MAP = "[]", "{}"
 """The names of an item of an array and of a value of a map in a path."""
-# Values on deeper levels could not be parsed again.
-_MAX_LEVELS = 100
 _scan = scanner(parse_constant=Constant)
 
 
@@ -333,7 +332,7 @@ def has_content(value: Any) -> bool:
         one, level = left.pop()
         if isinstance(one, (dict, list)):
             parts = one.values() if isinstance(one, dict) else one
-            left.extend((part, level + 1) for part in parts if level < _MAX_LEVELS)
+            left.extend((part, level + 1) for part in parts if level < MAX_COUNTED_LEVELS)
         elif one is not None:
             return True
     return False

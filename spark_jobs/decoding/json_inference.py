@@ -15,6 +15,8 @@ from spark_jobs.decoding.json_values import Constant, Integer, Number, read_day,
 
 MAX_LEVELS = 20
 """Deeper objects and arrays are kept as JSON, because Spark Connect accepts types of about 30 levels."""
+MAX_COUNTED_LEVELS = 100
+"""Values on deeper levels are not counted, so that no payload exceeds the recursion limit of the driver."""
 MAX_FIELD_NAMES = 200
 """An object with more different names becomes a MAP, because so many names are ids and not columns."""
 NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
@@ -97,10 +99,11 @@ class FieldStats:
             value: the value of the field.
             declared: its declared type, if any; the names of a declared STRUCT never make it a map.
         """
-        left: list[tuple[FieldStats, Any, pa.DataType | None]] = [(self, value, declared)]
+        left: list[tuple[int, tuple[FieldStats, Any, pa.DataType | None]]] = [(0, (self, value, declared))]
         while left:
-            seen, one, kind = left.pop()
-            left.extend(seen._note(one, kind))
+            level, (seen, one, kind) = left.pop()
+            parts = seen._note(one, kind)
+            left.extend((level + 1, part) for part in parts if level < MAX_COUNTED_LEVELS)
 
     def _note(self, value: Any, declared: pa.DataType | None) -> list[tuple[FieldStats, Any, pa.DataType | None]]:
         """Count a value, and return its parts."""

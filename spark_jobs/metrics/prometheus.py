@@ -64,8 +64,9 @@ class TextfileRecorder:
     def _changing(self) -> Iterator[dict[_Key, float]]:
         """Read the numbers in the file, and write them back atomically after the block, one process at a time."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # Other users may be able to write to the folder, so neither the lock nor the mode follows a symbolic link.
-        lock = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        # Other users may be able to write to the folder, so neither the lock nor the mode follows a symbolic link. Who
+        # can read the lock could hold it.
+        lock = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             values = _read(self._file)

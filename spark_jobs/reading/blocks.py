@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.decoding import row_size
 from spark_jobs.decoding.decoders import Column, Decoder, decode_texts, is_one_column
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
@@ -53,8 +54,13 @@ class BlockDecoder:
         return self._rows(messages, timestamps, unreadable, columns, pc.coalesce(errors, wrong), undeclared=undeclared)
 
     def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
-        """Make the dead letter of one message that cannot be decoded."""
+        """Make the dead letter of one message that cannot be decoded; without its content if that is too large."""
         timestamps, unreadable = _checked_timestamps(message)
+        if message.nbytes > row_size.MAX_ROW_BYTES:
+            parts = {field.name: message.column(field.name) for field in message.schema}
+            parts |= {name: pa.nulls(1, parts[name].type) for name in ("key", "payload", "headers")}
+            message = pa.RecordBatch.from_arrays(list(parts.values()), schema=message.schema)
+            unreadable = pa.array([reason], pa.string())
         own = list(self.schema)[: self.schema.get_field_index("_stream")]
         errors = pc.coalesce(unreadable, pa.array([reason], pa.string()))
         return self._rows(message, timestamps, unreadable, [pa.nulls(1, field.type) for field in own], errors)

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.spark_start import PREFIX, launch, private_folders, set_private_folders
+from stream_consumers.errors import UntrustedFileError
 from tests.support.python_programs import run_python
 from tests.support.settings import ROOT
 
@@ -55,6 +56,14 @@ def test_a_folder_is_private_and_goes_with_its_process(tmp_path: Path) -> None:
         assert folder.parent == tmp_path / "new"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
+
+
+def test_no_folder_is_made_where_other_users_can_put_another_one_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(UntrustedFileError):
+        private_folders(str(tmp_path / "shared"))
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.decoding import json_documents
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_inference import MAX_COUNTED_LEVELS, FieldStats, merge
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.profiles import examples
 
@@ -198,3 +199,13 @@ def test_errors_say_what_is_wrong():
         "it; found a number with a point or an exponent",
     }
     assert decode(list(reasons))[1] == list(reasons.values())
+
+
+def test_values_on_many_levels_do_not_exceed_the_recursion_limit():
+    deep = "x"
+    for _ in range(5000):
+        deep = [deep]
+    one, other = FieldStats(), FieldStats()
+    one.add(deep)
+    other.add(deep)
+    assert merge([one, other]).size() == MAX_COUNTED_LEVELS + 1

@@ -1,0 +1,47 @@
+"""The largest row that Spark can store: the JVM has several copies of a row at once, and ends if it has no room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+MAX_ROW_BYTES = 144 * 1024 * 1024
+"""The most bytes of a row, for which the default heap of 2 GB has room."""
+
+
+def has_large_row(rows: pa.RecordBatch) -> bool:
+    """Return whether Spark needs more than :data:`MAX_ROW_BYTES` for one of the rows."""
+    left = [rows]
+    while left:
+        part = left.pop()
+        if sum(map(spark_bytes, part.columns)) > MAX_ROW_BYTES:
+            if part.num_rows == 1:
+                return True
+            half = part.num_rows // 2
+            left += [part.slice(half), part.slice(0, half)]
+    return False
+
+
+def spark_bytes(column: Any) -> int:
+    """Return about how many bytes Spark's rows need for the values of an array of Arrow.
+
+    A value has 8 bytes, and each STRUCT and ARRAY a header, so that an array of empty objects has a multiple of the
+    bytes of its JSON, and of its bytes in Arrow.
+
+    Example:
+        >>> column = pa.array([[{"a": None}] * 100], pa.list_(pa.struct([("a", pa.bool_())])))
+        >>> spark_bytes(column), column.nbytes
+        (2450, 30)
+    """
+    kind = column.type
+    if isinstance(kind, pa.StructType):
+        return len(column) * 8 * (1 + (kind.num_fields + 63) // 64) + sum(map(spark_bytes, column.flatten()))
+    if isinstance(kind, pa.ListType):
+        return len(column) * 24 + spark_bytes(column.flatten())
+    if isinstance(column, pa.MapArray):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        return len(column) * 48 + sum(
+            spark_bytes(each.slice(first, last - first)) for each in (column.keys, column.items)
+        )
+    return len(column) * 8 + int(column.nbytes)

@@ -1,0 +1,30 @@
+"""Rows that Spark has no room for, by the size that they have there."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.decoding import row_size
+from spark_jobs.decoding.row_size import has_large_row, spark_bytes
+
+FLAGS = pa.struct([(f"f{number}", pa.bool_()) for number in range(20)])
+
+
+def test_objects_without_values_are_as_large_as_spark_makes_them() -> None:
+    column = pa.array([[{}] * 1000, None, []], pa.list_(FLAGS))
+    assert column.nbytes < 10_000 < 176_000 <= spark_bytes(column) < 190_000
+    assert spark_bytes(column.slice(1)) < 100, "only the values of the slice count"
+    of_map = pa.array([[("a", {})] * 100, [("a", {})]], pa.map_(pa.string(), FLAGS))
+    assert spark_bytes(of_map.slice(1)) < 1_000 < 17_600 <= spark_bytes(of_map)
+
+
+def test_one_row_counts_and_not_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_size, "MAX_ROW_BYTES", 10_000)
+    many, one = ["x" * 900] * 100, ["", "x" * 20_000, ""]
+    assert [has_large_row(pa.record_batch({"a": rows})) for rows in (many, one, [], ["x" * 20_000])] == [
+        False,
+        True,
+        False,
+        True,
+    ]
