@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.request import Request, urlopen
@@ -43,8 +44,9 @@ class UserInterface:
         assert "errors" not in answer, answer
         return answer["data"]
 
-    def launch(self, job: str) -> str:
-        launched = self.ask(LAUNCH, what={"selector": {**self.location, "jobName": job}, "runConfigData": {}})
+    def launch(self, job: str, config: Mapping[str, Any] | None = None) -> str:
+        what = {"selector": {**self.location, "jobName": job}, "runConfigData": config or {}}
+        launched = self.ask(LAUNCH, what=what)
         return str(launched["launchRun"]["run"]["runId"])
 
     def cancel(self, run_id: str) -> None:
