@@ -398,7 +398,7 @@ class ClaimJob(BatchJob):
         return claimed.count >= claimed.records
 
     def _claim_new(self, claimed: ClaimedEntries) -> bool:
-        """Claim entries that nobody has claimed; return whether the batch has no room for more."""
+        """Claim entries that no member has claimed; return whether the batch has no room for more."""
         self._turn += 1
         unread = {shard: backlog.unread for shard, backlog in self._claims.backlog().items() if backlog.unread}
         while unread and claimed.count < claimed.records:

@@ -36,7 +36,6 @@ from spark_jobs.decoding.isolated_process import (
     to_block,
     to_bytes,
 )
-from spark_jobs.decoding.row_size import has_large_row
 from spark_jobs.python_start import own_python
 from stream_consumers.errors import DecoderCrashedError, StreamAssetsError
 
@@ -186,7 +185,7 @@ def _decode_in_halves(
         while parts:
             part = parts.pop()
             found = run(part)
-            if not isinstance(found, str) and has_large_row(found):
+            if not isinstance(found, str) and row_size.has_large_row(found):
                 found = f"made a row for which Spark needs more than {row_size.MAX_ROW_BYTES} bytes"
             if not isinstance(found, str):
                 yield found
