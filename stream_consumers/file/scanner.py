@@ -14,12 +14,11 @@ on the bytes, never on where the scan began, so that two readers agree:
 from __future__ import annotations
 
 import os
-import re
 import string
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -231,9 +230,8 @@ def _head(key_bytes: int) -> np.dtype[np.void]:
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
-# The last character of a stream key, and the first bytes of the number of a shard, which is below 2^48.
-_KEY_END = re.compile(rb"[a-zA-Z0-9._-](?=\0\0)")
-_KEY_CHARACTERS = f"{string.ascii_letters}{string.digits}._-".encode()
+# For each byte, whether it can be in a stream key.
+_IS_IN_KEY = np.isin(np.arange(256), list(f"{string.ascii_letters}{string.digits}._-".encode()))
 # The longest payload, with room for the key and the other fields.
 MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + 1024
 # Messages of fewer bytes are read faster one by one than as columns.
@@ -330,18 +328,15 @@ class FrameScanner(ClosesOnExit):
     def has_messages_in_tail(self) -> bool:
         """Return whether intact messages follow the last item, so that the file is damaged, not just unfinished.
 
-        It is also damaged if more bytes look like messages than can be checked in a short time.
+        These may be messages that only other programs read, because one of their numbers exceeds our limits. The file
+        is also damaged if more bytes look like messages than can be checked in a short time.
         """
         tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         left = TAIL_BYTES
-        for at, key in _possible_heads(tail):
-            read = partial(read_run, tail, at, len(tail), stream=key, last={}, span=1)
-            run = read(is_checked=False)
-            if run is None:
-                continue
-            if left <= 0 or read(is_checked=True):
+        for begin, end in _possible_payloads(tail):
+            if left <= 0 or cdma2000(tail[begin:end]) == int.from_bytes(tail[end : end + 2], "big"):
                 return True
-            left -= max(MIN_RUN_BYTES, run.end - run.offset)
+            left -= max(MIN_RUN_BYTES, end - begin)
         return False
 
     def check_in_place(self) -> None:
@@ -639,13 +634,21 @@ class FrameScanner(ClosesOnExit):
         return count, False
 
 
-def _possible_heads(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield where messages may begin, of whatever stream, and the stream keys there."""
-    for found in _KEY_END.finditer(data):
-        end = found.end()
+def _possible_payloads(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where payloads may begin and end, of messages of whatever stream, shard, sequence and time."""
+    octets = np.frombuffer(data, np.uint8)
+    for start in range(0, len(data), WINDOW_BYTES):
+        window = octets[start : start + WINDOW_BYTES + MAX_STREAM_KEY_BYTES + 1]
+        lengths = window[:WINDOW_BYTES].astype(np.int64)
         # A key of n characters comes after a byte with the value n.
-        before = data[max(0, end - MAX_STREAM_KEY_BYTES) : end]
-        for length in range(1, len(before) - len(before.rstrip(_KEY_CHARACTERS)) + 1):
-            at = end - length - 1
-            if at >= 0 and data[at] == length:
-                yield at, data[at + 1 : end].decode()
+        keys = np.arange(1, len(lengths) + 1)
+        others = np.append(np.flatnonzero(~_IS_IN_KEY[window]), len(window))
+        is_head = (lengths > 0) & (lengths <= MAX_STREAM_KEY_BYTES)
+        is_head &= others[np.searchsorted(others, keys)] >= keys + lengths
+        begins = (start + keys + lengths)[is_head] + FRAME_FIELDS.size
+        begins = begins[begins + TRAILER_SIZE <= len(data)]
+        # The size is the last of the fields, and has four bytes.
+        ends = begins + octets[begins[:, np.newaxis] + np.arange(-4, 0)].astype(np.int64) @ 256 ** np.arange(3, -1, -1)
+        is_whole = ends + TRAILER_SIZE <= len(data)
+        is_whole[is_whole] = octets[ends[is_whole] + TRAILER_SIZE - 1] == END
+        yield from zip(begins[is_whole].tolist(), ends[is_whole].tolist())

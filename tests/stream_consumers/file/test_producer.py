@@ -26,7 +26,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.file.format import Header, decode_beacon
 from stream_consumers.file.scanner import Frame, FrameScanner
-from stream_consumers.messages import Shard
+from stream_consumers.messages import MAX_SHARD, Shard
 from stream_consumers.options import FileCreation, FileProducerOptions, Limits
 from stream_consumers.stdio.broker import StdioBroker
 from stream_consumers.stdio.spool import spool_stdin
@@ -35,6 +35,7 @@ from tests.support.raising import raises_with
 from tests.support.ss_files import (
     END_OF_STREAM,
     ORDERS,
+    Sent,
     damages,
     file_bytes,
     flip,
@@ -279,6 +280,28 @@ def test_damage_with_whole_messages_behind_it_is_not_cut_off(path: Path, url: st
     with pytest.raises(FormatError):
         create_producer(url)
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("number", "sequence", "timestamp_ms"),
+    [(2**48, 2, 5), (MAX_SHARD, 2, 5), (2**64 - 1, 2, 5), (0, 2**64 - 1, 5), (0, 2, 2**64 - 1)],
+)
+@pytest.mark.parametrize("size", [0, 5000])
+def test_whole_messages_behind_damage_are_not_cut_off_whatever_their_numbers(
+    path: Path, url: str, number: int, sequence: int, timestamp_ms: int, size: int
+) -> None:
+    """SeaStreamer reads those whose numbers are beyond our limits."""
+    last = Sent(Shard("orders", number), sequence, timestamp_ms, b"x" * size)
+    write_file(path, [*numbered(3), last], interval=1024 * 1024)
+    flip(path, items(path)[2].offset, 0x40)
+    data = path.read_bytes()
+    with pytest.raises(FormatError):
+        create_producer(url)
+    assert path.read_bytes() == data
+    # The last message is not whole.
+    path.write_bytes(data[:-1])
+    create_producer(url).close()
+    assert sequences(path) == [1, 2]
 
 
 # A disk that takes nothing
