@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 import logging
 import os
 import re
@@ -32,6 +33,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from tokenize import TokenError
 
 import pyarrow.fs
 from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +43,17 @@ from pyspark.sql.types import StructType
 from spark_jobs.batches.bad_rows import Cached, caching
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest_job import IngestJob
-from spark_jobs.batches.ingestion import Batch, Event, Ingestion, Observer, PlanAgain, Step, WrittenBatch, ignore_steps
+from spark_jobs.batches.ingestion import (
+    Batch,
+    Event,
+    Ingestion,
+    Observer,
+    PlanAgain,
+    Step,
+    Transform,
+    WrittenBatch,
+    ignore_steps,
+)
 from spark_jobs.batches.job import SourceJob, batch_events, read_all
 from spark_jobs.batches.ledger_recovery import commit_positions
 from spark_jobs.batches.replay import check_replay, replay_progress
@@ -99,10 +111,17 @@ def staging_of(ingestion: Ingestion) -> Ingestion:
 
 
 def _options_of(ingestion: Ingestion) -> str:
-    """Return a hash of the options that make the rows: decoder, name of the transform, and keys."""
-    text = repr((ingestion.decoder, ingestion.transform_name, ingestion.keys))
+    """Return a hash of the options that make the rows: decoder, name and source text of the transform, and keys."""
+    text = repr((ingestion.decoder, ingestion.transform_name, _source_of(ingestion.transform), ingestion.keys))
     # An object without a representation of its own has its address in memory there.
     return hashlib.sha256(re.sub(r" at 0x\w+", "", text).encode()).hexdigest()
+
+
+def _source_of(transform: Transform | None) -> str:
+    """Return the source text of a transform; empty for an object that has none, or whose file cannot be read."""
+    with suppress(OSError, TypeError, SyntaxError, TokenError):
+        return "" if transform is None else inspect.getsource(transform)
+    return ""
 
 
 def rebuild_events(
@@ -110,7 +129,9 @@ def rebuild_events(
 ) -> Iterator[Event]:
     """Make the table anew from the first message of the stream, and yield the events of the run.
 
-    A run that was killed is continued by the next one, which must have the same options. If a run was killed after the
+    A run that was killed is continued by the next one, which must have the same options. These include the source text
+    of the transform, but not that of other functions that it calls, nor the values that it captures: after a change of
+    those, delete the staging table before the next run. If a run was killed after the
     swap, and the next one has other options or the group has written since, that one begins anew. A run reads up to the
     end that the stream has when it starts; ingestion, which may run at the same time, reads on from there.
 

@@ -15,10 +15,12 @@ import pyarrow as pa
 import pyarrow.fs
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
+from pyspark.sql import DataFrame
 
 from spark_jobs.batches import rebuild
-from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.ingestion import Ingestion, Transform
 from spark_jobs.batches.rebuild import (
+    OPTIONS,
     STAGING,
     check_staging,
     create_folders,
@@ -185,6 +187,31 @@ def test_a_rebuild_with_other_options_is_not_continued(table: Table) -> None:
         other = replace(table.ingestion, **{option: value})
         with pytest.raises(InvalidOptionError):
             check_staging(other, staging_of(other))
+
+
+def keeping() -> Transform:
+    def rows_of(rows: DataFrame) -> DataFrame:
+        return rows
+
+    return rows_of
+
+
+def filtering() -> Transform:
+    def rows_of(rows: DataFrame) -> DataFrame:
+        return rows.where("id > 0")
+
+    return rows_of
+
+
+def test_a_rebuild_with_another_transform_of_the_same_name_is_not_continued(table: Table) -> None:
+    asked = [replace(table.ingestion, transform=made()) for made in (keeping, keeping, filtering)]
+    first, same, other = ((one, staging_of(one)) for one in asked)
+    WrittenLog(Path(first[1].table), properties={**first[1].layout.properties}).commit(files={"a"})
+    assert not check_staging(*same)
+    with pytest.raises(InvalidOptionError):
+        check_staging(*other)
+    # A function that is written in C has no source text.
+    assert staging_of(replace(table.ingestion, transform=iter)).layout.properties[OPTIONS]
 
 
 def write_dead_letters(staging: Ingestion, *, app: str = "g/main") -> None:
