@@ -1,9 +1,9 @@
 """Decodes JSON documents into typed Arrow columns: blocks by Arrow's parser, otherwise each document by Python.
 
-Arrow parses a block of documents at once. If it rejects one of them, or must not parse one, Python decodes each
-document to the same values, so that a result never depends on other documents of its block. Python also decodes
-values that Arrow cannot: MAP and VARIANT, numbers that Arrow must not read, and values that only lenient mode accepts,
-such as a number in a STRING column. Its reasons name the field.
+Arrow parses a block of documents at once, without those that do not look like an object. If it rejects one of them, or
+must not parse one, Python decodes each document to the same values, so that a result never depends on other documents
+of its block. Python also decodes values that Arrow cannot: MAP and VARIANT, numbers that Arrow must not read, and
+values that only lenient mode accepts, such as a number in a STRING column. Its reasons name the field.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -51,6 +52,8 @@ BLOCK_BYTES = 64 << 20
 _PARSED_DECIMAL = pa.decimal256(38, 38)
 _TOMBSTONE = b"{}"
 _WHITE_SPACE = " \t\n\r\x0b\x0c"
+# An object with white space around it, in the syntax of RE2.
+_OBJECT = rf"\A[{_WHITE_SPACE}]*\{{(?s:.*)\}}[{_WHITE_SPACE}]*\z"
 # Constants where Arrow reads a value, which is never after a quotation mark, a letter or a digit, as in "Info".
 _CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
 # Numbers that Arrow must not read for a DECIMAL. It does not check the exponent: 1e-9999999 is a segmentation fault,
@@ -88,11 +91,29 @@ def decode_json(payloads: Column, schema: pa.Schema, *, is_lenient: bool) -> tup
 
 
 def _decode_block(block: Column, schema: pa.Schema, *, is_lenient: bool) -> tuple[list[Column], Column]:
-    """Decode a block as a whole, or document by document if Arrow rejects a document."""
-    if len(block) and is_parsed_by_arrow(schema):
-        with suppress(*FAILURES):
-            return parse_block(block, schema), pa.nulls(len(block), pa.string())
-    return decode_documents(block, schema, is_lenient=is_lenient)
+    """Decode a block as a whole, or document by document if Arrow rejects a document.
+
+    Most malformed documents are cut or no JSON, and do not look like an object. Only these are decoded one by one if
+    Arrow accepts the others.
+    """
+    if not (len(block) and is_parsed_by_arrow(schema)):
+        return decode_documents(block, schema, is_lenient=is_lenient)
+    with suppress(*FAILURES):
+        return parse_block(block, schema), pa.nulls(len(block), pa.string())
+    is_object: Any = pc.match_substring_regex(block, _OBJECT).fill_null(True)
+    others = block.filter(pc.invert(is_object))
+    if not 0 < len(others) < len(block):
+        return decode_documents(block, schema, is_lenient=is_lenient)
+    parts = (
+        _decode_block(block.filter(is_object), schema, is_lenient=is_lenient),
+        decode_documents(others, schema, is_lenient=is_lenient),
+    )
+    # The place of each document where the objects come first.
+    places = np.argsort(np.argsort(~np.asarray(is_object), kind="stable"))
+    *columns, errors = (
+        column.take(pa.array(places, pa.int64())) for column in joined([[*own, why] for own, why in parts])
+    )
+    return columns, errors
 
 
 def decode_documents(documents: Column, schema: pa.Schema, *, is_lenient: bool) -> tuple[list[Column], Column]:

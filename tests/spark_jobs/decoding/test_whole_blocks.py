@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from spark_jobs.decoding import json_documents
 from spark_jobs.decoding.json_documents import decode_documents, decode_json, parse_block
 from tests.support.payloads import BAD, GOOD, NUMBERS, STRINGS
 from tests.support.profiles import examples
@@ -136,6 +137,23 @@ def test_one_bad_document_in_a_good_block(bad):
     good = [one % 7 for one in GOOD[first : first + 2]]
     errors = same(pa.array([*good, bad, None, *good], pa.binary()))
     assert [row for row, error in enumerate(errors.to_pylist()) if error] == [2]
+
+
+def test_documents_that_are_no_objects_do_not_slow_down_the_others(monkeypatch):
+    """Arrow parses the good documents of their block, also with white space around them."""
+    alone = []
+
+    def decode_alone(documents, *args, **options):
+        alone.extend(documents.to_pylist())
+        return decode_documents(documents, *args, **options)
+
+    monkeypatch.setattr(json_documents, "decode_documents", decode_alone)
+    good = [b'{"id": 1}', b' {"id": 2}\n', None, b'{"text": "a\\n}"}']
+    bad = [b'{"id": ', b"", b"\xff", b"plain text", b"[1]"]
+    columns, errors = decode_json(pa.array([*bad, *good, *bad], pa.binary()), SCHEMA, is_lenient=False)
+    assert alone == bad * 2
+    assert [error is None for error in errors.to_pylist()] == [False] * 5 + [True] * 4 + [False] * 5
+    assert columns[0].to_pylist()[5:9] == [1, 2, None, None]
 
 
 def test_nothing():
