@@ -27,13 +27,13 @@ from spark_jobs.batches.source_checks import (
     last_messages_before,
     without_positions,
 )
-from spark_jobs.batches.target_table import YieldTo, initialize, register_streams
+from spark_jobs.batches.target_table import OutdatedError, YieldTo, initialize, register_streams
 from spark_jobs.ledger.entries import PlannedFields, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, position_facts_in
-from stream_consumers.errors import DataLossError, KeyConflictError
+from stream_consumers.errors import DataLossError, KeyConflictError, SourceRecreatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 
@@ -243,7 +243,11 @@ class IngestJob(SourceJob):
         ends = {} if redo else {shard: part.end for shard, part in plan.ranges.items()}
         last = last_messages_before(self._source, ends)
         planned = {shard: extent for shard, extent in extents.items() if shard in plan.ranges}
-        check_planned(self._source, self.ingestion.group, state, planned)
+        try:
+            check_planned(self._source, self.ingestion.group, state, planned)
+        except SourceRecreatedError as error:
+            # Another run may have read further than the captured ends. The next plan checks the stream with new ones.
+            raise OutdatedError(error) from error
         lost = {} if redo else plan.lost
         check_loss(self._source, self.ingestion, lost, planned)
         fields = PlannedFields(

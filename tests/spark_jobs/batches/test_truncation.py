@@ -249,6 +249,24 @@ def test_a_stream_that_is_cut_between_two_batches_of_a_run(stage: Stage, loss: D
     assert cutting.is_done
 
 
+def test_a_run_whose_ends_another_run_has_passed_raises_no_false_alarm(stage: Stage) -> None:
+    """Rows are left to replace, so that it plans again below the ends that it captured when it began."""
+    stage.what = replace(stage.what, limits=replace(stage.what.limits, max_records=10))
+    stage.send(20)
+
+    def pass_by() -> None:
+        stage.send(10)
+        stage.drain()
+        with open_batch_source(stage.url) as source:
+            rewind(stage.spark, source, stage.what, Bound(edge=AutoStreamReset.EARLIEST))
+
+    passing = Once(Step.COMMITTED, pass_by)
+    stage.drain(passing)
+    assert passing.is_done
+    assert stage.what.ledger().read().positions == {FIRST: 30}
+    assert_each_once(stage.rows(), orders_of("orders", 0, 30))
+
+
 @pytest.mark.slow
 def test_what_moves_a_group_without_a_loss_raises_no_false_alarm(stage: Stage) -> None:
     stage.send(10)
