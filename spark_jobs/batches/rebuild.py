@@ -505,7 +505,6 @@ class _SwapJob(SourceJob):
         staged = self._with_last_copies(Stored(rows, letters), batch.state, cached)
         rows, letters = staged.rows, staged.dead_letters
         if letters is not None:
-            letters = letters.select(*COPIED_COLUMNS)
             # The record of a lost range has neither, and is no message.
             dead = letters.where("_sequence IS NOT NULL OR payload IS NOT NULL").count()
         entry = target.entry(batch, dead=dead, by=REBUILD_MEMBER)

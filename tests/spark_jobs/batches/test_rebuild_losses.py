@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob
 from spark_jobs.batches.ingestion import Ingestion, Transform
-from spark_jobs.batches.job import reports_of
+from spark_jobs.batches.job import drain_batches, reports_of
 from spark_jobs.batches.rebuild import delete_staging, rebuild_events, staging_of
+from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
@@ -88,6 +90,7 @@ def table(spark: SparkSession, folder: Path) -> Iterator[Table]:
 
 def test_rows_and_dead_letters_of_lost_messages_are_refused_or_kept(table: Table) -> None:
     table.send("u0", "u1", "u2", "u0", "!", "u1", "!", "u2")
+    list(drain_batches(DismissJob(table.spark, table.what, DeadLetterFilter(), Dismissal("ann", "a test"), limit=1)))
     table.lose(1, 4)
     lost = {"rows": 1, "dead_letters": 1, "changes/0": "1 to 5"}
     table.assert_refused(**lost)
@@ -96,6 +99,9 @@ def test_rows_and_dead_letters_of_lost_messages_are_refused_or_kept(table: Table
     for _ in range(2):
         table.rebuild(errors=KEPT)
         assert (table.sequences(), table.dead_letters()) == ([0, 1, 2, 3, 5, 7], [4, 6])
+        letters = DeadLetters(table.what.table, group="g").to_arrow(DeadLetterFilter(is_dismissed=True))
+        (dismissed,) = letters.to_pylist()
+        assert [dismissed[name] for name in ("_sequence", "dismissed_by", "note")] == [4, "ann", "a test"]
 
 
 def test_messages_that_the_transform_drops_are_no_loss(table: Table) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches import target_table
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import (
@@ -31,6 +32,7 @@ from spark_jobs.batches.replay import (
     plan_replay,
     rewind,
 )
+from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetters
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.run_ingestion import drain
@@ -326,8 +328,10 @@ def test_dead_letters_whose_messages_are_gone_are_never_dropped(spark: SparkSess
             bad = index in (6, 10, 12)
             producer.send(b"garbage %d" % index if bad else b'{"id": %d, "user": "u"}' % index, shard=index % 2)
     ingest(spark, url, what)
+    list(drain_batches(DismissJob(spark, what, DeadLetterFilter(), Dismissal("ann", "a test"), limit=1)))
     written = letters_of(spark, what)
     assert [place for place, _ in written] == [(0, 3), (0, 5), (0, 6)]
+    assert open_sequences(what) == [5, 6]
     log = memory_broker(StreamUrl.parse(url)).messages[shard(0)]
     log[:] = [message for message in log if message.sequence not in (3, 5)]
     if way == "rewind":
@@ -347,6 +351,7 @@ def test_dead_letters_whose_messages_are_gone_are_never_dropped(spark: SparkSess
         # What was kept is kept again.
         read_again(DataLoss.RECORD, start="5")
         assert letters_of(spark, what) == written
+    assert open_sequences(what) == [5, 6], "a dismissed one stays dismissed"
     with open_batch_source(url) as source:
         (verdict, _) = verify(source, what)
         assert (verdict.missing, verdict.duplicated, verdict.unknown, verdict.other) == (0, 0, 2, 0)
@@ -361,6 +366,12 @@ def letters_of(spark: SparkSession, what: Ingestion) -> list[tuple[tuple[int, in
     letters = what.dead_letters().counted(spark, what.ledger())
     assert letters is not None
     return sorted(((row["_shard"], row["_sequence"]), bytes(row["payload"])) for row in letters.collect())
+
+
+def open_sequences(what: Ingestion) -> list[int]:
+    """The sequences of the dead letters that count and are not dismissed."""
+    found: list[int] = DeadLetters(what.table, group=what.group).to_arrow().column("_sequence").to_pylist()
+    return found
 
 
 # Rows of the time of a replay whose messages the stream does not hold any more
