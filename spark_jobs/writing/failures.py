@@ -140,8 +140,43 @@ class FailedRowError(TransformError):
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """What was done when Spark failed, for the words of the error.
+
+    Args:
+        verb: what Spark could not do, before the name of the table.
+        during: the same, of a function of the transform that failed meanwhile.
+        remedy: what to do if the reason is unknown.
+        remedy_of_rows: what to do if the transform fails for some rows only.
+    """
+
+    verb: str
+    during: str
+    remedy: str
+    remedy_of_rows: str
+
+
+WRITING = Activity(
+    "write to",
+    "writing",
+    "Nothing of the batch was written; the next run reads it again.",
+    "If only some rows cause it, reject() them, or set on_bad_rows='dead_letter' to find them; their messages become "
+    "dead letters. The next run reads the batch again.",
+)
+COMPARING = Activity(
+    "compare",
+    "comparing",
+    "Nothing was changed; run it again.",
+    "Or pass the decoder and the transform that made the rows.",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class _FailureKind:
-    """A reason why a write fails, recognized by its text; ``what`` is the start of the message."""
+    """A reason why Spark fails, recognized by its text.
+
+    ``what`` is the start of the message. Without a ``remedy``, that of the activity is used.
+    """
 
     pattern: re.Pattern[str]
     error: type[StreamAssetsError]
@@ -210,7 +245,7 @@ _SCHEMA = _FailureKind(
 _NO_SPACE = _FailureKind(
     re.compile(r"No space left on device|[Qq]uota exceeded|QuotaExceeded"),
     WriteError,
-    "there is no space left to write {table}",
+    "there is no space left to {verb} {table}",
     "Free space there, or where Spark keeps its scratch files (spark.local.dir), and run again.",
 )
 _DENIED = _FailureKind(
@@ -219,8 +254,8 @@ _DENIED = _FailureKind(
         r"|Forbidden|[Ss]tatus [Cc]ode: 403|AuthorizationPermission|Mkdirs failed|\[DELTA_CANNOT_CREATE_LOG_PATH\]"
     ),
     AccessDeniedError,
-    "Spark has no permission to write {table}",
-    "Grant write access to the user or the credentials of Spark (on a cluster and with Spark Connect: the server's); "
+    "Spark has no permission to {verb} {table}",
+    "Grant it to the user or the credentials of Spark (on a cluster and with Spark Connect: the server's); "
     "or use another table.",
 )
 _NO_LINKS = _FailureKind(
@@ -246,32 +281,29 @@ _APPEND_ONLY = _FailureKind(
 _OTHER = _FailureKind(
     re.compile(""),
     UnexplainedError,
-    "Spark could not write to {table}",
-    "Nothing of the batch was written; the next run reads it again.",
-)
-_ONE_ROW = (
-    "If only some rows cause it, reject() them, or set on_bad_rows='dead_letter' to find them; their messages become "
-    "dead letters. The next run reads the batch again."
+    "Spark could not {verb} {table}",
+    "",
 )
 _KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _FOLDER, _DENIED, _NO_LINKS, _NOT_FORCED, _APPEND_ONLY)
 
 
-def explain(error: Exception, *, table: str) -> StreamAssetsError:
-    """Map the error of a failed write to a :class:`StreamAssetsError`; the table has no rows of the batch.
+def explain(error: Exception, *, table: str, activity: Activity = WRITING) -> StreamAssetsError:
+    """Map an error of Spark to a :class:`StreamAssetsError`; after a failed write, the table has no rows of the batch.
 
     Args:
         error: the error of a classic or a Connect session.
         table: the table, for the message.
+        activity: what failed.
     """
     if isinstance(error, StreamAssetsError):
         return error
-    failure = _explained(error, table=table)
+    failure = _explained(error, activity, table=table)
     failure.detail = failure.detail or cause_of(error)
     return failure
 
 
 @contextmanager
-def translating_spark_errors(table: str) -> Iterator[None]:
+def translating_spark_errors(table: str, activity: Activity = WRITING) -> Iterator[None]:
     """Translate the errors of Spark into ours, because their texts may hold values of rows.
 
     Raises:
@@ -281,17 +313,19 @@ def translating_spark_errors(table: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         # A classic session raises errors of Java as they are.
-        raise explain(error, table=table) from None
+        raise explain(error, table=table, activity=activity) from None
 
 
-def _explained(error: Exception, *, table: str) -> StreamAssetsError:
+def _explained(error: Exception, activity: Activity, *, table: str) -> StreamAssetsError:
     said = public_text(error, table=table)
     if ours := _raised_by_us(error, table=table):
         return ours
     raised, frames = _raised_in_python(error)
-    if (_is_of_read(frames) or _is_import(frames, text_of(error))) and (unread := _failed_read(raised, table=table)):
+    if (_is_of_read(frames) or _is_import(frames, text_of(error))) and (
+        unread := _failed_read(raised, activity, table=table)
+    ):
         return unread
-    if failed := _failed_row(error, table=table):
+    if failed := _failed_row(error, activity, table=table):
         return failed
     # File systems count bytes, so each byte becomes a character.
     lines = "\n".join(_deciding(line) for line in first_lines(error)).encode(errors="replace").decode("latin-1")
@@ -300,7 +334,8 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     known = next((kind for kind in _KINDS if kind.pattern.search(octets)), _SCHEMA if is_schema else _OTHER)
     if known.error is not ConstraintViolatedError and (away := catalog_unavailable(error)):
         return away
-    return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
+    what = known.what.format(table=table, verb=activity.verb)
+    return known.error(f"{what}: {said}", remedy=known.remedy or activity.remedy)
 
 
 def _is_of_read(frames: str) -> bool:
@@ -317,15 +352,15 @@ def _is_import(frames: str, text: str) -> bool:
     return bool(_IMPORT.search(frames)) and _HANDLED not in text
 
 
-def _failed_read(raised: str, *, table: str) -> StreamAssetsError | None:
+def _failed_read(raised: str, activity: Activity, *, table: str) -> StreamAssetsError | None:
     kind = raised_on_executor(raised)
     if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
         # An immediate second read would wait just as long for the same broker, without a log line.
-        return explain_read(raised, what=f"the messages for {table}")
+        return explain_read(raised, what=f"the messages for {table}", remedy=activity.remedy)
     if raised.startswith(_OF_A_READ):
         return UnfinishedReadError(
             f"the messages for {table} could not be read as planned: {redacted(raised.partition(': ')[2])}",
-            remedy="Nothing of the batch was written; the next run reads it again.",
+            remedy=activity.remedy,
         )
     return None
 
@@ -368,23 +403,24 @@ def catalog_unavailable(error: Exception) -> CatalogUnavailableError | None:
     )
 
 
-def _failed_row(error: Exception, *, table: str) -> FailedRowError | None:
+def _failed_row(error: Exception, activity: Activity, *, table: str) -> FailedRowError | None:
     """Return the failure of the transform, or ``None`` if something else failed."""
     raised, frames = _raised_in_python(error)
     if raised:
         kind, _, said = redacted(raised).partition(": ")
         failed = FailedRowError(
-            f"a function of the transform raised {kind.rpartition('.')[2]}{_place(frames)} while writing {table}",
-            remedy=f"Correct it, or let it return null. {_ONE_ROW}",
+            f"a function of the transform raised {kind.rpartition('.')[2]}{_place(frames)} while "
+            f"{activity.during} {table}",
+            remedy=f"Correct it, or let it return null. {activity.remedy_of_rows}",
         )
         failed.detail = said
         return failed
     conditions = {_condition(line).partition(".")[0] for line in first_lines(error)}
     if isinstance(error, _EXPRESSION_ERRORS) or conditions & _OF_VALUES or _OF_A_VALUE.search(text_of(error)):
         return FailedRowError(
-            f"an expression of the transform failed while writing {table}: {public_text(error, table=table)}",
+            f"an expression of the transform failed while {activity.during} {table}: {public_text(error, table=table)}",
             remedy="Correct it: try_cast and try_divide return null, and so do all casts and divisions with the "
-            f"setting spark.sql.ansi.enabled=false. {_ONE_ROW}",
+            f"setting spark.sql.ansi.enabled=false. {activity.remedy_of_rows}",
         )
     return None
 
@@ -437,12 +473,13 @@ def _raised_by_us(error: Exception, *, table: str) -> StreamAssetsError | None:
     return None
 
 
-def explain_read(raised: str, *, what: str) -> StreamAssetsError:
+def explain_read(raised: str, *, what: str, remedy: str = _READ_AGAIN) -> StreamAssetsError:
     """Map the error of a Python worker that read to a :class:`StreamAssetsError`; nothing of the batch was written.
 
     Args:
         raised: the class and the text of the error.
         what: the name of what was read, for the message.
+        remedy: what to do, unless the error says it.
 
     Example:
         >>> explain_read("ModuleNotFoundError: No module named 'redis'", what="orders").what
@@ -451,7 +488,7 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
     kind = raised_on_executor(raised)
     name, _, said = redacted(raised).partition(": ")
     if kind is WriteError:
-        failure = kind(f"{what} could not be read: {name}", remedy=_READ_AGAIN)
+        failure = kind(f"{what} could not be read: {name}", remedy=remedy)
         failure.detail = said
         return failure
     if kind is MissingDependencyError:
@@ -460,7 +497,7 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
             remedy="Install it in the Python of the executors, or send it to them (spark.submit.pyFiles, "
             "spark.archives).",
         )
-    return kind(f"{what} could not be read: {said}", remedy=_READ_AGAIN)
+    return kind(f"{what} could not be read: {said}", remedy=remedy)
 
 
 def text_of(error: BaseException) -> str:

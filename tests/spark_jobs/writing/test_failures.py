@@ -22,6 +22,7 @@ from spark_jobs.reading.rejection import REJECTED
 from spark_jobs.table_location import sql_name
 from spark_jobs.writing.delta_table import DeltaWriter, is_conflict
 from spark_jobs.writing.failures import (
+    COMPARING,
     FailedRowError,
     UnexplainedError,
     UnfinishedReadError,
@@ -482,6 +483,27 @@ def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_a
     assert isinstance(explain(AnalysisException("A schema mismatch detected"), table="t"), SchemaMismatchError)
     known = WriteError("known", remedy="None.")
     assert explain(known, table="t") is known
+
+
+def test_a_failed_comparison_is_no_failed_write() -> None:
+    failures = [
+        RuntimeError("lost"),
+        raised("ValueError: lost"),
+        raised("ValueError: lost", "stream_assets_splits"),
+        raised("stream_consumers.errors.DataLossError: lost", "stream_assets_splits"),
+        raised("stream_consumers.errors.BrokerUnavailableError: lost", "stream_assets_splits"),
+        RuntimeError("[DIVIDE_BY_ZERO] lost. SQLSTATE: 22012"),
+        Py4JError("java.io.IOException: /lake/t: Permission denied"),
+        Py4JError("java.io.IOException: /lake/t: No space left on device"),
+    ]
+    for failure in failures:
+        told, of_write = explain(failure, table="/lake/t", activity=COMPARING), explain(failure, table="/lake/t")
+        assert type(told) is type(of_write)
+        words = [str(one).replace(__file__, "") for one in (told, of_write)]
+        assert ["writ" in word for word in words] == [False, True]
+
+
+def test_causes_are_bounded() -> None:
     assert cause_of(RuntimeError("")) == "RuntimeError"
     assert len(cause_of(RuntimeError("x" * 10_000))) < 2000
 
