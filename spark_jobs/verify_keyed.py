@@ -20,10 +20,12 @@ from spark_jobs.batches.job import read_all
 from spark_jobs.batches.source_checks import check_keys, losses_of_stream
 from spark_jobs.batches.target_table import TargetTable
 from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import ROW_PLACE, ROW_TIME, TIME, in_ranges
+from spark_jobs.ledger.table_rows import ROW_PLACE, ROW_TIME, TIME, extents_of, in_ranges
+from spark_jobs.reading.source import SourceColumns
 from spark_jobs.writing.delta_table import read_table
-from spark_jobs.writing.failures import translating_spark_errors
+from spark_jobs.writing.failures import COMPARING, translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
 from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, after_truncate, last_truncate, newest_changes
 from stream_consumers.batches import BatchSource, Extent, Range
@@ -53,7 +55,7 @@ class KeyedVerdict:
             which do not say so.
         unknown: rows of no message of the stream, within the messages that it holds.
         doubled: rows beyond the first one of their key; in a table of SCD type 2, beyond the first one of their change.
-        other: rows whose message in the stream has another timestamp.
+        other: rows and dead letters whose message in the stream has another timestamp.
         unread: rows of messages that the stream no longer holds, which cannot be compared.
         examples: for each fault, the places of some messages or rows.
         lost: messages that the stream no longer holds and the group has not read, per shard.
@@ -111,7 +113,7 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
     # Without the positions of the ledger, because a source may report only later messages for them.
     extents = source.extents()
     held = {s: part for s, part in _covered(state, extents).items() if part.start < part.end}
-    with translating_spark_errors(ingestion.table):
+    with translating_spark_errors(ingestion.table, COMPARING):
         frame = read_all(spark, source, held, target.columns.source)
         if (dead := target.dead_letters.counted(spark, target.ledger)) is not None:
             # The transform may fail for them again. Spark moves none of its filters below a function of Python.
@@ -120,7 +122,13 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         changes = target.columns.rows(frame)
         changes = after_truncate(changes, last_truncate(changes, ingestion.keys))
         table = read_table(spark, target.ledger.log, version=state.version)
-        return replace(_verdict(changes, table, held, ingestion.keys), lost=lost)
+        verdict = _verdict(changes, table, held, ingestion.keys)
+        if dead is not None:
+            places = extents_of(target.dead_letters.counted_places(target.ledger))
+            of_dead = {s: part.clamp(held[s]) for s, part in places.items() if s in held}
+            messages = read_all(spark, source, of_dead, SourceColumns.of(Raw()))
+            verdict = _with_dead_letters(verdict, dead, messages)
+        return replace(verdict, lost=lost)
 
 
 def _covered(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
@@ -182,6 +190,20 @@ def _verdict(changes: DataFrame, table: DataFrame, held: Mapping[Shard, Range], 
     found = joined.agg(*sums).collect()[0].asDict()
     examples = {name: [(Shard(p[0], p[1]), p[2]) for p in found.pop(f"of_{name}")] for name in faults}
     return KeyedVerdict(messages, examples={name: one for name, one in examples.items() if one}, **found)
+
+
+def _with_dead_letters(verdict: KeyedVerdict, dead: DataFrame, messages: DataFrame) -> KeyedVerdict:
+    """Count the dead letters in a verdict whose message has another timestamp."""
+    is_other = ~f.col(f"dead.{TIME}").eqNullSafe(f.col(f"message.{TIME}"))
+    both = dead.select(*ROW_TIME).alias("dead").join(messages.select(*ROW_TIME).alias("message"), list(ROW_PLACE))
+    places = f.collect_set(f.struct(*ROW_PLACE))
+    found = both.where(is_other).agg(f.size(places).alias("count"), f.slice(f.array_sort(places), 1, MAX_EXAMPLES))
+    count, listed = found.collect()[0]
+    if not count:
+        return verdict
+    examples = [*verdict.examples.get("other", ()), *((Shard(p[0], p[1]), p[2]) for p in listed)]
+    shown = {**verdict.examples, "other": examples[:MAX_EXAMPLES]}
+    return replace(verdict, other=verdict.other + count, examples=shown)
 
 
 def _marked(table: DataFrame, keys: Keys) -> DataFrame:

@@ -27,8 +27,9 @@ from stream_consumers.errors import (
     KeyConflictError,
     SchemaMismatchError,
     SourceRecreatedError,
-    StreamAssetsError,
+    TransformError,
 )
+from stream_consumers.messages import Shard
 from tests.support.keyed_tables import (
     BY_POSITION,
     BY_VALUE,
@@ -313,10 +314,14 @@ def test_verify_leaves_out_dead_letters_of_the_transform_and_shows_no_value(spar
     verdict = table.verdict()
     assert verdict.is_right
     assert (verdict.messages, verdict.rows) == (2, 2)
+    spark.sql(f"UPDATE delta.`{folder}/t_dead_letters` SET _timestamp = _timestamp + INTERVAL 1 SECOND")
+    verdict = table.verdict()
+    assert (verdict.other, verdict.examples, verdict.is_right) == (1, {"other": [(Shard("changes"), 2)]}, False)
     shutil.rmtree(f"{folder}/t_dead_letters")
-    with pytest.raises(StreamAssetsError) as raised:
+    with pytest.raises(TransformError) as raised:
         table.verdict()
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+    assert "writ" not in str(raised.value), "nothing was to be written"
 
 
 TRUNCATED = Keys(["id"], apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_columns=["op"])
