@@ -293,7 +293,7 @@ class Ingestion:
     @property
     def transform_name(self) -> str:
         """The name of the transform in the ledger; empty without one."""
-        return "" if self.transform is None else str(getattr(self.transform, "__name__", "transform"))
+        return "" if self.transform is None else str(getattr(self.transform, "__name__", "") or "transform")
 
     def refuse_or_record(self, error: DataLossError) -> None:
         """Raise the error about a loss, unless losses are to be recorded."""

@@ -24,7 +24,7 @@ from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import FOREIGN_PLACE, catalog_unavailable, explain, first_lines
 from spark_jobs.writing.key_history import merge_history
-from spark_jobs.writing.keyed import Keys, merge, purge
+from spark_jobs.writing.keyed import MAX_LISTED, Keys, merge, purge
 from stream_consumers.batches import Range
 from stream_consumers.display import counted
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
@@ -84,8 +84,18 @@ class DeltaWriter:
         if self.keys is not None and entry.write_mode.merges:
             adds = self.schema_changes is not SchemaChanges.FAIL
             settings = _settings(entry)
+            # A transform may make other keys each time that it is computed.
+            is_small = entry.messages <= MAX_LISTED and not entry.transform
             if self.keys.keeps_history:
-                merge_history(rows, self.keys, self.path, adds_columns=adds, settings=settings, columns=self.columns)
+                merge_history(
+                    rows,
+                    self.keys,
+                    self.path,
+                    adds_columns=adds,
+                    is_small=is_small,
+                    settings=settings,
+                    columns=self.columns,
+                )
                 return
             merge(
                 rows,
@@ -93,6 +103,7 @@ class DeltaWriter:
                 self.path,
                 overwrites_equal=entry.write_mode.replaces_dead_letters,
                 adds_columns=adds,
+                is_small=is_small,
                 floor=entry.floor,
                 truncate=truncate,
                 settings=settings,

@@ -38,9 +38,12 @@ from spark_jobs.writing.keyed import (
     in_order,
     is_sound,
     joined,
+    listed_keys,
+    matches,
     run_merge,
     with_checked_marks,
     with_neighbours,
+    within,
 )
 
 _OF_ROWS = (*ROW_PLACE, TIME, DELETED)
@@ -153,6 +156,7 @@ def merge_history(
     table: str,
     *,
     adds_columns: bool,
+    is_small: bool,
     settings: Mapping[str, str],
     columns: Mapping[str, str] | None = None,
 ) -> None:
@@ -163,6 +167,7 @@ def merge_history(
         keys: the key and the order.
         table: its path or URI.
         adds_columns: whether the table gets columns that it does not have.
+        is_small: whether to list the keys of the changes; see :func:`spark_jobs.writing.keyed.listed_keys`.
         settings: the settings of the session that merges.
         columns: the columns of the table that a write sets, and the SQL of the value of each in rows that lack it.
 
@@ -172,16 +177,26 @@ def merge_history(
     # Computed once, so that a transform cannot return other keys for the rows of the table than for those of the batch.
     changes = changes.persist()
     try:
+        listed = listed_keys(changes, keys) if is_small else {}
         found = changes.sparkSession.read.format("delta").load(spark_location(table))
+        found = found.where(" AND ".join(within(listed)) or "TRUE")
         lacking = absent(columns or {}, changes)
-        statement = history_statement(changes.columns, keys, table, adds_columns=adds_columns, absent=lacking)
+        statement = history_statement(
+            changes.columns, keys, table, adds_columns=adds_columns, absent=lacking, listed=listed
+        )
         run_merge(statement, changed_rows(changes, keys, found), settings)
     finally:
         changes.unpersist()
 
 
 def history_statement(
-    columns: list[str], keys: Keys, table: str, *, adds_columns: bool, absent: Mapping[str, str] | None = None
+    columns: list[str],
+    keys: Keys,
+    table: str,
+    *,
+    adds_columns: bool,
+    absent: Mapping[str, str] | None = None,
+    listed: Mapping[str, str] | None = None,
 ) -> str:
     """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge_history`.
 
@@ -191,6 +206,7 @@ def history_statement(
         table: its path or URI.
         adds_columns: whether the table gets columns that it does not have.
         absent: the columns of the table that the changes lack; see :func:`spark_jobs.writing.keyed.absent`.
+        listed: the keys of the changes, if they are few; see :func:`spark_jobs.writing.keyed.listed_keys`.
 
     Example:
         >>> print(history_statement(["id"], Keys("id", stored_as_scd_type=2), "/lake/t", adds_columns=False))
@@ -201,7 +217,7 @@ AND t._shard = s._shard AND t._sequence = s._sequence
         WHEN NOT MATCHED AND s._found IS NULL THEN INSERT (`id`) VALUES (s.`id`)
     """
     written = [quoted(name) for name in keys.written(columns)]
-    on = " AND ".join(f"t.{name} = s.{name}" for name in (*map(quoted, keys.columns), *ROW_PLACE))
+    on = matches((*map(quoted, keys.columns), *ROW_PLACE), listed or {})
     every, ends = ({name: f"s.{name}" for name in names} for names in (written, EXTENT))
     inserted = ", ".join(f"s.{name}" for name in written)
     clauses = [

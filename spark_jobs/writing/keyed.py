@@ -23,7 +23,7 @@ from operator import or_
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, IntegralType, LongType, StructField, StructType
 
 from spark_jobs.decoding.ddl import folded, quoted
 from spark_jobs.decoding.decoders import Decoder
@@ -48,6 +48,8 @@ UNAVAILABLE = "_unavailable"
 """The column of a decoder with the names of columns whose values a change does not have: the row keeps its own."""
 MAX_CLUSTERED = 4
 """Delta clusters by at most this many columns."""
+MAX_LISTED = 1_000
+"""The keys of a batch with at most this many messages are listed in its MERGE."""
 _SHARD = ("_stream", "_shard")
 _SHARDS = ("_first_shard", "_last_shard")
 _OF_CHANGES = (DELETED, SEQUENCE_BY, TRUNCATES)
@@ -425,6 +427,7 @@ def merge(
     *,
     overwrites_equal: bool,
     adds_columns: bool,
+    is_small: bool,
     floor: Floor | None,
     truncate: int | None,
     settings: Mapping[str, str],
@@ -441,6 +444,7 @@ def merge(
         table: its path or URI.
         overwrites_equal: whether a change replaces a row that it has made before, as a replay does.
         adds_columns: whether the table gets columns that it does not have.
+        is_small: whether to list the keys of the changes; see :func:`listed_keys`.
         floor: the floor of the table, see :mod:`spark_jobs.writing.floor`; ``None`` without one.
         truncate: the sequence of the last truncate among the changes; ``None`` without one.
         settings: the settings of that session.
@@ -463,9 +467,59 @@ def merge(
         floor="" if floor is None else floor_sql(floor, changes.schema[SEQUENCE_BY].dataType),
         truncate=truncate,
         absent=absent(columns or {}, changes),
+        # A truncate also changes the rows of other keys.
+        listed=listed_keys(changes, keys) if is_small and truncate is None else {},
     )
     newest = newest_changes(after_truncate(changes, truncate), keys, is_first_read=not overwrites_equal)
     run_merge(statement, newest, settings)
+
+
+def listed_keys(changes: DataFrame, keys: Keys) -> Mapping[str, str]:
+    """Return the values of each column of the key that has whole numbers, as a SQL list.
+
+    With the list, Spark reads and joins only the rows of the table with these values. Without it, Spark sorts all rows
+    of the files that a batch changes, however few changes there are. Delta records the list in the commit, so that it
+    must be short, and has no texts.
+
+    Args:
+        changes: few changes, which are the same whenever they are read; see :meth:`Keys.changes`.
+        keys: the key and the order.
+
+    Raises:
+        Exception: whatever Spark raises.
+    """
+    fields = changes.select(*map(quoted, keys.columns)).schema.fields
+    suffixes = {
+        quoted(one.name): "L" if isinstance(one.dataType, LongType) else ""
+        for one in fields
+        if isinstance(one.dataType, IntegralType)
+    }
+    if not suffixes:
+        return {}
+    found = zip(suffixes.items(), changes.select(*suffixes).toArrow().columns, strict=True)
+    return {
+        name: ", ".join(f"{value}{suffix}" for value in column.drop_null().unique().sort().to_pylist()) or "NULL"
+        for (name, suffix), column in found
+    }
+
+
+def matches(names: Iterable[str], listed: Mapping[str, str]) -> str:
+    """Return the condition of a MERGE that a row and a change have equal values in these columns.
+
+    Args:
+        names: the columns, quoted.
+        listed: see :func:`listed_keys`.
+
+    Example:
+        >>> matches(["`id`", "_shard"], {"`id`": "3L, 7L"})
+        't.`id` = s.`id` AND t._shard = s._shard AND t.`id` IN (3L, 7L)'
+    """
+    return " AND ".join([*(f"t.{name} = s.{name}" for name in names), *within(listed, "t.")])
+
+
+def within(listed: Mapping[str, str], side: str = "") -> Iterator[str]:
+    """Yield the conditions that a row has a listed key; see :func:`listed_keys`."""
+    return (f"{side}{name} IN ({values})" for name, values in listed.items())
 
 
 def merge_statement(
@@ -479,6 +533,7 @@ def merge_statement(
     floor: str = "",
     truncate: int | None = None,
     absent: Mapping[str, str] | None = None,
+    listed: Mapping[str, str] | None = None,
 ) -> str:
     """Return the MERGE of the frame ``{changes}`` into a table; see :func:`merge`.
 
@@ -492,6 +547,7 @@ def merge_statement(
         floor: the floor of the table as SQL; empty without one.
         truncate: the sequence of the last truncate among the changes; ``None`` without one.
         absent: the columns of the table that the changes lack; see :func:`absent`.
+        listed: the keys of the changes, if they are few; see :func:`listed_keys`.
 
     Example:
         >>> keys = Keys("id")
@@ -504,7 +560,7 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         WHEN NOT MATCHED AND NOT s._deleted THEN INSERT (`id`) VALUES (s.`id`)
     """
     written = {name: quoted(name) for name in keys.written(columns)}
-    on = " AND ".join(f"t.{name} = s.{name}" for name in map(quoted, keys.columns))
+    on = matches(map(quoted, keys.columns), listed or {})
     updated = inserted = {name: f"s.{own}" for name, own in written.items()}
     if UNAVAILABLE in columns:
         lacks = {name: f"array_contains(s.{UNAVAILABLE}, {text(name)})" for name in written}
