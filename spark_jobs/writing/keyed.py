@@ -363,7 +363,8 @@ def in_order(keys: Keys) -> WindowSpec:
 
 def with_neighbours(changes: DataFrame, keys: Keys, order: WindowSpec) -> DataFrame:
     """Return the changes with the place of the next one of their key, and the first and the last shard of the key."""
-    shard, of_key = f.struct(*_SHARD), _of_key(keys)
+    # One order for all functions, so that Spark computes them in one pass.
+    shard, of_key = f.struct(*_SHARD), order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     ways = (f.lead(f.struct(*ROW_PLACE)).over(order), f.min(shard).over(of_key), f.max(shard).over(of_key))
     return changes.withColumns(dict(zip(NEIGHBOURS, ways, strict=True)))
 
