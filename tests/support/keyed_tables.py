@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
@@ -44,6 +44,9 @@ class KeyedTable:
         records: the most messages of a batch.
         properties: of the table.
         first_ms: the time of the first message; the next ones are a millisecond apart.
+        schema: of the payloads.
+        transform: of the rows.
+        errors: what becomes of bad rows and of other columns.
     """
 
     spark: SparkSession
@@ -54,6 +57,9 @@ class KeyedTable:
     first_ms: int = FIRST_MS
     sent: list[dict[str, Any]] = field(default_factory=list)
     properties: Mapping[str, str] = field(default_factory=dict)
+    schema: str = SCHEMA
+    transform: Callable[[DataFrame], DataFrame] | None = None
+    errors: ErrorPolicy = ErrorPolicy(on_bad_rows="dead_letter")
 
     @property
     def url(self) -> str:
@@ -64,11 +70,12 @@ class KeyedTable:
         return Ingestion(
             group="mirror",
             table=f"{self.folder}/t",
-            decoder=Json(SCHEMA),
+            decoder=Json(self.schema),
+            transform=self.transform,
             keys=self.keys,
             layout=TableLayout(properties=self.properties),
             limits=Limits(max_records=self.records),
-            errors=ErrorPolicy(on_bad_rows="dead_letter"),
+            errors=self.errors,
             retry_seconds=0.0,
             driver_records=self.driver_records,
         )
@@ -111,6 +118,13 @@ class KeyedTable:
             else:
                 newest[change["id"]] = change
         return {key: change["name"] for key, change in newest.items() if change["op"] != "d"}
+
+    def predicate(self) -> str:
+        """The condition of the newest MERGE, as Delta records it."""
+        newest = max(Path(self.folder, "t", "_delta_log").glob("*.json"))
+        actions = map(json.loads, newest.read_text().splitlines())
+        (info,) = (action["commitInfo"] for action in actions if "commitInfo" in action)
+        return str(info["operationParameters"]["predicate"])
 
     def history(self) -> list[Version]:
         """The rows of a table of SCD type 2."""

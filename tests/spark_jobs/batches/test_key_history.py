@@ -178,12 +178,13 @@ def _change(spark: SparkSession, at: int, name: str, *, key: int = 1) -> DataFra
     return rows.withColumn("_timestamp", f.lit("2026-01-01").cast("timestamp"))
 
 
-def _merge(rows: DataFrame, table: KeyedTable, app: str) -> None:
+def _merge(rows: DataFrame, table: KeyedTable, app: str, *, is_small: bool = True) -> None:
     settings = {
         "spark.databricks.delta.write.txnAppId": app,
         "spark.databricks.delta.write.txnVersion": "1",
     }
-    merge_history(table.keys.changes(rows), table.keys, f"{table.folder}/t", adds_columns=False, settings=settings)
+    changes = table.keys.changes(rows)
+    merge_history(changes, table.keys, f"{table.folder}/t", adds_columns=False, is_small=is_small, settings=settings)
 
 
 @pytest.fixture
@@ -213,9 +214,10 @@ def test_a_merge_reads_what_landed_after_its_frame_was_made(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_small", [True, False], ids=["listed", "not listed"])
 @pytest.mark.parametrize("key", [1, 2], ids=["a known key", "a new key"])
 def test_a_commit_between_the_read_of_a_merge_and_its_write_is_a_conflict(
-    spark: SparkSession, begun: KeyedTable, monkeypatch: pytest.MonkeyPatch, key: int
+    spark: SparkSession, begun: KeyedTable, monkeypatch: pytest.MonkeyPatch, key: int, is_small: bool
 ) -> None:
     """Both commits insert a row of the key. The one that waits has read the table, and takes one of the two cores."""
     begun_reading, may_go_on = begun.folder / "reading", begun.folder / "go on"
@@ -232,9 +234,9 @@ def test_a_commit_between_the_read_of_a_merge_and_its_write_is_a_conflict(
 
     monkeypatch.setattr(key_history, "changed_rows", slow)
     with ThreadPoolExecutor(1) as pool:
-        merging = pool.submit(_merge, _change(spark, 2, "b", key=key), begun, "one")
+        merging = pool.submit(_merge, _change(spark, 2, "b", key=key), begun, "one", is_small=is_small)
         until(begun_reading.exists, seconds=SECONDS, what="the read")
-        _merge(_change(spark, 3, "c", key=key), begun, "other")
+        _merge(_change(spark, 3, "c", key=key), begun, "other", is_small=is_small)
         may_go_on.touch()
         failure = merging.exception(SECONDS)
     assert failure is not None

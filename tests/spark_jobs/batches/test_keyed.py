@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.writing import delta_table
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import (
@@ -30,10 +32,13 @@ from stream_consumers.errors import (
     TransformError,
 )
 from stream_consumers.messages import Shard
+from stream_consumers.options import ErrorPolicy
 from tests.support.keyed_tables import (
     BY_POSITION,
     BY_VALUE,
     HISTORY_BY_POSITION,
+    HISTORY_BY_VALUE,
+    SCHEMA,
     KeyedTable,
     assert_own_commits,
     random_changes,
@@ -120,6 +125,17 @@ def test_a_key_from_two_shards_is_refused_and_nothing_is_written(spark: SparkSes
     with pytest.raises(KeyConflictError):
         table.drain()
     assert table.rows() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, HISTORY_BY_POSITION], ids=["rows", "history"])
+def test_a_key_from_two_shards_of_one_batch_is_refused(spark: SparkSession, folder: Path, keys: Keys) -> None:
+    table = KeyedTable(spark, folder, keys)
+    for shards in (1, 2):
+        table.send({"id": 1, "name": "a", "op": "u", "at": shards}, shards=shards)
+    with pytest.raises(KeyConflictError):
+        table.drain()
+    assert spark.read.format("delta").load(f"{folder}/t").count() == 0
 
 
 def test_a_message_without_a_key_is_a_dead_letter(spark: SparkSession, folder: Path) -> None:
@@ -278,6 +294,88 @@ def test_any_text_is_a_key(spark: SparkSession, folder: Path) -> None:
         table.drain()
     rows = spark.read.format("delta").load(f"{folder}/t").select("name", "at").collect()
     assert sorted((row["name"], row["at"]) for row in rows) == sorted([(names[0], 0), (names[1], 1)])
+
+
+EXTREMES = (-(2**63), -5_000_000_000, -1, 0, 5_000_000_000, 2**63 - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("id",), ("name", "id")], ids=["number", "text and number"])
+@pytest.mark.parametrize(
+    "keys",
+    [BY_POSITION, BY_VALUE, HISTORY_BY_POSITION, HISTORY_BY_VALUE],
+    ids=["position", "value", "history by position", "history by value"],
+)
+def test_a_small_batch_lists_the_whole_numbers_of_its_keys(
+    spark: SparkSession, folder: Path, keys: Keys, names: tuple[str, ...]
+) -> None:
+    table = KeyedTable(spark, folder, replace(keys, columns=names), records=10)
+    table.send(*({"id": key, "name": f"text{at}", "op": "u", "at": at} for at, key in enumerate(EXTREMES)))
+    table.drain()
+    table.send(*({"id": EXTREMES[at], "name": f"text{at}", "op": "ud"[at // 4], "at": at + 10} for at in (0, 2, 4)))
+    table.drain()
+    if keys.keeps_history:
+        assert table.history() == table.expected_history()
+    else:
+        assert table.rows() == table.expected()
+    predicate = table.predicate()
+    assert [str(key) in predicate for key in EXTREMES if key not in (0, -1)] == [True, False, True, False]
+    assert "text" not in predicate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["a transform", "many messages", "a truncate", "no whole number"])
+def test_other_batches_list_no_key(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    keys = replace(BY_POSITION, columns=("name",)) if why == "no whole number" else BY_POSITION
+    table = KeyedTable(spark, folder, TRUNCATED if why == "a truncate" else keys, records=10)
+    table.send(*({"id": EXTREMES[at], "name": f"text{at}", "op": "u", "at": at} for at in (0, 1)))
+    table.drain()
+    if why == "a transform":
+        table.transform = lambda rows: rows.where("true")
+    if why == "many messages":
+        monkeypatch.setattr(delta_table, "MAX_LISTED", 1)
+    if why == "a truncate":
+        table.send({"name": None, "op": "t", "at": 2})
+    table.send(*({"id": EXTREMES[at], "name": f"text{at}", "op": "u", "at": at + 3} for at in (1, 4)))
+    table.drain()
+    assert table.rows() == table.expected()
+    assert [str(EXTREMES[at]) for at in (0, 1, 4) if str(EXTREMES[at]) in table.predicate()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, HISTORY_BY_POSITION], ids=["rows", "history"])
+def test_a_transform_may_make_other_keys_each_time_that_it_is_computed(
+    spark: SparkSession, folder: Path, keys: Keys
+) -> None:
+    def with_random_keys(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("id", f.udf(lambda: secrets.randbelow(3), "bigint").asNondeterministic()())
+
+    table = KeyedTable(spark, folder, keys, records=3, transform=with_random_keys, errors=ErrorPolicy())
+    table.send(*({"id": 0, "name": f"n{at}", "op": "u", "at": at} for at in range(21)))
+    table.drain()
+    if keys.keeps_history:
+        current = [version[0] for version in table.history() if version[5]]
+        assert (len(table.history()), len(set(current))) == (21, len(current))
+    else:
+        assert table.rows().keys() <= {0, 1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, HISTORY_BY_VALUE], ids=["rows", "history"])
+def test_the_type_of_a_listed_key_may_become_wider(spark: SparkSession, folder: Path, keys: Keys) -> None:
+    properties = {"delta.enableTypeWidening": "true"}
+    table = KeyedTable(spark, folder, keys, properties=properties, errors=ErrorPolicy(schema_changes="add_columns"))
+    for at, (kind, last) in enumerate([("INT", 2**31 - 1), ("INT", 2**31 - 1), ("BIGINT", 2**31), ("BIGINT", 2**31)]):
+        table.schema = SCHEMA.replace("BIGINT", kind, 1)
+        table.send(*({"id": key, "name": f"n{at}", "op": "u", "at": at} for key in (-(2**31), last)))
+        table.drain()
+        assert str(last) in table.predicate()
+    if keys.keeps_history:
+        assert table.history() == table.expected_history()
+    else:
+        assert table.rows() == table.expected()
 
 
 def with_bytes(rows: DataFrame) -> DataFrame:
