@@ -39,6 +39,8 @@ HOT, ANY = "hot", "any"
 CHANGE_DDL = f"{DDL}, op STRING"
 # A table has as many files as after OPTIMIZE; the number is the same at each scale.
 TABLES = {2_000_000: 2, 20_000_000: 20}
+HEAP = "6g"
+"""The memory of the Spark server, which ended during merges into 20 M rows when it had the default of 2 GB."""
 NEW, DELETED = 0.05, 0.1
 NOTE = "the quick brown fox jumps over"
 COLUMNS = ("id", "user", "amount", "ts", "note", "_stream", "_shard", "_sequence", "_timestamp")
@@ -237,13 +239,14 @@ def keyed(bench: Bench) -> None:
         "Changes into keyed tables",
         "Seconds of a batch of JSON from Kafka; a tenth are deletes, and 5 % are new keys. With hot keys, a newer key "
         "changes more often, by Zipf's law. Of 1,000 changes stream-assets merges those of a run that goes on; "
-        "otherwise each run starts and ends. The bare MERGE gets the newest change of each key as Parquet.",
+        "otherwise each run starts and ends. The bare MERGE gets the newest change of each key as Parquet. All "
+        f"of them run in one Spark server with a heap of {HEAP}.",
         (OURS, PEER, BARE),
     )
     large = bench.size(LARGE, least=2 * SMALL)
     found: dict[tuple[int, str], list[list[float]]] = {}
     with ExitStack() as stack:
-        spark = stack.enter_context(bench.spark(peers.jars()))
+        spark = stack.enter_context(bench.spark(peers.jars(), is_kept=False, **{"spark.driver.memory": HEAP}))
         address, _ = stack.enter_context(bench.service(kafka_broker(bench.folder)))
         tables = [Tables.create(bench, spark, address, bench.size(rows), files) for rows, files in TABLES.items()]
         running = {own: stack.enter_context(own.running()) for own in tables}
