@@ -55,7 +55,7 @@ _YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, s
 _TO_MICROSECONDS = "with at most 6 decimal places of a second"
 _TOO_DEEP = f"nested deeper than the {MAX_VARIANT_LEVELS} levels of a VARIANT"
 # The limits of Jackson, with which Spark parses JSON.
-_MAX_DIGITS = 1000
+_MAX_NUMBER_LENGTH = 1000
 _MAX_NAME_LENGTH = 50_000
 _WIDEST_INTEGER = 20
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -63,8 +63,8 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WHOLE_BITS = {32: 24, 64: 53}
 # From half a step above the largest FLOAT on, the nearest FLOAT is infinity.
 _NO_FLOAT = 2**128 - 2**103
-# It matches only at the start of a number, so that the time does not grow with the square of the length.
-_LONG_NUMBER = re.compile(rf"(?<![-+0-9.eE])[-+0-9.eE]{{{_MAX_DIGITS + 1}}}")
+# The most digits of a DECIMAL, and the most of them after the point.
+_MAX_DIGITS = 38
 _TOO_LONG = f"longer than the {MAX_VARIANT_BYTES >> 20} MiB of a VARIANT"
 # The forms of days and times that Arrow reads.
 _ISO_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -450,17 +450,46 @@ def scanner(**hooks: Any) -> Scan:
         >>> scanner()('[1.10]', 0)
         (['1.10'], 6)
     """
-    options = {"object_pairs_hook": read_pairs, **hooks}
-    decoder: Any = json.JSONDecoder(parse_int=Integer, parse_float=Float, **options)
+    options = {"object_pairs_hook": read_pairs, "parse_int": Integer, "parse_float": Float, **hooks}
+    decoder: Any = json.JSONDecoder(**options)
     scan: Scan = decoder.scan_once
     return scan
 
 
-_scan_variant = scanner(parse_constant=refuse_constant, object_pairs_hook=object_once)
+def _number_of_variant(text: str) -> str:
+    """Return the text of a number that Spark's ``parse_json`` reads as it is.
+
+    It reads a number with an exponent as the nearest DOUBLE. It would do so with any other number that DECIMAL cannot
+    hold, too, and without an error.
+
+    Raises:
+        ValueError: a VARIANT would have another number.
+    """
+    if len(text) <= _MAX_DIGITS and "e" not in text and "E" not in text:
+        return text
+    mantissa = text.lower().partition("e")[0]
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("-0")
+    if len(mantissa) < len(text):
+        if len(text) > _MAX_NUMBER_LENGTH:
+            raise ValueError(f"a number with more than the {_MAX_NUMBER_LENGTH} characters of a VARIANT")
+        if math.isinf(number := float(text)) or (not number and digits):
+            raise ValueError("a number with an exponent that a VARIANT cannot hold")
+    elif len(digits) > _MAX_DIGITS or len(fraction) > _MAX_DIGITS:
+        raise ValueError(f"a number with more than the {_MAX_DIGITS} digits of a VARIANT")
+    return text
+
+
+_scan_variant = scanner(
+    parse_constant=refuse_constant,
+    parse_int=lambda text: Integer(_number_of_variant(text)),
+    parse_float=lambda text: Float(_number_of_variant(text)),
+    object_pairs_hook=object_once,
+)
 
 
 def variant_problem(text: str) -> str | None:
-    """Return why Spark's ``parse_json`` would reject a text and so fail the run; ``None`` if it accepts it.
+    """Return why Spark's ``parse_json`` would reject or change a text; ``None`` if it takes the text as it is.
 
     Args:
         text: a text without white space around it.
@@ -478,7 +507,7 @@ def variant_problem(text: str) -> str | None:
         if end != len(text):
             raise ValueError("more than one JSON value")
         # Checking each part of the value takes longer than parsing it, so only suspicious text is checked.
-        is_long = len(text) > _MAX_NAME_LENGTH or (len(text) > _MAX_DIGITS and _LONG_NUMBER.search(text))
+        is_long = len(text) > _MAX_NAME_LENGTH
         if is_long or "\\u" in text or text.count("[") + text.count("{") > MAX_VARIANT_LEVELS:
             variant_text(value)
     except StopIteration:
@@ -509,7 +538,7 @@ def json_text(value: Any, levels: int | None = None) -> str:
 
     Args:
         value: the value from a :func:`scanner`.
-        levels: how many levels of a VARIANT are left; NaN, and names and numbers that are too long, are then rejected.
+        levels: how many levels of a VARIANT are left; names and numbers that it cannot hold are then rejected.
 
     Raises:
         ValueError: an object has a key twice, or a VARIANT cannot hold the value.
@@ -521,9 +550,7 @@ def json_text(value: Any, levels: int | None = None) -> str:
     if isinstance(value, Number):
         if levels is not None and isinstance(value, Constant):
             raise ValueError(f"{value} is not JSON")
-        if levels is not None and len(value) > _MAX_DIGITS:
-            raise ValueError(f"a number with more than the {_MAX_DIGITS} digits of a VARIANT")
-        return str(value)
+        return str(value) if levels is None else _number_of_variant(str(value))
     if isinstance(value, str):
         return encode_basestring(value)
     if not isinstance(value, (dict, list)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from spark_jobs.decoding import isolation
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.decoding.isolation import MAX_CRASHES
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_values import variant_problem
 from spark_jobs.reading import source
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
@@ -270,6 +272,19 @@ def test_values_without_a_schema_are_in_the_table(spark: SparkSession, folder: P
     with open_batch_source(url) as source:
         (verdict,) = verify(source, what)
     assert (verdict.rows, verdict.dead, verdict.missing, verdict.duplicated) == (5, 0, 0, 0)
+
+
+def test_spark_stores_each_number_of_a_variant_that_is_taken(spark: SparkSession) -> None:
+    nines, nine_places = "9" * 38, "0." + "0" * 37
+    numbers = ["0", "-0", "1.10", f"-{nines}", f"{nines}9", "1" * 400, f"{nine_places}9", f"{nine_places}09", "1" * 900]
+    numbers += ["18446744073709551617", f"1.{'1' * 37}", f"1.{'1' * 38}", "1e2", "-1.5E-7", "1e308", "1e309", "-1e400"]
+    numbers += ["5e-324", "1e-400", "-2e-324", "0e-400", f"0.{'1' * 900}e-3", "9007199254740993", "340282366920938e24"]
+    taken = [text for text in numbers if variant_problem(text) is None]
+    assert len(taken) == 15
+    rows = spark.createDataFrame([(text,) for text in taken], "text STRING").selectExpr("to_json(parse_json(text))")
+    for text, (stored,) in zip(taken, rows.collect(), strict=True):
+        is_double = "e" in text.lower()
+        assert (float(stored) == float(text)) if is_double else (Decimal(stored) == Decimal(text)), text
 
 
 @pytest.mark.slow

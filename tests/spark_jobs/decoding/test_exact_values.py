@@ -10,6 +10,7 @@ import pytest
 
 from spark_jobs.decoding.json_decoder import Json, JsonMode
 from spark_jobs.decoding.json_documents import parse_block
+from spark_jobs.decoding.json_values import VARIANT
 from tests.support.settings import ROOT
 
 MONEY = pa.decimal128(10, 2)
@@ -133,6 +134,42 @@ def test_lenient_takes_values_that_are_written_in_another_way(text, kind, expect
     value, reason = on_each_way(text, kind, JsonMode.STRICT)
     assert value is None
     assert reason
+
+
+# Spark stores a number of a VARIANT as DECIMAL, and as the nearest DOUBLE if it has an exponent.
+OF_VARIANT = {
+    "9" * 38: True,
+    "-" + "9" * 38: True,
+    "-0." + "9" * 38: True,
+    "0." + "0" * 37 + "1": True,
+    "1." + "1" * 37: True,
+    "1.10": True,
+    "1e2": True,
+    "-1.7976931348623157E+308": True,
+    "5e-324": True,
+    "0.000e-400": True,
+    "1" + "0" * 38: False,
+    "-" + "1" * 39: False,
+    "1" * 400: False,
+    "0." + "0" * 38 + "1": False,
+    "1." + "1" * 38: False,
+    "0." + "1" * 5000: False,
+    "1e400": False,
+    "-1E+309": False,
+    "1e-400": False,
+    "-2e-324": False,
+    "NaN": False,
+}
+
+
+@pytest.mark.parametrize("mode", JsonMode)
+@pytest.mark.parametrize(("text", "is_taken"), OF_VARIANT.items(), ids=lambda given: str(given)[:40])
+def test_a_variant_takes_the_numbers_that_spark_stores_as_they_are(text, is_taken, mode):
+    value, reason = on_each_way(text, VARIANT, mode)
+    assert (value, reason is None) == (text if is_taken else None, is_taken)
+    for document in (text, f'[{{"a":{text}}}]', f'{{"\\u0061":{text}}}'):
+        found = Json(mode=mode).decode(pa.array([document.encode()], pa.binary()), pa.schema([("payload", VARIANT)]))
+        assert [error is None for error in found.errors.to_pylist()] == [is_taken]
 
 
 @pytest.mark.parametrize("mode", JsonMode)
