@@ -122,7 +122,8 @@ class StdioBroker:
         Args:
             streams: the keys of the streams.
             group: the group that shares them.
-            takes_all: also get the messages of other streams, if their headers are complete.
+            takes_all: also get the messages of other streams, if their headers are complete. Lines with a time before
+                1970 are then text, because a file cannot store this time.
         """
         queue = ConsumerQueue(frozenset(streams), group, takes_all)
         with self._changed:
@@ -220,8 +221,7 @@ class StdioBroker:
                 for line in lines:
                     read = parse_line(line)
                     with self._changed:
-                        if not read.is_certain and read.stream not in self._named:
-                            # Text like "[INFO] …" or "[2022-01-02T03:04:05] …", as logs have it.
+                        if not self._counts(read):
                             read = Line(line)
                         self._unclaimed += not self._deliver(self._numbered(read, moment), waits_for_consumers=True)
                         self._undelivered -= 1
@@ -232,6 +232,12 @@ class StdioBroker:
             with self._changed:
                 self._is_read, self._failure = True, failure
                 self._changed.notify_all()
+
+    def _counts(self, line: Line) -> bool:
+        """Return whether a line has a header; text has none, like "[INFO] …" or "[2022-01-02T03:04:05] …" in logs."""
+        if (line.timestamp_ms or 0) < 0 and any(queue.takes_all for queue in self._queues):
+            return False
+        return line.is_certain or line.stream in self._named
 
     def _numbered(self, line: Line, moment: int) -> Message:
         shard = Shard(BROADCAST if line.stream is None else line.stream, line.shard or 0)

@@ -88,10 +88,10 @@ def spool_stdin(
     """Append stdin to a stream file until its end.
 
     Lines without a stream go to the first stream of the URL. Because a pipe cannot be read again, no line is left out:
-    a line whose complete header names another stream is in the file under that name. Timestamps are kept (those before
-    1970 become 1970); the file assigns the sequences, so that they are unique whatever the lines contain. When this
-    returns, all messages are on the disk. A killed run leaves whole messages, and perhaps an incomplete one, which the
-    next run moves to another file.
+    a line whose complete header names another stream is in the file under that name. Timestamps are kept; a file has
+    none before 1970, so a line with such a time becomes a payload with its header. The file assigns the sequences, so
+    that they are unique whatever the lines contain. When this returns, all messages are on the disk. A killed run
+    leaves whole messages, and perhaps an incomplete one, which the next run moves to another file.
 
     Messages that were in the pipe when a run was killed are lost unless they are sent again; messages that are sent
     again and had been written are in the file twice.
@@ -138,8 +138,8 @@ def spool_stdin(
                 continue
             patience = IDLE_SECONDS
             stream = streams[0] if message.shard.stream == BROADCAST else message.shard.stream
-            moment = max(0, message.timestamp_ms)
-            producer.send(message.payload or b"", stream=stream, shard=message.shard.id, timestamp_ms=moment)
+            shard, moment = message.shard.id, message.timestamp_ms
+            producer.send(message.payload or b"", stream=stream, shard=shard, timestamp_ms=moment)
             messages += stream in streams
             others += stream not in streams
             on_message(message)

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,10 +76,11 @@ def spooling(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_each_line_is_a_message_of_the_file(path: Path) -> None:
     data = b"[orders | 7] a\nall\n[INFO] started\n[2022-01-02T03:04:05 | clicks | 8] b\n"
     data += b"[2022-01-02T03:04:05.6 | orders | 7 | 3] \xff\n"
-    data += b"[1969-01-01T00:00:00 | orders] old"
+    # A file has no times before 1970.
+    data += b"[1969-12-31T23:59:59.999 | clicks | 9 | 2] old\n[1970-01-01T00:00:00 | orders] new"
     seen: list[bytes | None] = []
     done = spool_stdin(ORDERS, path, broker=broker_of(data), on_message=lambda message: seen.append(message.payload))
-    assert done == SpoolResult(messages=5, others=1)
+    assert done == SpoolResult(messages=6, others=1)
     # The sequences are the file's own: two lines with one number are two messages.
     assert [(str(f.shard), f.sequence, f.payload) for f in frames(path)] == [
         ("orders/0", 1, b"a"),
@@ -86,9 +88,12 @@ def test_each_line_is_a_message_of_the_file(path: Path) -> None:
         ("orders/0", 3, b"[INFO] started"),
         ("clicks/0", 1, b"b"),
         ("orders/3", 1, b"\xff"),
-        ("orders/0", 4, b"old"),
+        ("orders/0", 4, b"[1969-12-31T23:59:59.999 | clicks | 9 | 2] old"),
+        ("orders/0", 5, b"new"),
     ]
-    assert [f.timestamp_ms for f in frames(path)][4:] == [1_641_092_645_600, 0]
+    shown = [f.timestamp_ms for f in frames(path)]
+    assert (shown[4], shown[6]) == (1_641_092_645_600, 0)
+    assert abs(shown[5] - time.time() * 1000) < 60_000
     assert seen == [frame.payload for frame in frames(path)]
 
 
