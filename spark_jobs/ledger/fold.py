@@ -96,12 +96,25 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             redo -= written
         covered = known.covered | written
         redo |= _rest(entry, shard) & covered
-        # Keep `last` only if it is directly before the position: a check would expect messages between the two.
+        # Keep `last` only if no message is between it and the position: a check would expect this message.
         is_read = shard in entry.last_messages and covered.position == entry.ranges[shard].end
-        is_last = is_read or (known.last is not None and known.last.sequence + 1 == covered.position)
-        last = known.last if is_last or covered.position == known.covered.position else None
+        is_last = is_read or covered.position == known.covered.position or _is_last_before(covered.position, known)
+        last = known.last if is_last else None
         after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals(), last=last)
     return after
+
+
+def _is_last_before(position: int | None, before: ShardState) -> bool:
+    """Return whether no message is between ``last`` and a position that an entry moved.
+
+    A batch that landed after a RESTORE may have read it already, beyond a gap. The last sequences of a range may have
+    no message, such as transaction markers.
+    """
+    if before.last is None or position is None:
+        return False
+    place = before.last.sequence
+    within = any(part.start <= place < part.end and position <= part.end for part in before.covered.ranges)
+    return within or place + 1 == position
 
 
 def _rebuilt(known: ShardState, entry: LedgerEntry, shard: Shard) -> ShardState:

@@ -379,6 +379,34 @@ def test_a_commit_is_late_also_where_the_restore_lies_before_the_state_that_the_
     in_folder(check)
 
 
+@pytest.mark.parametrize("markers", [0, 1, 3], ids="{} markers".format)
+def test_the_last_message_is_known_after_a_gap_is_filled(markers: int) -> None:
+    """The last sequences of a range may be transaction markers, which are no messages."""
+    orders = Shard("orders")
+
+    def batch(number: int, start: int, end: int, *, has_messages: bool = True) -> LedgerEntry:
+        found = LastMessage(end - 1 - markers, 1000 + end, 7 * end, 0)
+        last = {orders: found} if has_messages else {}
+        return made_entry(number, 0, ranges={orders: Range(start, end)}, last_messages=last)
+
+    first = fold({orders: ShardState(origin=0, covered=Intervals.of((MIN_SEQUENCE, 0)))}, batch(1, 0, 10), late=False)
+    ahead = fold(fold(first, batch(2, 10, 20), late=False), batch(3, 20, 30), late=False)
+    late = fold(restore(ahead, first), batch(4, 30, 40), late=True)
+    for parts in (
+        [batch(5, 10, 30)],
+        [batch(5, 10, 20), batch(6, 20, 30)],
+        [batch(5, 10, 20, has_messages=False), batch(6, 20, 30, has_messages=False)],
+    ):
+        state = late
+        for part in parts:
+            state = fold(state, part, late=False)
+            assert state[orders].last == LastMessage(39 - markers, 1040, 280, 0)
+        assert state[orders].covered == Intervals.of((MIN_SEQUENCE, 40))
+    # A late batch without messages does not tell which message is the last one before its end.
+    empty = fold(restore(ahead, first), batch(4, 30, 40, has_messages=False), late=True)
+    assert fold(empty, batch(5, 10, 30), late=False)[orders].last is None
+
+
 def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
     shard, ten = SHARDS[0], Intervals.of((MIN_SEQUENCE, 10))
     state = {shard: ShardState(ten, Intervals.of((2, 8)), origin=0)}
@@ -409,7 +437,7 @@ def test_the_last_message_grows_with_appends_goes_back_with_a_restore_and_surviv
     # Which message was the last one before a position that moves without it (of a group that claimed) is not known.
     fence = made_entry(5, 0, kind="fence", ranges={orders: Range(15, 20)})
     assert fold(states[4], fence, late=False)[orders].last is None
-    # Nor is it where the position moves over what a batch wrote that landed after a RESTORE.
+    # Nor is it where the position moves over what a batch without messages wrote that landed after a RESTORE.
     late = {orders: ShardState(origin=0, covered=Intervals.of((MIN_SEQUENCE, 0), (5, 8)))}
     assert fold(late, entry(1, 5), late=False)[orders].last is None
     full = made_entry(5, 4, state=states[4])
