@@ -48,7 +48,7 @@ from spark_jobs.ledger.entries import (
     replay_key,
 )
 from spark_jobs.ledger.intervals import MAX_SEQUENCE, MIN_SEQUENCE, Intervals
-from stream_consumers.batches import FactsByShard, PositionFacts, position_facts_in
+from stream_consumers.batches import FactsByShard, LastMessage, PositionFacts, position_facts_in
 from stream_consumers.messages import Shard
 
 NONE = Intervals()
@@ -76,8 +76,8 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         known = after.get(shard, ShardState())
         if shard not in entry.lost:
             after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
-    for shard, message in entry.last_messages.items():
-        known = after.get(shard, ShardState())
+    for shard in entry.last_messages.keys() - entry.affected.keys():
+        known, message = after.get(shard, ShardState()), entry.last_messages[shard]
         after[shard] = replace(known, last=message if known.last is None else max(known.last, message))
     if entry.adds_copies:
         return after
@@ -96,25 +96,25 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             redo -= written
         covered = known.covered | written
         redo |= _rest(entry, shard) & covered
-        # Keep `last` only if no message is between it and the position: a check would expect this message.
-        is_read = shard in entry.last_messages and covered.position == entry.ranges[shard].end
-        is_last = is_read or covered.position == known.covered.position or _is_last_before(covered.position, known)
-        last = known.last if is_last else None
+        last = _last_message(known, entry, shard, covered.position)
         after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals(), last=last)
     return after
 
 
-def _is_last_before(position: int | None, before: ShardState) -> bool:
-    """Return whether no message is between ``last`` and a position that an entry moved.
+def _last_message(before: ShardState, entry: LedgerEntry, shard: Shard, position: int | None) -> LastMessage | None:
+    """Return the last message that was read of a shard after an entry that covers some of it.
 
-    A batch that landed after a RESTORE may have read it already, beyond a gap. The last sequences of a range may have
-    no message, such as transaction markers.
+    It is ``None`` if a message may be between it and the position, because a check would expect this message. A batch
+    that landed after a RESTORE may have read beyond a gap. The last sequences of a range may have no message, such as
+    transaction markers.
     """
-    if before.last is None or position is None:
-        return False
-    place = before.last.sequence
-    within = any(part.start <= place < part.end and position <= part.end for part in before.covered.ranges)
-    return within or place + 1 == position
+    last, message = before.last, entry.last_messages.get(shard)
+    if message is not None and (last is None or message > last):
+        return message if position is None or position <= entry.ranges[shard].end else None
+    if last is None or position is None or position in (before.covered.position, last.sequence + 1):
+        return last
+    is_in_reach = (part.start <= last.sequence < part.end and position <= part.end for part in before.covered.ranges)
+    return last if any(is_in_reach) else None
 
 
 def _rebuilt(known: ShardState, entry: LedgerEntry, shard: Shard) -> ShardState:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import pytest
 from deltalake import DeltaTable
@@ -405,6 +406,36 @@ def test_the_last_message_is_known_after_a_gap_is_filled(markers: int) -> None:
     # A late batch without messages does not tell which message is the last one before its end.
     empty = fold(restore(ahead, first), batch(4, 30, 40, has_messages=False), late=True)
     assert fold(empty, batch(5, 10, 30), late=False)[orders].last is None
+
+
+def test_no_message_is_between_the_last_one_and_the_position():
+    """Whatever lands late after which RESTORE; a check of the stream would take this message for a foreign one."""
+    orders, size = Shard("orders"), 24
+    for seed in range(800):
+        random = Random(seed)
+        messages = {sequence for sequence in range(size) if random.random() < 0.7}
+        states = [{orders: ShardState(origin=0, covered=Intervals.of((MIN_SEQUENCE, 0)))}]
+        restores, in_flight = [], []
+        for number in range(1, 15):
+            covered, chance = states[-1][orders].covered, random.random()
+            if chance < 0.2:
+                states.append(restore(states[-1], random.choice(states)))
+                restores.append(len(states))
+            elif chance < 0.4 and in_flight:
+                base, late = in_flight.pop()
+                states.append(fold(states[-1], late, late=any(version > base for version in restores)))
+            elif covered.position < size:
+                end = random.randint(covered.position, min([size, *(p.start for p in covered.ranges[1:])]) - 1) + 1
+                part = Range(covered.position, end)
+                last = {orders: LastMessage(max(own), 1, 1, 0)} if (own := messages & {*range(*part)}) else {}
+                batch = made_entry(number, 0, ranges={orders: part}, last_messages=last)
+                if random.random() < 0.3:
+                    in_flight.append((len(states), batch))
+                else:
+                    states.append(fold(states[-1], batch, late=False))
+            state = states[-1][orders]
+            if state.last is not None:
+                assert not messages & {*range(state.last.sequence + 1, state.covered.position)}, seed
 
 
 def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
