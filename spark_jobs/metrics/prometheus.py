@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +23,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from spark_jobs.metrics.recorders import COUNTERS, DURATIONS, LAG, SECONDS, BatchLabels, BatchNumbers
+from stream_consumers.errors import UntrustedFileError
 
 FILE = "stream_assets.prom"
+LOCK_SECONDS = 10.0
+"""How long a batch waits for other processes that write the file, in seconds."""
+_POLL_SECONDS = 0.01
+_WRITE_OF_OTHERS = 0o022
 _LAG = GaugeMetricFamily("stream_assets_lag", LAG)
 _SECONDS = {name: HistogramMetricFamily(f"stream_assets_{name}_seconds", text) for name, text in DURATIONS.items()}
 _COUNTERS = [CounterMetricFamily(f"stream_assets_{name}", text) for name, (_, text) in COUNTERS.items()]
@@ -64,11 +71,10 @@ class TextfileRecorder:
     def _changing(self) -> Iterator[dict[_Key, float]]:
         """Read the numbers in the file, and write them back atomically after the block, one process at a time."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # Other users may be able to write to the folder, so neither the lock nor the mode follows a symbolic link. Who
-        # can read the lock could hold it.
-        lock = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        # Another user who could read the lock could hold it.
+        lock = _open_own(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock)
             values = _read(self._file)
             yield values
             with tempfile.NamedTemporaryFile(dir=self._file.parent, suffix=".new", delete=False) as new:
@@ -94,10 +100,47 @@ class _Numbers(Collector):
             yield metric
 
 
+def _open_own(file: Path, flags: int) -> int:
+    """Open a file in a folder that other users may be able to write, without following a link or waiting for a pipe.
+
+    Raises:
+        UntrustedFileError: another user owns the file or can write it, or it is not a regular file.
+    """
+    opened = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & _WRITE_OF_OTHERS:
+        os.close(opened)
+        raise UntrustedFileError(
+            f"{file} is not a regular file that only this user or root can write", remedy="Remove it."
+        )
+    return opened
+
+
+def _wait_for(lock: int) -> None:
+    """Lock an open file.
+
+    Raises:
+        BlockingIOError: another process holds the lock for more than :data:`LOCK_SECONDS`.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
 def _read(file: Path) -> dict[_Key, float]:
-    if not file.exists():
+    try:
+        opened = _open_own(file, os.O_RDONLY)
+    except FileNotFoundError:
         return {}
-    families = text_string_to_metric_families(file.read_text())
+    with os.fdopen(opened) as text:
+        families = list(text_string_to_metric_families(text.read()))
     return {_key(sample.name, sample.labels): sample.value for family in families for sample in family.samples}
 
 

@@ -133,7 +133,8 @@ def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
     try:
         if not flags & os.O_EXCL:
             _check_regular(path)
-        return os.open(path, flags, mode)
+        # A pipe may have taken the place of the file since the check.
+        return os.open(path, flags | os.O_NONBLOCK, mode)
     except FileExistsError as error:
         raise StreamExistsError(f"{path} exists already", remedy="Remove it, or append to it.") from error
     except IsADirectoryError as error:

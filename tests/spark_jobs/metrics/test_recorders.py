@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -27,6 +29,7 @@ from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders, _redact_otlp, recorders
 from stream_consumers.client_config import HIDDEN
+from stream_consumers.errors import UntrustedFileError
 from tests.support.batch_reports import ZERO, report
 from tests.support.python_programs import run_python
 
@@ -245,11 +248,46 @@ def test_what_a_recorder_raises_is_logged_once_and_disturbs_no_batch(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "stream_assets.prom").write_text("not a metric {")
+    (folder / "stream_assets.prom").chmod(0o644)
     told = Recorders([TextfileRecorder(folder)])
     told.batch(LABELS, NUMBERS)
     told.batch(LABELS, NUMBERS)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "TextfileRecorder" in caplog.text
+
+
+def writable_by_all(path: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+
+
+def of_another_user(path: Path) -> None:
+    path.touch()
+    try:
+        os.chown(path, 65534, 65534)
+    except PermissionError:
+        pytest.skip("only root can give a file to another user")
+
+
+@pytest.mark.parametrize("name", ["stream_assets.prom", "stream_assets.lock"])
+@pytest.mark.parametrize("trap", [os.mkfifo, writable_by_all, of_another_user])
+def test_a_file_of_another_user_in_the_folder_is_neither_read_nor_waited_for(
+    folder: Path, name: str, trap: Callable[[Path], None]
+) -> None:
+    trap(folder / name)
+    with pytest.raises(UntrustedFileError):
+        TextfileRecorder(folder).batch(LABELS, NUMBERS)
+
+
+def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "LOCK_SECONDS", 0.1)
+    with os.fdopen(os.open(folder / "stream_assets.lock", os.O_CREAT | os.O_RDWR, 0o600)) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            TextfileRecorder(folder).batch(LABELS, NUMBERS)
+    TextfileRecorder(folder).batch(LABELS, NUMBERS)
 
 
 def test_a_link_of_another_user_in_the_folder_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
