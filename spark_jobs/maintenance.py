@@ -132,6 +132,7 @@ def _is_old(state: LedgerState, log: DeltaLog) -> bool:
 
 
 def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
+    log.check_version()
     try:
         _keep_files(spark, log)
         joined = _first(spark, f"OPTIMIZE {sql_name(log.path)}")["metrics"]

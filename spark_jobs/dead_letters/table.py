@@ -368,6 +368,7 @@ class DeadLetterTable:
     def _delete(self, spark: SparkSession, dead_letters: Uncounted) -> bool:
         """Delete dead letters; return whether all of them are gone."""
         condition = " OR ".join(_condition(bid, ranges) for bid, ranges in dead_letters.items())
+        self.log().check_version()
         try:
             spark.sql(f"DELETE FROM {sql_name(self.path)} WHERE {condition}")  # noqa: S608 - our own ids
         except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java

@@ -15,8 +15,10 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _MAX_DIGITS = 38
-# Quotes, backslashes, control characters, and the line breaks of Unicode.
-_ENDS_JAVA_TEXT = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
+# Spark (before it parses a text) and Hadoop (in each setting) replace ${…} by a setting or an environment variable.
+VARIABLE = "${"
+# A variable, quotes, backslashes, control characters, and the line breaks of Unicode.
+_UNSAFE_IN_NAME = re.compile(r'\$\{|["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 _INTERNAL = ("__delta_internal", "_tmp_metadata")
 _TYPES = frozenset(
     (
@@ -138,14 +140,17 @@ def is_internal(name: str) -> bool:
     return folded(name).startswith(_INTERNAL)
 
 
-def is_safe_in_java(name: str) -> bool:
-    r"""Return whether Spark may evaluate expressions with the column: Delta writes its name into Java source unescaped.
+def is_safe_name(name: str) -> bool:
+    r"""Return whether Spark reads the name of a column as plain text.
+
+    Delta writes names into Java source unescaped. Spark writes them into settings of Hadoop, which replaces variables,
+    and then into the footers of Parquet files.
 
     Example:
-        >>> is_safe_in_java("straße 😀"), is_safe_in_java('a"b'), is_safe_in_java("a\\u0022b"), is_safe_in_java("a\nb")
+        >>> is_safe_name("straße 😀"), is_safe_name('a"b'), is_safe_name("a\\u0022b"), is_safe_name("${env.HOME}")
         (True, False, False, False)
     """
-    return not _ENDS_JAVA_TEXT.search(name)
+    return not _UNSAFE_IN_NAME.search(name)
 
 
 def declared_types(ddl: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, is_safe_in_java
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, is_safe_name
 from spark_jobs.decoding.json_values import Constant, Integer, Number, read_day, read_moment
 
 MAX_LEVELS = 20
@@ -27,13 +27,13 @@ _NO_TYPES: Mapping[str, pa.DataType] = {}
 
 
 def is_name(name: str) -> bool:
-    r"""Return whether a column may have this name of a field: not too long, printable, and safe in Java.
+    r"""Return whether a column may have this name of a field: not too long, printable, and safe in Spark.
 
     Example:
         >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name('a"b')
         (True, False, False, False)
     """
-    return 0 < len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable() and is_safe_in_java(name)
+    return 0 < len(name) <= MAX_COLUMN_NAME_LENGTH and name.isprintable() and is_safe_name(name)
 
 
 class FieldStats:

@@ -29,6 +29,7 @@ from spark_jobs.ledger.table_expressions import (
     check_checksum,
     check_last_checkpoint,
     check_metadata,
+    foreign_options,
     read_strictly,
 )
 from spark_jobs.redaction import redacted
@@ -56,7 +57,9 @@ _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"/([0-9]{20})\.checkpoint\.[^/]*(parquet|json)$")
 _CHECKPOINT_FILE = re.compile(r"[0-9]{20}\.checkpoint\..*parquet")
+_LAST_CHECKPOINT = "_delta_log/_last_checkpoint"
 _METADATA = frozenset({"metaData", "protocol"})
 # A line with one of these actions has one of these texts, because its name may be written with escapes.
 _METADATA_MARKS = ('metaData"', 'protocol"', "\\u")
@@ -198,6 +201,7 @@ class Commit:
         output_bytes: bytes of the files written, as the writer counted them.
         changes_rows: whether it adds or removes rows, and does not only move them to other files.
         by: the user or the engine that the writer recorded.
+        has_format_options: whether its metadata have options of the format; ``None`` if it sets no metadata.
     """
 
     version: int
@@ -214,6 +218,7 @@ class Commit:
     output_bytes: int = 0
     changes_rows: bool = False
     by: str = ""
+    has_format_options: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +288,12 @@ class TableSnapshot:
         """The table properties."""
         return self._table.metadata().configuration
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The name, the description and the partition columns."""
+        found = self._table.metadata()
+        return (found.name or "", found.description or "", *found.partition_columns)
+
     @cached_property
     def schema_json(self) -> str:
         """The schema in the JSON of the log."""
@@ -329,10 +340,12 @@ class DeltaLog:
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
         self._restored_versions: dict[int, tuple[int, ...]] = {}
-        self._checked: tuple[Mapping[str, str], str] | None = None
+        self._checked: tuple[Mapping[str, str], str, tuple[str, ...]] | None = None
         # The texts of other files with metadata for Spark, by their checks.
         self._checked_texts: dict[Callable[[str, str], None], str] = {}
         self._newest_read: _CommitFile | None = None
+        # The newest version without options of the format.
+        self._format_checked = -1
         self._table_id: str | None = None
         self._apps: tuple[tuple[str, int], frozenset[str] | None] | None = None
         # The text of the commit that was opened last: after a search for a batch, its files are often needed next.
@@ -348,6 +361,7 @@ class DeltaLog:
             StorageMismatchError: a copy replaced the table since this object last read its log.
         """
         self._check_path()
+        self._status(_LAST_CHECKPOINT)
         try:
             snapshot = TableSnapshot(self, DeltaTable(self.path, storage_options=self.storage_options))
         except TableNotFoundError:
@@ -365,24 +379,68 @@ class DeltaLog:
         return snapshot
 
     def check_version(self, version: int | None = None) -> None:
-        """Refuse a version whose metadata may let Spark run code, the newest by default.
+        """Refuse a version whose metadata may let Spark run code, the newest by default. Call it before Spark reads.
 
         Raises:
             TableUnreadableError, UnsupportedError, LedgerUnreadableError, StorageMismatchError: see :meth:`snapshot`.
         """
         if version is None:
-            self.snapshot()
+            snapshot = self.snapshot()
         else:
-            self._check_metadata(TableSnapshot(self, self.open(version)))
+            snapshot = TableSnapshot(self, self.open(version))
+            self._check_metadata(snapshot)
+        if snapshot is not None:
+            self._check_format(snapshot.version)
 
     def _check_metadata(self, snapshot: TableSnapshot) -> None:
         # The check takes 5 ms for a table with 1,000 columns, so it is skipped while the metadata stay the same.
-        metadata = snapshot.configuration, snapshot.schema_json
+        metadata = snapshot.configuration, snapshot.schema_json, snapshot.texts
         if metadata != self._checked:
-            check_metadata(self.path, snapshot.configuration, snapshot.columns)
+            check_metadata(self.path, snapshot.configuration, snapshot.columns, others=snapshot.texts)
             self._checked = metadata
         self._check_file(f"_delta_log/{snapshot.version:020d}.crc", check_checksum)
-        self._check_file("_delta_log/_last_checkpoint", check_last_checkpoint)
+        self._check_file(_LAST_CHECKPOINT, check_last_checkpoint)
+
+    def _check_format(self, version: int) -> None:
+        """Refuse options of the format in the metadata of a version, which delta-rs does not return.
+
+        Raises:
+            UnsupportedError: there are such options.
+            TableUnreadableError, LedgerUnreadableError: see :meth:`commit`, or the checkpoint cannot be read.
+        """
+        checked, at, has_options = self._format_checked, version, None
+        end = checked if 0 <= checked <= version else self._newest_checkpoint(version)[0]
+        while at > end and has_options is None and (commit := self.commit(at)) is not None:
+            has_options, at = commit.has_format_options, at - 1
+        if has_options is None and at != checked:
+            with self.reading():
+                has_options = any(map(self._has_format_options, self._newest_checkpoint(version)[1]))
+        if has_options:
+            raise foreign_options(self.path)
+        self._format_checked = max(checked, version)
+
+    def _newest_checkpoint(self, version: int) -> tuple[int, Sequence[str]]:
+        """Return version and files of the newest checkpoint up to a version; -1 and no file without one."""
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+            hint = json.loads(self._read(_LAST_CHECKPOINT))
+            names = self._checkpoint_names(hint)
+            found = self.files().get_file_info(names)
+            if names and int(hint["version"]) <= version and all(one.type is pyarrow.fs.FileType.File for one in found):
+                return int(hint["version"]), names
+        with self.reading():
+            listed = [one.path for one in self.files().get_file_info(pyarrow.fs.FileSelector("_delta_log"))]
+        numbers = {name: int(match[1]) for name in listed if (match := _CHECKPOINT.search(name)) is not None}
+        newest = max((number for number in numbers.values() if number <= version), default=-1)
+        return newest, [name for name, number in numbers.items() if number == newest]
+
+    def _has_format_options(self, checkpoint: str) -> bool:
+        self._status(checkpoint)
+        if checkpoint.endswith(".json"):
+            return bool(parse_commit(0, self._read(checkpoint)).has_format_options)
+        with self.files().open_input_file(checkpoint) as file:
+            found = pq.ParquetFile(file).read(columns=["metaData.format"])
+        actions = found.column("metaData").to_pylist() if found.num_columns else []
+        return any(action is not None and (action["format"] or {}).get("options") for action in actions)
 
     def _check_same(self, snapshot: TableSnapshot) -> None:
         """Clear the caches if the table was created again, and refuse a copy that replaced the table.
@@ -455,6 +513,7 @@ class DeltaLog:
             TableUnreadableError: there is no table, or it cannot be read.
             LedgerUnreadableError: the storage does not answer.
         """
+        self._status(_LAST_CHECKPOINT)
         with self.reading():
             try:
                 return DeltaTable(self.path, version=version, storage_options=self.storage_options)
@@ -481,6 +540,7 @@ class DeltaLog:
         self._commits = {}
         self._restored_versions = {}
         self._newest_read = self._apps = self._opened = None
+        self._format_checked = -1
 
     def transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
         """Return the app ids of all transactions up to a version, from the newest checkpoint and the commits after it.
@@ -498,7 +558,7 @@ class DeltaLog:
 
     def _find_transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
         try:
-            hint = json.loads(self._read("_delta_log/_last_checkpoint"))
+            hint = json.loads(self._read(_LAST_CHECKPOINT))
         except FileNotFoundError:
             hint = {"version": -1}
         except (OSError, ValueError, RecursionError):
@@ -516,23 +576,26 @@ class DeltaLog:
             return None
         return frozenset(found)
 
-    def _checkpoint_transactions(self, hint: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the app ids in the checkpoint in ``_last_checkpoint``: one file, several parts, or version 2."""
+    @staticmethod
+    def _checkpoint_names(hint: Mapping[str, Any]) -> list[str]:
+        """Return the files of the checkpoint in ``_last_checkpoint``: one file, several parts, or version 2."""
         version, parts = int(hint["version"]), int(hint.get("parts") or 1)
         if version < 0:
-            return
-        stem = f"{version:020d}.checkpoint"
-        names: Iterable[str] = (f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1))
+            return []
+        stem = f"_delta_log/{version:020d}.checkpoint"
         if "v2Checkpoint" in hint:
-            names = [str(hint["v2Checkpoint"]["path"])]
-        elif parts == 1:
-            names = [f"{stem}.parquet"]
-        for name in names:
-            self._status(f"_delta_log/{name}")
+            return [f"_delta_log/{hint['v2Checkpoint']['path']}"]
+        if parts == 1:
+            return [f"{stem}.parquet"]
+        return [f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+
+    def _checkpoint_transactions(self, hint: Mapping[str, Any]) -> Iterator[str]:
+        for name in self._checkpoint_names(hint):
+            self._status(name)
             if name.endswith(".json"):
-                yield from parse_commit(version, self._read(f"_delta_log/{name}")).transactions
+                yield from parse_commit(int(hint["version"]), self._read(name)).transactions
                 continue
-            with self.files().open_input_file(f"_delta_log/{name}") as file:
+            with self.files().open_input_file(name) as file:
                 table = pq.read_table(file, columns=["txn"])
             if "txn" in table.column_names:
                 apps = pc.struct_field(table.column("txn"), "appId").drop_null()
@@ -856,7 +919,9 @@ class DeltaLog:
     def _text(self, version: int) -> str:
         opened = self._opened
         if opened is None or opened[0] != version:
-            opened = self._opened = version, self._read(f"_delta_log/{version:020d}.json")
+            name = f"_delta_log/{version:020d}.json"
+            self._status(name)
+            opened = self._opened = version, self._read(name)
         return opened[1]
 
     def _read(self, name: str) -> str:
@@ -886,7 +951,7 @@ def parse_commit(version: int, text: str) -> Commit:
         UnsupportedError: the commit sets the metadata of the table more than once.
     """
     _check_whole(text)
-    _check_metadata(text)
+    metadata_of_table = _metadata_of(text)
     info: Mapping[str, Any] = {}
     transactions: dict[str, int] = {}
     # Not splitlines(): JSON strings may hold other line separators.
@@ -933,6 +998,7 @@ def parse_commit(version: int, text: str) -> Commit:
         _whole_number(metrics.get("numOutputBytes", metrics.get("numAddedBytes"))) or 0,
         _DATA_CHANGE.search(text) is not None,
         str(info.get("userName") or info.get("engineInfo") or ""),
+        None if metadata_of_table is None else bool(_object(metadata_of_table.get("format")).get("options")),
     )
 
 
@@ -987,19 +1053,23 @@ def _check_whole(text: str) -> None:
     _json_of_line(lines[-1])
 
 
-def _check_metadata(text: str) -> None:
-    """Refuse a commit with two metadata actions: delta-rs, and so our checks, and Spark may use different ones.
+def _metadata_of(text: str) -> Mapping[str, Any] | None:
+    """Return the metadata that a commit sets; ``None`` if it sets none.
+
+    A commit with two metadata actions is refused: delta-rs, and so our checks, and Spark may use different ones.
 
     Raises:
         ValueError: a line is not JSON, or has a name twice.
         UnsupportedError: the commit has a ``metaData`` or ``protocol`` twice, or another action in the line of one.
     """
     found: list[str] = []
+    metadata = None
     for line in text.split("\n"):
         if any(mark in line for mark in _METADATA_MARKS):
-            actions = [name for name, action in read_strictly(line).items() if action is not None]
+            actions = {name: action for name, action in read_strictly(line).items() if action is not None}
             if not _METADATA.isdisjoint(actions):
                 found += actions
+                metadata = actions.get("metaData", metadata)
     if sorted(found) != sorted(_METADATA.intersection(found)):
         raise UnsupportedError(
             "the commit has more than one metaData or protocol, or another action in the line of one, so that readers "
@@ -1007,6 +1077,7 @@ def _check_metadata(text: str) -> None:
             remedy="Undo it: move the .json and .crc files of this version and of later versions out of _delta_log. If "
             "you do not know which program wrote it, find out who can write there.",
         )
+    return None if metadata is None else _object(metadata)
 
 
 @dataclass(frozen=True, slots=True)

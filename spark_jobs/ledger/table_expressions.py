@@ -1,21 +1,23 @@
-"""Checks SQL expressions and column names in the metadata of a Delta table, which Spark uses when rows are written.
+"""Checks expressions, names and properties in the metadata of a Delta table, which Spark uses when rows are written.
 
 Anyone who can write the table's log can choose their text. Delta refuses a subquery or a call of Java when a user
 defines an expression, but does not check the expressions in a log, and Spark would run both with the rights of the run.
 Delta also makes constraints of VARCHAR columns and others, and writes the names of their columns into Java source.
+The properties of a table are settings of Hadoop while it is written, and may choose classes; Hadoop replaces variables
+in them and in the columns, and Spark writes the result into Parquet files.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from deltalake import Schema
 
-from spark_jobs.decoding.ddl import is_safe_in_java, quoted
+from spark_jobs.decoding.ddl import VARIABLE, is_safe_name, quoted
 from stream_consumers.display import printable, shortened
 from stream_consumers.errors import UnsupportedError
 
@@ -70,8 +72,8 @@ _TOKEN = re.compile(
     |(?P<sign>-(?!-)|/(?![*/])|\|(?!>)|[][(),.:+*%=<>!&^~])""",
     re.DOTALL | re.VERBOSE,
 )
-# Before Spark parses a text, it replaces ${…} by a setting or an environment variable, also inside quotes.
-_VARIABLE = "${"
+# No setting of Hadoop, Parquet or Spark has a name without a dot, or one that begins with one of these.
+_PROPERTIES = ("delta.", "stream-assets.", "pipelines.")
 _SHOWN, _SHOWN_PART = 200, 40
 
 
@@ -106,8 +108,8 @@ def check_expression(text: str, *, where: str) -> None:
 
 def _unsafe(text: str) -> str | None:
     """Return the part of an expression that may be harmful; ``None`` if all of it is harmless."""
-    if _VARIABLE in text:
-        return _VARIABLE
+    if VARIABLE in text:
+        return VARIABLE
     at, kind, part, is_qualified = 0, "sign", "", False
     while at < len(text):
         found = _TOKEN.match(text, at)
@@ -128,24 +130,52 @@ def _unsafe(text: str) -> str | None:
     return None
 
 
-def check_metadata(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a table with an expression that :func:`check_expression` refuses, or a name that is not safe in Java.
+def unsafe_property(names: Iterable[str]) -> str | None:
+    """Return a name of a table property that may also be a setting of Hadoop, Parquet or Spark; ``None`` without one.
+
+    Example:
+        >>> unsafe_property(["delta.appendOnly", "team"]), unsafe_property(["fs.file.impl"])
+        (None, 'fs.file.impl')
+    """
+    return next((name for name in names if "." in name and not name.lower().startswith(_PROPERTIES)), None)
+
+
+def check_metadata(
+    path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]], *, others: object = None
+) -> None:
+    """Refuse a table with an expression that :func:`check_expression` refuses, or with an unsafe name or property.
 
     Args:
         path: the path of the table.
         configuration: the table properties.
         columns: the columns in the format of the log.
+        others: the other texts of the metadata, in which there must not be variables either.
 
     Raises:
-        UnsupportedError: an expression or a name may be harmful; it names the constraint or the column.
+        UnsupportedError: a part of the metadata may be harmful; it names the constraint, the column or the property.
     """
+    if (setting := unsafe_property(configuration)) is not None:
+        shown = shortened(printable(setting), _SHOWN)
+        raise UnsupportedError(
+            f"{path} has the property {shown}, which may also be a setting of Hadoop, and Spark would use it as one",
+            remedy="Remove it with ALTER TABLE … UNSET TBLPROPERTIES in another program, or give it a name without "
+            "dots. If you do not know which program set it, find out who can write there.",
+        )
     if (unsafe := unsafe_name(columns)) is not None:
         shown = shortened(printable(unsafe), _SHOWN)
         raise UnsupportedError(
-            f"{path} has a column or field {shown}: Delta may write this name into Java source, which it would change",
-            remedy="Rename it to a name without quotes, backslashes, line breaks and control characters, with ALTER "
-            "TABLE … RENAME COLUMN … TO … in another program, or RESTORE the table to a version without it. If you do "
-            "not know which program added it, find out who can write there.",
+            f"{path} has a column or field {shown}, which Java or Hadoop may not read as plain text",
+            remedy="Rename it to a name without ${, quotes, backslashes, line breaks and control characters, with "
+            "ALTER TABLE … RENAME COLUMN … TO … in another program, or RESTORE the table to a version without it. If "
+            "you do not know which program added it, find out who can write there.",
+        )
+    # JSON escapes neither character, and has no ${ of its own.
+    if VARIABLE in json.dumps([dict(configuration), list(columns), others]):
+        raise UnsupportedError(
+            f"{path} has {VARIABLE} in a comment, a property or another text of its metadata: Hadoop may replace it by "
+            "a secret of the run, which Spark then writes into the files of the table",
+            remedy="Change this text with ALTER TABLE … in another program, or RESTORE the table to a version without "
+            "it. If you do not know which program wrote it, find out who can write there.",
         )
     for name, text in configuration.items():
         if name.lower().startswith(CHECK):
@@ -154,6 +184,15 @@ def check_metadata(path: str, configuration: Mapping[str, str], columns: Sequenc
         # Delta makes a constraint of the name and the expression of a generated column.
         for part in (text, quoted(name)):
             check_expression(part, where=f"an expression of the column {printable(name)} of {path}")
+
+
+def foreign_options(path: str) -> UnsupportedError:
+    """Return the error for a table whose format has options, which are settings of Hadoop for Spark."""
+    return UnsupportedError(
+        f"the format in the metadata of {path} has options, which no program sets, and Spark would use as settings",
+        remedy="RESTORE the table to a version before the one that added them. If you do not know which program wrote "
+        "them, find out who can write there.",
+    )
 
 
 def check_checksum(path: str, text: str) -> None:
@@ -188,6 +227,7 @@ def check_last_checkpoint(path: str, text: str) -> None:
         found = _object(text)
         if (schema := found.get("checkpointSchema")) is not None:
             Schema.from_json(json.dumps(schema))
+            check_metadata(path, {}, schema["fields"])
         for action in (found.get("v2Checkpoint") or {}).get("nonFileActions") or []:
             _check_read_metadata(path, action.get("metaData") or {})
 
@@ -197,7 +237,11 @@ def _check_read_metadata(path: str, metadata: Mapping[str, Any]) -> None:
     schema = metadata.get("schemaString") or '{"type": "struct", "fields": []}'
     # delta-rs knows only the types of Delta, at any depth. Spark would load the class that a user-defined type names.
     Schema.from_json(schema)
-    check_metadata(path, configuration, read_strictly(schema)["fields"])
+    # What this leaves out is checked with the columns and the properties.
+    others = {name: text for name, text in metadata.items() if name not in ("schemaString", "configuration")}
+    if (metadata.get("format") or {}).get("options"):
+        raise foreign_options(path)
+    check_metadata(path, configuration, read_strictly(schema)["fields"], others=others)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -235,7 +279,7 @@ def unsafe_name(columns: Sequence[Mapping[str, Any]]) -> str | None:
     Args:
         columns: the columns in the format of the log.
     """
-    return next((name for _, part in _parts(columns) if not is_safe_in_java(name := str(part.get("name", "")))), None)
+    return next((name for _, part in _parts(columns) if not is_safe_name(name := str(part.get("name", "")))), None)
 
 
 def _of_columns(columns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

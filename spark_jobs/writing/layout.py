@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,10 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, Unsuppor
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, BooleanType, StructType
 
-from spark_jobs.decoding.ddl import name_ddl, quoted
+from spark_jobs.decoding.ddl import VARIABLE, name_ddl, quoted
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
-from spark_jobs.ledger.table_expressions import CHECK, check_expression
+from spark_jobs.ledger.table_expressions import CHECK, check_expression, unsafe_property
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.reading.spark_types import column_ddl, properties, text
 from spark_jobs.session import first_line
@@ -76,6 +77,17 @@ class TableLayout:
             )
         if self.comment is not None and not isinstance(self.comment, str):
             raise InvalidOptionError(f"comment={self.comment!r} is not a string", remedy="Put it in quotes.")
+        if (setting := unsafe_property(self.properties)) is not None:
+            raise InvalidOptionError(
+                f"the table property {setting!r} may also be a setting of Hadoop, and Spark would use it as one",
+                remedy="Use a name without dots, or a property of Delta.",
+            )
+        if VARIABLE in json.dumps([self.comment, self.properties, self.generated_columns]):
+            raise InvalidOptionError(
+                f"the comment, a property or a generated column of the table has {VARIABLE}, and Hadoop replaces such "
+                "variables",
+                remedy="Write it in another way.",
+            )
         name = self.catalog_table
         if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise InvalidOptionError(

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, folded, is_internal, quoted
+from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, VARIABLE, folded, is_internal, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, FieldFinder, Json, JsonMode, Path, merge_objects
 from spark_jobs.decoding.json_documents import read_object
@@ -86,9 +86,14 @@ def check_columns(
     _check_stream_columns(rows)
     if (unsafe := unsafe_name(rows.jsonValue()["fields"])) is not None:
         raise SchemaMismatchError(
-            f"the rows have a column or field {printable(unsafe)}: Delta may write this name into Java source",
-            remedy="Use a name without quotes, backslashes, line breaks and control characters: rename it in the "
+            f"the rows have a column or field {printable(unsafe)}, which Java or Hadoop may not read as plain text",
+            remedy="Use a name without ${, quotes, backslashes, line breaks and control characters: rename it in the "
             "transform, or declare the object that contains it as MAP<STRING, …> or VARIANT.",
+        )
+    if VARIABLE in rows.json():
+        raise SchemaMismatchError(
+            f"a comment of a column has {VARIABLE}: Hadoop would replace such a variable, and Spark write it to files",
+            remedy="Write the comment in another way.",
         )
     if table is None:
         return

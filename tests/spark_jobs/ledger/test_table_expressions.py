@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -111,6 +113,8 @@ def field(**metadata: str) -> dict[str, Any]:
     return {"name": "made", "type": "string", "nullable": True, "metadata": metadata}
 
 
+ITEMS = {"type": "array", "elementType": "string", "containsNull": True}
+PAIRS = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
 PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "check": lambda metadata, schema: metadata["configuration"].update({"Delta.Constraints.x": CALL}),
     "generated": lambda metadata, schema: schema["fields"].append(field(**{"delta.generationExpression": CALL})),
@@ -151,6 +155,100 @@ PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
 }
 
 
+VARIABLE = "of ${env.KAFKA_PASSWORD}"
+STRUCT = {"type": "struct", "fields": [field(comment=VARIABLE)]}
+# Hadoop replaces a variable when Spark reads it from the settings of a write, and Spark writes the result into files.
+VARIABLES: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
+    "comment": lambda metadata, schema: schema["fields"].append(field(comment=VARIABLE)),
+    "comment in a list": lambda metadata, schema: schema["fields"].append(
+        {**field(), "type": {**ITEMS, "elementType": STRUCT}}
+    ),
+    "comment in the values of a map": lambda metadata, schema: schema["fields"].append(
+        {**field(), "type": {**PAIRS, "valueType": STRUCT}}
+    ),
+    "other metadata": lambda metadata, schema: schema["fields"].append(field(x=cast("str", {"y": [VARIABLE]}))),
+    "key of metadata": lambda metadata, schema: schema["fields"].append(field(**{VARIABLE: "x"})),
+    "name": lambda metadata, schema: schema["fields"].append({**field(), "name": VARIABLE}),
+    "value of a property": lambda metadata, schema: metadata["configuration"].update({"delta.x": VARIABLE}),
+    "name of a property": lambda metadata, schema: metadata["configuration"].update({"delta.${env.X}": "x"}),
+    "description": lambda metadata, schema: metadata.update(description=VARIABLE),
+    "name of the table": lambda metadata, schema: metadata.update(name=VARIABLE),
+}
+# Spark adds the properties to the settings of Hadoop for a write.
+SETTINGS: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
+    name: lambda metadata, schema, name=name: metadata["configuration"].update({name: "x"})  # type: ignore[misc]
+    for name in (
+        *("fs.file.impl", "mapreduce.jdbc.url", "parquet.crypto.factory.class", "io.compression.codecs"),
+        *("spark.sql.x", "hadoop.tmp.dir", " fs.file.impl", "deltas.x", ".delta.x"),
+    )
+}
+
+
+@pytest.mark.parametrize("change", {**VARIABLES, **SETTINGS}.values(), ids={**VARIABLES, **SETTINGS})
+def test_a_table_whose_metadata_would_be_settings_of_hadoop_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]
+) -> None:
+    table = expressed(tmp_path, change)
+    with pytest.raises(UnsupportedError):
+        DeltaLog(table).snapshot()
+
+
+def with_options(metadata: dict[str, Any], schema: dict[str, Any]) -> None:
+    metadata["format"]["options"] = {"fs.file.impl": "x"}
+
+
+def test_options_of_the_format_in_a_commit_are_refused(tmp_path: Path) -> None:
+    table = Path(expressed(tmp_path, lambda metadata, schema: None))
+    log = DeltaLog(str(table))
+    log.check_version()
+    first = (table / "_delta_log" / f"{0:020d}.json").read_text()
+    write_anew(table, with_options)
+    changed = [
+        line for line in (table / "_delta_log" / f"{0:020d}.json").read_text().splitlines() if "metaData" in line
+    ]
+    (table / "_delta_log" / f"{0:020d}.json").write_text(first)
+    (table / "_delta_log" / f"{1:020d}.json").write_text("\n".join(changed))
+    for opened in (log, DeltaLog(str(table))):
+        write_batch(table, {2: "2026-11-18"})
+        for version in (None, 1):
+            with pytest.raises(UnsupportedError):
+                opened.check_version(version)
+        opened.check_version(0)
+
+
+@pytest.mark.parametrize("has_pointer", [True, False])
+@pytest.mark.parametrize("is_cleaned", [True, False])
+def test_options_of_the_format_in_a_checkpoint_are_refused(tmp_path: Path, has_pointer: bool, is_cleaned: bool) -> None:
+    table = Path(expressed(tmp_path, lambda metadata, schema: None))
+    DeltaTable(table).create_checkpoint()
+    write_batch(table, {2: "2026-11-18"})
+    DeltaLog(str(table)).check_version()
+    checkpoint = table / "_delta_log" / f"{0:020d}.checkpoint.parquet"
+    found = pq.read_table(checkpoint)
+    rows = found.to_pylist()
+    for row in rows:
+        if row["metaData"] is not None:
+            row["metaData"]["format"]["options"] = [("fs.file.impl", "x")]
+    pq.write_table(pa.Table.from_pylist(rows, schema=found.schema), checkpoint)
+    if is_cleaned or not has_pointer:
+        (table / "_delta_log" / f"{0:020d}.json").unlink()
+    if not has_pointer:
+        (table / "_delta_log" / "_last_checkpoint").unlink()
+    with pytest.raises(UnsupportedError):
+        DeltaLog(str(table)).check_version()
+
+
+def test_a_partition_column_with_a_variable_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError):
+        check_metadata("/lake/t", {}, [], others=("", "", VARIABLE))
+
+
+def test_properties_of_delta_of_this_project_and_without_dots_are_accepted(tmp_path: Path) -> None:
+    names = ("delta.appendOnly", "Delta.x", "stream-assets.stagingOf", "pipelines.pipelineId", "team", "$x", "a{b")
+    table = expressed(tmp_path, lambda metadata, schema: metadata["configuration"].update(dict.fromkeys(names, "$5 {")))
+    assert DeltaLog(table).snapshot() is not None
+
+
 @pytest.mark.parametrize("text", UNSAFE)
 def test_what_may_run_code_or_read_other_tables_is_refused(text: str) -> None:
     with pytest.raises(UnsupportedError):
@@ -186,9 +284,11 @@ def test_other_expressions_are_read(tmp_path: Path) -> None:
 def test_the_same_metadata_are_checked_once_and_others_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[object] = []
 
-    def counting(path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> None:
+    def counting(
+        path: str, configuration: Mapping[str, str], columns: Sequence[Mapping[str, Any]], *, others: object
+    ) -> None:
         checked.append(columns)
-        check_metadata(path, configuration, columns)
+        check_metadata(path, configuration, columns, others=others)
 
     monkeypatch.setattr(delta_log, "check_metadata", counting)
     table = tmp_path / "t"
@@ -308,6 +408,11 @@ def put_checksum(folder: Path, text: str) -> DeltaLog:
         checksum({}, field(**{"delta.generationExpression": CALL}), files="1").replace(
             "generation", "\\\\u0067eneration"
         ),
+        checksum({}, field(comment=VARIABLE), files="1"),
+        checksum({}, field(comment=VARIABLE), files="1").replace("${", "\\u0024\\u007b"),
+        checksum({"fs.file.impl": "x"}, files="1"),
+        checksum({}, files="1").replace('"configuration"', f'"description": "{VARIABLE}", "configuration"'),
+        checksum({}, files="1").replace('"configuration"', '"format": {"options": {"a": "b"}}, "configuration"'),
     ],
 )
 def test_an_expression_in_a_checksum_is_refused_that_delta_rs_does_not_see(tmp_path: Path, text: str) -> None:
@@ -343,8 +448,6 @@ def test_a_checksum_that_may_be_read_in_two_ways_is_refused(tmp_path: Path, text
 
 
 USER_DEFINED = {"type": "udt", "pyClass": "this.X", "serializedClass": "eA==", "sqlType": "string"}
-ITEMS = {"type": "array", "elementType": "string", "containsNull": True}
-PAIRS = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
 FOREIGN_TYPES: dict[str, object] = {
     "user-defined": USER_DEFINED,
     "user-defined, for Java": {"type": "udt", "class": "javax.swing.JFrame", "pyClass": "this.X", "sqlType": "string"},
@@ -399,6 +502,12 @@ def test_such_a_type_in_the_schema_of_a_checkpoint_is_refused(tmp_path: Path, ki
     schema = {"type": "struct", "fields": [{**field(), "type": kind}]}
     log = put_pointer(tmp_path, checkpointSchema=schema)
     with pytest.raises(LedgerUnreadableError):
+        log.snapshot()
+
+
+def test_a_variable_in_the_schema_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    log = put_pointer(tmp_path, checkpointSchema={"type": "struct", "fields": [field(comment=VARIABLE)]})
+    with pytest.raises(UnsupportedError):
         log.snapshot()
 
 

@@ -123,6 +123,17 @@ def test_what_is_no_data_file_of_the_table_is_not_opened(table: Path, path: str)
             look()
 
 
+@pytest.mark.parametrize("name", [POINTER, NEWEST])
+def test_a_pipe_in_the_place_of_a_file_of_the_log_is_not_waited_for(table: Path, name: str) -> None:
+    log = DeltaLog(str(table))
+    # delta-rs does not read commits up to a checkpoint.
+    DeltaTable(table).create_checkpoint()
+    (table / name).unlink()
+    os.mkfifo(table / name)
+    with pytest.raises(LedgerUnreadableError):
+        list(log.readable())
+
+
 @pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}"])
 def test_the_files_of_a_shallow_clone_are_read_where_they_are(table: Path, tmp_path: Path, form: str) -> None:
     log = DeltaLog(str(table))

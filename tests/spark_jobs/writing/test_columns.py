@@ -36,9 +36,16 @@ def test_the_columns_of_the_place_keep_their_types(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", ['`a"b` INT', "ma MAP<STRUCT<`a\\\\b`: INT>, STRING>", "li ARRAY<STRUCT<`a\nb`: INT>>"]
+    "rows",
+    [
+        *('`a"b` INT', "ma MAP<STRUCT<`a\\\\b`: INT>, STRING>", "li ARRAY<STRUCT<`a\nb`: INT>>"),
+        *("`${env.X}` INT", "li ARRAY<STRUCT<`a${user.dir}`: INT>>", "id INT COMMENT '${env.X}'"),
+        "li ARRAY<STRUCT<a: INT COMMENT 'of ${env.X}'>>",
+    ],
 )
-def test_names_that_end_a_text_of_java_make_no_column(spark: SparkSession, rows: str) -> None:
+def test_names_and_comments_that_are_not_plain_text_for_java_and_hadoop_are_refused(
+    spark: SparkSession, rows: str
+) -> None:
     assert problem(rows, "id INT", schema_changes=ADD)
 
 

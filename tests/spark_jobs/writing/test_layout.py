@@ -298,6 +298,10 @@ def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, na
         {"properties": [("a", "b")]},
         {"generated_columns": "day"},
         {"comment": 5},
+        {"comment": "of ${env.X}"},
+        {"properties": {"delta.x": "${env.X}"}},
+        {"properties": {"fs.file.impl": "x"}},
+        {"generated_columns": {"day": "'${env.X}'"}},
     ],
     ids=str,
 )

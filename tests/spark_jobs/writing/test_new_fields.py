@@ -265,12 +265,16 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
     deep = b"[" * 400 + b"1" + b"]" * 400
     names = [b"\\ud800", b"a.b", b"`", "😀".encode(), b"x" * 300, b"\\u0000", b"'", b"%", b"/", b"\\\\", b'\\"']
     names.append(b"y" * 1001)
+    names.append(b"${env.HOME}")
     fields = b", ".join(b'"%s": 1' % name for name in names)
+    fields += b', "in": {"${env.HOME}": 1, "a": [{"${user.dir}": 1, "b": 1}]}'
     reports = ingest(spark, url, what, b'{"id": 1, "deep": %s, %s}' % (deep, fields), b'{"id": 2, "a": 1, "a": "x"}')
     assert [(report.rows, report.dead) for report in reports] == [(1, 1)], "a field that is there twice"
     found = rows(spark, what)
     assert {found[0][name] for name in ("a.b", "`", "😀", "x" * 300, "'", "%", "/")} == {1}
     assert not {'"', "\\"} & {*found[0]}, "Delta would write them into Java source"
+    assert "${" not in DeltaTable(what.table).schema().to_json(), "Hadoop would replace them by values"
+    assert found[0]["in"] == {"a": [{"b": 1}]}
     assert [row["id"] for row in found] == [1]
     # Readers other than Spark take the names.
     assert DeltaTable(what.table).to_pyarrow_table().num_rows == 1
