@@ -302,10 +302,10 @@ def _is_schema(schema: Any) -> bool:
 def _is_other(value: Mapping[str, Any]) -> bool:
     """Whether a message without a schema is a heartbeat, or of a topic of transactions or schema changes."""
     names = value.keys()
-    if "op" in names:
+    if not names.isdisjoint(("op", *MARKS)):
         return False
     return (
         (names <= _TIMES and "ts_ms" in names)
         or (names <= _OF_TRANSACTION and value.get("status") in ("BEGIN", "END") and "id" in names)
-        or names >= _OF_SCHEMA_CHANGE
+        or (names >= _OF_SCHEMA_CHANGE and isinstance(value["source"], dict))
     )

@@ -222,6 +222,10 @@ def test_a_value_that_looks_like_a_part_of_a_placeholder_is_kept():
     assert [row["_unavailable"] for row in rows] == [[]] * len(tags)
 
 
+# A table may have columns of these names.
+SCHEMA_CHANGE = {"source": "app", "databaseName": "shop", "ddl": "CREATE TABLE customers"}
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
@@ -232,6 +236,8 @@ def test_a_value_that_looks_like_a_part_of_a_placeholder_is_kept():
         ({**ADA, "__deleted": "true"}, changed("d", ADA)),
         ({**ADA, "__deleted": True, "__op": "d"}, changed("d", ADA)),
         ({"id": 7, "name": PLACEHOLDER, "__deleted": "false"}, changed("u", {"id": 7}, ["name"])),
+        ({**ADA, **SCHEMA_CHANGE, "__deleted": "false"}, changed("u", ADA)),
+        ({**ADA, **SCHEMA_CHANGE, "source": {}, "__op": "u", "__deleted": "true"}, changed("d", ADA)),
         ({"ts_ms": 1}, NOTHING),
     ],
 )
@@ -242,7 +248,15 @@ def test_unwrapped_rows(message, expected, has_schema):
     assert decode(Debezium(COLUMNS, unwrapped="rewrite"), [payload]) == ([expected], [None])
 
 
-@pytest.mark.parametrize("message", [ADA, {**ADA, "__deleted": "maybe"}, {**ADA, "__deleted": "false", "__op": "d"}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        ADA,
+        {**ADA, **SCHEMA_CHANGE},
+        {**ADA, "__deleted": "maybe"},
+        {**ADA, "__deleted": "false", "__op": "d"},
+    ],
+)
 def test_unwrapped_rows_that_hide_deletes_are_dead_letters(message):
     rows, errors = decode(Debezium(COLUMNS, unwrapped="rewrite"), [json.dumps(message).encode()])
     assert rows == [NOTHING]
