@@ -129,7 +129,8 @@ class DeltaWriter:
         if entry.write_mode.overwrites:
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.affected))
         else:
-            writer = writer.mode("append")
+            # Rows that create a table must not be appended to one that another run has created since the plan.
+            writer = writer.mode("error" if creates else "append")
         writer.save(spark_location(self.path))
 
     def try_write(
