@@ -9,7 +9,7 @@ and has disappeared since it was read, counts as not read; then a rebuild is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -82,6 +82,7 @@ def unread_rows(
     """Find the rows and dead letters of a table whose messages a staging table has not read.
 
     In a table with a row per key, only the newest change of each key counts, unless the staging table has a newer one.
+    If that change deletes the key, it counts only where the staging table has a row of the key, which would come back.
 
     Args:
         table: the table.
@@ -131,15 +132,31 @@ def _to_compare(table: DataFrame, staged: DataFrame, keys: Keys | None, was: Key
     if keys is None or changes is None or _types(changes, names) != _types(staged, names):
         # A row that only marks a deleted key has no values.
         has_marks = was is not None and bool(was.sequence_by) and was.scd_type == 1
-        return table.where(f"NOT {DELETED}") if has_marks else table
+        return _with_deletions(table, keys, staged, f.lit(True)) if has_marks else table
     newest_first = Window.partitionBy(*map(quoted, keys.columns)).orderBy(*map(f.desc, keys.ordering))
     is_known = reduce(and_, (f.col(quoted(name)).isNotNull() for name in names))
-    newest = changes.withColumn(_RANK, f.row_number().over(newest_first))
-    newest = newest.where(~is_known | ((f.col(_RANK) == 1) & ~f.col(DELETED)))
-    others = staged.select(*(f.col(quoted(name)).alias(f"{_OTHER}{name}") for name in names))
-    same = reduce(and_, (f.col(quoted(name)) == f.col(quoted(f"{_OTHER}{name}")) for name in keys.columns))
+    newest = changes.withColumn(_RANK, f.row_number().over(newest_first)).where(~is_known | (f.col(_RANK) == 1))
     is_newer = _order(keys, _OTHER) >= _order(keys, "")
-    return newest.join(others, same & is_newer, "left_anti")
+    unread = newest.join(_named(staged, names), _has_same_key(keys) & is_newer, "left_anti")
+    return _with_deletions(unread, keys, staged, is_known)
+
+
+def _with_deletions(rows: DataFrame, keys: Keys | None, staged: DataFrame, is_known: Column) -> DataFrame:
+    """Return the rows, of the known ones that delete their keys only those of keys which the staging table has."""
+    is_deletion = f.col(DELETED) & is_known
+    others = rows.where(~is_deletion)
+    if keys is None or _types(rows, [*keys.columns]) != _types(staged, [*keys.columns]):
+        return others
+    of_key = _named(staged, keys.columns)
+    return others.unionByName(rows.where(is_deletion).join(of_key, _has_same_key(keys), "left_semi"))
+
+
+def _named(staged: DataFrame, names: Sequence[str]) -> DataFrame:
+    return staged.select(*(f.col(quoted(name)).alias(f"{_OTHER}{name}") for name in names))
+
+
+def _has_same_key(keys: Keys) -> Column:
+    return reduce(and_, (f.col(quoted(name)) == f.col(quoted(f"{_OTHER}{name}")) for name in keys.columns))
 
 
 def _order(keys: Keys, prefix: str) -> Column:

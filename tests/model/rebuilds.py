@@ -29,11 +29,13 @@ def model(
     """Explore it.
 
     Args:
-        messages: each is a key, and ``u`` for an update or ``d`` for a delete. The table has been appended to.
+        messages: each is a key, and ``u`` for an update or ``d`` for a delete, and its order, by default its place. The
+            table has been appended to.
         to: the table is ``appended`` to from then on, or has the ``newest`` row of each key.
         drops: the messages that today's transform drops.
         checks: for which rows a swap is refused: ``none``; all, if the ``start`` of the stream is gone; those that have
-            no ``row`` in the staging table; or of these, those that the stream does not hold now (``held``).
+            no ``row`` in the staging table; or of these, those that the stream does not hold now (``held``); or these
+            and the ``deletions`` of keys that the staging table has.
         catches_up: no swap is planned before the staging table has read as far as the table.
         sees: the swap sees rows of another group that it has when it is ``planned``, or when Delta has ``begun`` it.
     """
@@ -44,18 +46,28 @@ def model(
         made = read - drops
         if to == "appended":
             return made
-        newest = {max(x for x in read if sent[x][0] == key) for key in {sent[x][0] for x in read}}
-        return frozenset(x for x in newest & made if sent[x][1] == "u")
+        return frozenset(x for x in read & made if sent[x][1] == "u" and not is_superseded(x, read))
+
+    def order(x: int) -> tuple[int, int]:
+        return int(sent[x][2:] or x), x
 
     def has_newer(x: int, others: Places) -> bool:
+        """Whether a later message has its key, so that a compaction may remove it."""
         return any(y > x and sent[y][0] == sent[x][0] for y in others)
+
+    def is_superseded(x: int, others: Places) -> bool:
+        return any(order(y) > order(x) and sent[y][0] == sent[x][0] for y in others)
 
     def is_refused(table: Places, made: Places, gone: Places) -> bool:
         if checks in ("none", "start"):
             return checks == "start" and 0 in gone
-        wanted = table if to == "appended" else frozenset(x for x in table if not has_newer(x, table | made))
-        wanted = frozenset(x for x in wanted - made if to == "appended" or sent[x][1] == "u")
-        return bool(wanted - (frozenset(range(size)) - gone if checks == "held" else frozenset()))
+        wanted = table if to == "appended" else frozenset(x for x in table if not is_superseded(x, table | made))
+        wanted = frozenset(x for x in wanted - made if to == "appended" or sent[x][1] == "u" or comes_back(x, made))
+        return bool(wanted - (frozenset() if checks == "row" else frozenset(range(size)) - gone))
+
+    def comes_back(x: int, made: Places) -> bool:
+        """Whether the key of a deletion would."""
+        return checks == "deletions" and any(sent[y][0] == sent[x][0] for y in made)
 
     def step(st: State) -> Iterator[tuple[str, State]]:
         gone, table, (end, read), plan, begun, (written, there), over = st
@@ -94,7 +106,11 @@ def model(
         if written and not there:
             return "the rows of the other group are gone"
         lost = {x for x in table - read if x < end or x in gone}
-        lost -= {x for x in lost if to == "newest" and (has_newer(x, read) or has_newer(x, table) or sent[x][1] == "d")}
+        if to == "newest":
+            back = {x for x in table - read if sent[x][1] == "d" and not is_superseded(x, table | read)}
+            if back := {x for x in back if any(sent[y][0] == sent[x][0] for y in rows_of(read))}:
+                return f"deleted keys are back: {sorted(back)}"
+            lost -= {x for x in lost if is_superseded(x, read | table) or sent[x][1] == "d"}
         return f"last copies are gone: {sorted(lost)}" if lost else None
 
     first: State = (frozenset(), frozenset(), (0, frozenset()), None, None, (False, False), "")
@@ -110,7 +126,15 @@ VARIANTS: tuple[Variant, ...] = (
     quick("c4", "those of them whose messages the stream does not hold", "PASS", held),
     quick("c4-behind", "same, the table may have read further", "BAD", partial(held, catches_up=False)),
     quick("c4-drops", "same, the transform drops a message", "PASS", partial(held, drops=frozenset({1}))),
-    quick("c4-newest", "same, a row per key", "PASS", partial(held, to="newest")),
+    quick("c4-newest", "same, a row per key", "BAD", partial(held, to="newest")),
     quick("c4-newest-drops", "same, it drops messages", "PASS", partial(held, to="newest", drops=frozenset({0, 2}))),
+    quick("c4-values", "same, in the order of a value", "BAD", partial(held, "au1 ad9 au5 bu6", to="newest")),
+    quick(
+        "c5",
+        "same, deletions of keys that the staging table has, too",
+        "PASS",
+        partial(model, "au1 ad9 au5 bu6", to="newest", checks="deletions"),
+    ),
+    quick("c5-order", "same, in the order of the places", "PASS", partial(model, to="newest", checks="deletions")),
     quick("o1", "rows of another group are seen in the plan only", "BAD", partial(held, sees="planned")),
 )
