@@ -131,8 +131,9 @@ def test_a_key_from_two_shards_is_refused_and_nothing_is_written(spark: SparkSes
 @pytest.mark.parametrize("keys", [BY_POSITION, HISTORY_BY_POSITION], ids=["rows", "history"])
 def test_a_key_from_two_shards_of_one_batch_is_refused(spark: SparkSession, folder: Path, keys: Keys) -> None:
     table = KeyedTable(spark, folder, keys)
-    for shards in (1, 2):
-        table.send({"id": 1, "name": "a", "op": "u", "at": shards}, shards=shards)
+    table.send({"id": 1, "name": "a", "op": "u", "at": 0}, shards=1)
+    # The newest change of the key has another sequence than the one of the other shard.
+    table.send(*({"id": key, "name": "b", "op": "u", "at": 1} for key in (3, 1)), shards=2)
     with pytest.raises(KeyConflictError):
         table.drain()
     assert spark.read.format("delta").load(f"{folder}/t").count() == 0
