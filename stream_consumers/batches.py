@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -528,22 +528,22 @@ def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
 
 
 def plain_batch(
-    stream: str,
+    streams: pa.Array[Any],
     numbers: pa.Array[Any],
     sequences: pa.Array[Any],
     timestamps_ms: pa.Array[Any],
     payloads: pa.Array[Any],
 ) -> pa.RecordBatch:
-    """Return messages of one stream without keys and headers as a record batch of :data:`MESSAGE_SCHEMA`."""
+    """Return messages without keys and headers as a record batch of :data:`MESSAGE_SCHEMA`."""
     count = len(sequences)
     columns: list[pa.Array[Any]] = [
-        pa.array(pa.repeat(stream, count), pa.string()),
+        streams,
         numbers,
         sequences,
         timestamps_ms,
         pa.nulls(count, pa.binary()),
         payloads,
-        headers_array([None] * count),
+        pa.nulls(count, cast(Any, HEADERS_TYPE)),
         pa.nulls(count, pa.string()),
         pa.nulls(count, pa.int64()),
     ]

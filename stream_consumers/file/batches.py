@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from stream_consumers.batches import (
+    BATCH_BYTES,
+    BATCH_ROWS,
     BatchPlan,
     BatchSource,
     Extent,
@@ -95,19 +99,23 @@ class FileSplit:
             damages: list[Damage] = []
 
             def is_plain(block: Block) -> bool:
-                return isinstance(block, Run) and not damages and self._is_planned(block)
+                return not damages and self._is_planned(block)
 
             for are_plain, blocks in groupby(_until(self.stop, scanner, is_checked=True), is_plain):
                 if are_plain:
-                    yield from (_record_batch(block) for block in blocks if isinstance(block, Run))
+                    yield from _plain_batches(block for block in blocks if not isinstance(block, Damage))
                 else:
                     items = chain.from_iterable(map(items_of, blocks))
                     yield from record_batches(self._rows(items, damages, scanner))
 
-    def _is_planned(self, run: Run) -> bool:
-        """Return whether the split has all messages of the run."""
-        parts = ((self.ranges.get(shard, EMPTY_RANGE), bounds) for shard, bounds in run.bounds.items())
-        return run.stream in self.streams and all(first in part and last in part for part, (first, last) in parts)
+    def _is_planned(self, block: Block) -> bool:
+        """Return whether the block is not damaged, and the split has all its messages."""
+        if isinstance(block, Damage):
+            return False
+        if isinstance(block, Frame):
+            return block.shard.stream in self.streams and block.sequence in self.ranges.get(block.shard, EMPTY_RANGE)
+        parts = ((self.ranges.get(shard, EMPTY_RANGE), bounds) for shard, bounds in block.bounds.items())
+        return block.stream in self.streams and all(first in part and last in part for part, (first, last) in parts)
 
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
@@ -462,11 +470,34 @@ def _last_message(item: Frame | Damage, scanner: FrameScanner) -> LastMessage:
     return LastMessage(item.sequence or 0, item.timestamp_ms or 0, message_checksum(None, payload))
 
 
-def _record_batch(run: Run) -> pa.RecordBatch:
+def _plain_batches(blocks: Iterable[Run | Frame]) -> Iterator[pa.RecordBatch]:
+    """Make record batches of a size that :func:`stream_consumers.batches.packed` need not copy."""
+    held: list[Run | Frame] = []
+    rows = size = 0
+    for block in blocks:
+        held.append(block)
+        rows += len(block.payloads) if isinstance(block, Run) else 1
+        size += block.end - block.offset
+        if rows >= BATCH_ROWS // 2 or size >= BATCH_BYTES:
+            yield _plain_batch(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _plain_batch(held)
+
+
+def _plain_batch(blocks: Sequence[Run | Frame]) -> pa.RecordBatch:
+    streams, *integers, payloads = zip(*map(_columns, blocks))
+    numbers, sequences, timestamps_ms = (pa.array(np.concatenate(parts), pa.int64()) for parts in integers)
     return plain_batch(
-        run.stream,
-        pa.array(run.numbers, pa.int64()),
-        pa.array(run.sequences, pa.int64()),
-        pa.array(run.timestamps_ms, pa.int64()),
-        pa.array(run.payloads, pa.binary()),
+        pa.concat_arrays([pa.repeat(stream, len(own)) for stream, own in zip(streams, payloads)]),
+        numbers,
+        sequences,
+        timestamps_ms,
+        pa.array(list(chain.from_iterable(payloads)), pa.binary()),
     )
+
+
+def _columns(block: Run | Frame) -> tuple[Any, ...]:
+    if isinstance(block, Run):
+        return block.stream, block.numbers, block.sequences, block.timestamps_ms, block.payloads
+    return block.shard.stream, [block.shard.id], [block.sequence], [block.timestamp_ms], [block.payload]

@@ -149,10 +149,16 @@ def read_run(
     # The first message begins at the start, and each other one after the end of a message.
     after = start + 1 + np.flatnonzero(octets[start:last_start] == END)
     places = np.append(start, after[octets[after] == key[0]])
-    fields = np.lib.stride_tricks.sliding_window_view(octets, head.itemsize)[places].view(head)[:, 0]
-    # A payload may contain such bytes, too.
-    found = np.flatnonzero(fields["key"] == key)[:MAX_RUN_MESSAGES]
-    places, fields = places[found], fields[found]
+    # The bytes before the payload of a message that begins at an offset, for each offset.
+    heads: npt.NDArray[np.void] = np.ndarray(
+        len(data) - head.itemsize + 1, np.dtype((np.void, head.itemsize)), data, strides=(1,)
+    )
+    fields = heads[places].view(head)
+    is_key = fields["key"] == key
+    if not is_key.all():
+        # A payload contains such bytes, too.
+        places, fields = places[is_key], fields[is_key]
+    places, fields = places[:MAX_RUN_MESSAGES], fields[:MAX_RUN_MESSAGES]
     begins = places + head.itemsize
     stops = begins + fields["size"].astype(np.int64)
     ends = stops + TRAILER_SIZE
@@ -189,7 +195,9 @@ class _ByShard:
     """The sequences of messages, grouped by shard."""
 
     def __init__(self, stream: str, numbers: Integers, sequences: Integers) -> None:
-        self._order = np.argsort(numbers, kind="stable")
+        # numpy sorts short integers much faster.
+        is_short = numbers.max(initial=0) <= np.iinfo(np.uint16).max
+        self._order = np.argsort(numbers.astype(np.uint16) if is_short else numbers, kind="stable")
         grouped = numbers[self._order]
         self._sequences = sequences[self._order]
         self._firsts = np.flatnonzero(np.diff(grouped, prepend=-1))

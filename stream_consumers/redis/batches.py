@@ -158,9 +158,8 @@ class RedisSplit:
             if plain is None or piece.error is not None:
                 yield from record_batches(_rows(page, piece, server.message_field))
             else:
-                yield plain_batch(
-                    piece.shard.stream, pa.array(pa.repeat(piece.shard.id, len(page)), pa.int64()), *plain
-                )
+                stream, number = (pa.repeat(part, len(page)) for part in (piece.shard.stream, piece.shard.id))
+                yield plain_batch(stream, number, *plain)
         if count < piece.count:
             raise DataLossError(
                 f"{piece.shard} lacks {counted(piece.count - count, 'entry', 'entries')} that the plan had counted",

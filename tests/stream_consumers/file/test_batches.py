@@ -299,6 +299,22 @@ def test_damage_between_streams_is_counted_once(tmp_path: Path) -> None:
     assert one_shard_a_batch(path, ORDERS, CLICKS) == found
 
 
+def test_one_record_batch_of_several_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_scanner, "MAX_RUN_MESSAGES", 4096)
+    # The streams in turn are read one by one, and those in a row as columns.
+    messages = numbered(40, shards=(ORDERS, CLICKS))
+    messages += [*numbered(400, first=21, shards=SHARDS[:1]), *numbered(400, first=21, shards=(CLICKS,))]
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    with FileBatchSource(url_of(path, "orders", "clicks")) as source:
+        plan = source.plan(gaps_of(source.extents(), {}), limits=Limits(), parallelism=1)
+    assert plan is not None
+    (batch,) = plan.splits[0].read()
+    names = ("stream", "shard", "sequence", "timestamp_ms", "payload")
+    assert list(zip(*(batch.column(name).to_pylist() for name in names))) == [
+        (sent.shard.stream, sent.shard.id, *sent[1:]) for sent in messages
+    ]
+
+
 def test_messages_of_other_streams_are_never_dead_letters(tmp_path: Path) -> None:
     messages = numbered(60, shards=(ORDERS, CLICKS))
     messages.insert(30, messages[1])

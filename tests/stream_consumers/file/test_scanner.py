@@ -21,7 +21,7 @@ from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Beacon, Header, checksum, decode_beacon
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
-from stream_consumers.messages import MAX_SEQUENCE, MAX_TIMESTAMP_MS, Shard
+from stream_consumers.messages import MAX_SEQUENCE, MAX_SHARD, MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
     CREATED_MS,
     END_OF_STREAM,
@@ -495,6 +495,16 @@ def test_payloads_that_contain_what_begins_a_message(tmp_path: Path, length: int
         blocks = list(scanner.blocks())
     assert sent(items_of(blocks)) == messages
     assert (len(blocks) == 1) is (length < 8)
+
+
+def test_shards_of_a_run_whose_numbers_are_the_same_in_16_bits_are_kept_apart(tmp_path: Path) -> None:
+    shards = [Shard("orders", number) for number in (3, 65536 + 3, MAX_SHARD & ~0xFFFF | 3)]
+    path = write_file(tmp_path / "orders.ss", numbered(300, shards=shards), interval=1024 * 1024)
+    with FrameScanner(path) as scanner:
+        (run,) = scanner.blocks()
+    assert isinstance(run, Run)
+    assert run.counts == dict.fromkeys(shards, 100)
+    assert run.bounds == dict.fromkeys(shards, (1, 100))
 
 
 @pytest.mark.parametrize("is_checked", [True, False])
