@@ -32,7 +32,7 @@ REASONS = {
         "executors walk it again and compare checksums."
     ),
     "a look-up at 10,000 versions, times one at 10": (
-        "delta-rs reads all file actions of a checkpoint, even if only transactions are needed."
+        "delta-rs lists the whole log, which takes longest, and reads all file actions."
     ),
     "memory of a run with 16 times the backlog, times that with one": (
         "The heap of the JVM grows within its limit; the other processes grow by a fifth."
