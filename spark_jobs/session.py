@@ -79,6 +79,10 @@ DELTA_CONFIG: Mapping[str, str] = {
 REQUIRED_CONFIG: Mapping[str, str] = {
     # Spark would write INT96, which other readers read as nanoseconds: a wrong time before 1677 or after 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # In the calendar of Spark 2 the days from 1582-10-05 to 1582-10-14 would become later ones.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # Delta would write times of partitions without their zone.
+    "spark.databricks.delta.write.utcTimestampPartitionValues": "true",
     # delta-rs, which reads and checks the metadata before Spark does, does not read compacted parts of a log.
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
     # Spark would replace ${env:NAME} in names of columns and in expressions of tables by secrets of the run.

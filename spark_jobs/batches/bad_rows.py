@@ -38,7 +38,7 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
 from spark_jobs.reading.spark_types import ddl, text
 from spark_jobs.table_location import LOCAL, MAX_NAME_BYTES, scheme
 from spark_jobs.writing.delta_table import read_table
-from spark_jobs.writing.failures import KEY_TWICE, FailedRowError, explain
+from spark_jobs.writing.failures import CHANGED_VALUE, KEY_TWICE, FailedRowError, explain
 from spark_jobs.writing.floor import floor_sql
 from spark_jobs.writing.key_history import lacking_history
 from spark_jobs.writing.keyed import (
@@ -67,6 +67,10 @@ _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
 _STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 # The file systems whose folders have names of at most MAX_NAME_BYTES bytes; an object store has keys only.
 _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
+# Stands for NULL in the name of a folder.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+# The types of partition columns of which Delta changes some values.
+_CHANGED_TYPES = ("string", "binary", "timestamp")
 _RANDOM_FOLDERS = "delta.randomizeFilePrefixes"
 # The characters that Spark escapes with three bytes in the name of a folder, like %2F.
 ESCAPED = "".join(map(chr, range(1, 0x20))) + "\x7f\"#%'*/:=?\\{[]^"
@@ -371,6 +375,10 @@ class BadRowFilter:
             except FailedRowError as failed:
                 self._search(frame, make, half, failed, found)
 
+    def failing_on_changes(self, rows: DataFrame) -> DataFrame:
+        """Return the rows, whose write fails if Delta would change a value of one without an error."""
+        return self._current_constraints().failing_on_changes(rows) if self._columns.has_partitions else rows
+
     def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
         """Return the same error, with the place of a row that breaks a constraint, if one is found."""
         if self.makes_dead_letters:
@@ -485,15 +493,29 @@ class Constraints:
         ]
         given = [one for one in self.columns if one["name"].lower() in known]
         made = [one for one in self.columns if one not in given and _is_generated(one)]
-        dividing = [c for c in (*given, *made) if c["name"] in self.partitions and c["type"] in ("string", "binary")]
         return [
             *checks,
             *_not_null([*given, *made]),
             *_lengths([*given, *made]),
             *_generated(given),
-            *map(_not_empty, dividing),
-            *(map(_name_of_folder, dividing) if self.has_folders else ()),
+            *map(_is_read_back, self._dividing),
+            *(map(_name_of_folder, self._dividing) if self.has_folders else ()),
         ]
+
+    @property
+    def _dividing(self) -> list[Mapping[str, Any]]:
+        """The partition columns of which Delta changes some values. Delta sets those that rows lack, too."""
+        return [one for one in self.columns if one["name"] in self.partitions and one["type"] in _CHANGED_TYPES]
+
+    def failing_on_changes(self, rows: DataFrame) -> DataFrame:
+        """Return the rows, whose write fails if Delta would change a value of one without an error."""
+        changes = " OR ".join(_is_read_back(one).violation_sql for one in self._dividing)
+        if not changes:
+            return rows
+        # Spark evaluates no condition with such a number before the joins of the transform, which drop rows.
+        is_changed = f.expr(changes) & (f.monotonically_increasing_id() >= 0)
+        is_same = f.when(is_changed, f.raise_error(f.lit(CHANGED_VALUE)).cast("boolean")).otherwise(f.lit(True))
+        return self._completed(rows).where(is_same).select(*map(quoted, rows.columns))
 
     def with_violations(self, rows: DataFrame) -> DataFrame | None:
         """Return the rows with the violated constraint in :data:`REASON`; ``None`` if the table has no constraints."""
@@ -553,11 +575,18 @@ def _generated(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
             )
 
 
-def _not_empty(column: Mapping[str, Any]) -> Constraint:
+def _is_read_back(column: Mapping[str, Any]) -> Constraint:
+    """Return the constraint that Delta reads the value of a partition column back, which it writes as text."""
     name = column["name"]
+    shown = f"CAST({quoted(name)} AS STRING)"
+    if column["type"] == "timestamp":
+        # The text has no zone, so a time in the hour that clocks show twice may become the other one.
+        changes = f"CAST({shown} AS TIMESTAMP) <> {quoted(name)}"
+    else:
+        changes = f"CAST({shown} AS BINARY) IN (X'', CAST('{_NULL}' AS BINARY)) OR NOT IS_VALID_UTF8({shown})"
     return Constraint(
-        f"COALESCE(OCTET_LENGTH({quoted(name)}) = 0, FALSE)",
-        f"the column {name} is empty, and Delta would write NULL, because the table is partitioned by it",
+        f"COALESCE({changes}, FALSE)",
+        f"the table is partitioned by the column {name}, and Delta would write another value",
     )
 
 

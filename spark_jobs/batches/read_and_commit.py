@@ -111,7 +111,7 @@ def commit_in_one_pass(
     rows = target.columns.rows_of_clean(frame, fail_on_bad_rows)
     entry = target.entry(batch, messages=sum(counts.values()))
     try:
-        return _commit_rows(target, batch, entry, rows, counts)
+        return _commit_rows(target, batch, entry, rows, counts, is_filtered=False)
     except BatchTooLargeError as error:
         raise OutdatedError(error) from error
     except StreamAssetsError as error:
@@ -287,19 +287,35 @@ def commit_recorded(
         if not target.dead_letters.append(frame, ledger=target.ledger, number=entry.number, bid=entry.bid):
             return PlanAgain.DEAD_LETTERS_TAKEN
     target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
-    return _commit_rows(target, batch, entry, rows, messages)
+    return _commit_rows(target, batch, entry, rows, messages, is_filtered=target.filter.makes_dead_letters)
 
 
 def _commit_rows(
-    target: TargetTable, batch: Batch, entry: LedgerEntry, rows: DataFrame, messages: Mapping[Shard, int]
+    target: TargetTable,
+    batch: Batch,
+    entry: LedgerEntry,
+    rows: DataFrame,
+    messages: Mapping[Shard, int],
+    *,
+    is_filtered: bool,
 ) -> WrittenBatch | PlanAgain:
-    """Steps 6 and 7: write the rows in one commit, and verify it in the log."""
+    """Steps 6 and 7: write the rows in one commit, and verify it in the log.
+
+    Args:
+        target: the table.
+        batch: the plan.
+        entry: its ledger entry.
+        rows: its rows.
+        messages: the messages of each shard.
+        is_filtered: whether the rows that break a constraint were left out.
+    """
     target.observer(Step.WRITING, batch)
     truncate = _last_truncate(target, batch, entry, rows)
     if target.ingestion.transform is not None:
         rows = only_within(rows, entry.extents)
     creates = batch.state.version < 0
-    failure = target.writer.try_write(rows, entry, creates=creates, truncate=truncate)
+    checked = rows if is_filtered or creates else target.filter.failing_on_changes(rows)
+    failure = target.writer.try_write(checked, entry, creates=creates, truncate=truncate)
     target.observer(Step.ROWS_WRITTEN, batch)
     try:
         commit = target.writer.verified(entry, failure, spark=target.spark, ledger=target.ledger)

@@ -512,6 +512,9 @@ class _SwapJob(SourceJob):
             return self._lost_race(PlanAgain.DEAD_LETTERS_TAKEN)
         target.observer(Step.DEAD_LETTERS_WRITTEN, batch)
         writer = replace(target.writer, new_partitions=self._new_partitions(rows))
+        if writer.new_partitions is None:
+            # Otherwise the staging table has the partitions.
+            rows = target.filter.failing_on_changes(rows)
         rows = self._unless_others_write(rows, batch.state)
         target.observer(Step.WRITING, batch)
         failure = writer.try_write(rows, entry)

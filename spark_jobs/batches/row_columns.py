@@ -85,6 +85,8 @@ class RowColumns:
         self._fitting: tuple[Decoder, str] | None = None
         self.settable: Mapping[str, str] = {}
         """The columns of the table that a write sets, and the SQL of the value of each in rows that lack it."""
+        self.has_partitions = True
+        """Whether the table may have partition columns."""
         self.may_reject = False
         """Whether the transform was seen to call :func:`spark_jobs.reading.rejection.reject`."""
 
@@ -201,6 +203,7 @@ class RowColumns:
         snapshot = self._ledger.log.snapshot() if state.version >= 0 else None
         if snapshot is not None:
             self.settable = snapshot.settable_columns
+            self.has_partitions = bool(snapshot.partition_columns)
         is_plain = self._ingestion.transform is None
         # With a transform, the columns of the table need not be fields of the payloads.
         if is_plain and self._finder is not None and self._of_table is not None and snapshot is not None:

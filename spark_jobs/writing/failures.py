@@ -56,6 +56,7 @@ NO_VALUE = "a change of a key that the table lacks does not have the value of th
 NOT_THERE = "a change lacks the value of a column that the transform leaves out or renames:"
 NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
+CHANGED_VALUE = "Delta would change the value of a partition column"
 OTHERS_WROTE = "another writer has added or removed rows while the table was made anew"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.source.SplitMismatchError: ")
 _GONE = ", and the JVM of Spark does not answer any more"
@@ -222,6 +223,11 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
     ),
     OTHERS_WROTE: (InvalidOptionError, "Stop that writer, and run the rebuild again, which continues."),
     NO_KEY: (ConstraintViolatedError, _CONSTRAINT.remedy),
+    CHANGED_VALUE: (
+        ConstraintViolatedError,
+        "Let the transform correct or reject() such rows; or set on_bad_rows='dead_letter' to make dead letters of "
+        "their messages. The next run reads the batch again.",
+    ),
 }
 # Hadoop reports no reason for a folder that it cannot create; no name may contain NUL.
 _FOLDER = _FailureKind(

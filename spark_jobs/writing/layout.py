@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import BinaryType, BooleanType, StructType
+from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
 from spark_jobs.decoding.ddl import VARIABLE, name_ddl, quoted
 from spark_jobs.ledger.delta_log import DeltaLog
@@ -149,11 +149,14 @@ class TableLayout:
         """Check that an existing table has the partitions and generated columns of this layout.
 
         Raises:
+            InvalidOptionError: the table is partitioned by a BINARY column.
             SchemaMismatchError: it has not; Delta cannot change either in an existing table.
         """
-        snapshot = log.snapshot() if self.partition_by or self.generated_columns else None
+        snapshot = log.snapshot()
         if snapshot is None:
             return
+        kinds = {column["name"].lower(): str(column["type"]) for column in snapshot.columns}
+        _check_partitions(log.path, snapshot.partition_columns, kinds)
         is_same = [n.lower() for n in snapshot.partition_columns] == [n.lower() for n in self.partition_by]
         if self.partition_by and not is_same:
             raise SchemaMismatchError(
@@ -184,6 +187,21 @@ def check_names(option: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _check_partitions(path: str, names: Iterable[str], kinds: Mapping[str, str]) -> None:
+    """Check that Delta keeps each value of these partition columns, whose types are in ``kinds`` by lower-case name.
+
+    Raises:
+        InvalidOptionError: a column is BINARY. Delta keeps its values as text, so different bytes become the same.
+    """
+    if binary := [name for name in names if kinds.get(name.lower()) == "binary"]:
+        raise InvalidOptionError(
+            f"{path} cannot be partitioned by {', '.join(binary)}, which is BINARY: Delta would change bytes that are "
+            "not UTF-8",
+            remedy="Partition by a text, such as hex() of the column. The partitions of an existing table cannot be "
+            "changed, so write into another table.",
+        )
+
+
 def _texts(option: str, given: Mapping[str, str]) -> dict[str, str]:
     texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
     if not all(isinstance(one, str) and one.strip() for one in texts):
@@ -207,7 +225,7 @@ def create_table(
         required: the columns that are NOT NULL, in lower case.
 
     Raises:
-        InvalidOptionError: Delta rejects the layout.
+        InvalidOptionError: Delta rejects the layout, or would change values of a partition column.
         SchemaMismatchError: another writer has created the table with other partitions or generated columns.
         WriteError: Spark failed, and the table does not exist.
     """
@@ -219,9 +237,15 @@ def create_table(
         f"TBLPROPERTIES {properties(layout.all_properties())}",
     ]
     try:
+        computed = _generated(spark, columns, layout)
+        kinds = {one.name.lower(): one.dataType.simpleString() for one in (*columns.fields, *computed)}
+        _check_partitions(log.path, layout.partition_by, kinds)
         own = [column_ddl(column, required=column.name.lower() in required) for column in columns.fields]
-        written = ", ".join([*own, *_generated(spark, columns, layout)])
+        own += [f"{column_ddl(one)} GENERATED ALWAYS AS ({layout.generated_columns[one.name]})" for one in computed]
+        written = ", ".join(own)
         spark.sql(f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({written}) {' '.join(filter(None, parts))}")
+    except InvalidOptionError:
+        raise
     except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if log.snapshot() is None:
             if away := catalog_unavailable(error):
@@ -235,8 +259,8 @@ def create_table(
     layout.check_table(log)
 
 
-def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) -> list[str]:
-    """Return the DDL of the generated columns, with the types of their expressions.
+def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) -> list[StructField]:
+    """Return the generated columns, with the types of their expressions.
 
     Constraints are checked, too: with one on a missing column Delta creates a table that rejects every row.
     """
@@ -252,7 +276,7 @@ def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) ->
     for constraint in constraints:
         # A Connect session analyzes the condition when it returns the columns.
         _ = rows.where(constraint).columns
-    return [f"{column_ddl(column)} GENERATED ALWAYS AS ({expressions[column.name]})" for column in found]
+    return found
 
 
 def register(spark: SparkSession, table: str, name: str) -> None:

@@ -25,6 +25,8 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.rejection import reject
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.verify import verify
+from spark_jobs.writing.keyed import Keys
+from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import ConstraintViolatedError, InvalidOptionError, TransformError
 from stream_consumers.options import ErrorPolicy
@@ -298,7 +300,7 @@ BROKEN = {
         {"id": 8, "place": {"zip": 1}, "kind": f"{LONGEST}x", "twice": 16}
     ).encode(): "the column kind names a fol",
     b'{"id": 9, "place": {"zip": 1}, "kind": "a\\u0000b", "twice": 18}': "the column kind names a folder",
-    b'{"id": 10, "place": {"zip": 1}, "kind": "", "twice": 20}': "the column kind is empty, and Delta would write NULL",
+    b'{"id": 10, "place": {"zip": 1}, "kind": "", "twice": 20}': "the table is partitioned by the column kind, and ",
 }
 
 
@@ -349,6 +351,101 @@ def test_delta_refuses_what_becomes_a_dead_letter(constrained: Lake, payload: by
         lake.ingest(lake.what(decoder=CONSTRAINED))
     assert f"at orders/1=2, for one, {BROKEN[payload]}" in raised.value.what
     assert sequences_in_table(lake.table) == {}
+
+
+def with_bytes(rows: DataFrame) -> DataFrame:
+    """Has a text that is not UTF-8, and drops the message -1."""
+    dropped = rows.sparkSession.createDataFrame([(-1,)], "id BIGINT")
+    return rows.join(f.broadcast(dropped), "id", "left_anti").withColumn(
+        "kind", f.expr("IF(kind = 'bytes', CAST(X'61ff' AS STRING), kind)")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+def test_a_value_that_delta_would_change_in_the_name_of_a_folder_is_not_written(
+    lake: Lake, driver_records: int
+) -> None:
+    """Neither in a column of the rows nor in one that Delta computes; a run in mode ``fail`` commits nothing."""
+    layout = TableLayout(partition_by=["KIND", "shown"], generated_columns={"shown": "concat('', user)"})
+    decoder = Json("id BIGINT, kind STRING, user STRING")
+    more = {"layout": layout, "decoder": decoder, "driver_records": driver_records, "is_row_wise": True}
+    what = lake.what(with_bytes, **more)
+    kinds = [None, "null", "K ", " k", "k", "__hive_default_partition__", "a%2Fb/c=d", "\u00e9", "e\u0301"]
+    lake.send_payloads(*(json.dumps({"id": at, "kind": kind, "user": kind}).encode() for at, kind in enumerate(kinds)))
+    lake.send_payloads(b'{"id": -1, "kind": "", "user": ""}')
+    lake.ingest(what)
+    for number, (kind, user) in enumerate(
+        [("", "x"), ("__HIVE_DEFAULT_PARTITION__", "x"), ("bytes", "x"), ("x", ""), ("x", "__HIVE_DEFAULT_PARTITION__")]
+    ):
+        lake.send_payloads(json.dumps({"id": 99, "kind": kind, "user": user}).encode())
+        version = DeltaTable(lake.table).version()
+        with pytest.raises(ConstraintViolatedError) as raised:
+            lake.ingest(what)
+        assert f"partitioned by the column {'kind' if user == 'x' else 'shown'}, and" in raised.value.what
+        assert DeltaTable(lake.table).version() == version
+        (report,) = lake.ingest(replace(what, errors=DEAD))
+        assert (report.dead, report.rows, len(lake.letters())) == (1, 0, number + 1)
+    found = lake.spark.read.format("delta").load(lake.table).orderBy("id").collect()
+    assert [(row["kind"], row["shown"]) for row in found] == [(kind, kind) for kind in kinds]
+    assert set(lake.ways) == ({"one", "both", "careful"} if driver_records == 0 else {"careful"})
+    lake.assert_right(what)
+
+
+@pytest.mark.slow
+def test_a_stream_with_the_name_that_stands_for_null_is_not_written_into_folders(lake: Lake) -> None:
+    url = f"file://{lake.folder}/orders.ss/__HIVE_DEFAULT_PARTITION__"
+    with create_producer(url) as producer:
+        producer.send(b'{"id": 1}')
+    with pytest.raises(ConstraintViolatedError):
+        drain(lake.spark, url, lake.what(layout=TableLayout(partition_by=["_stream"])))
+    assert sequences_in_table(lake.table) == {}
+
+
+@pytest.mark.slow
+def test_a_key_that_divides_the_table_is_read_back(lake: Lake) -> None:
+    more = {"layout": TableLayout(partition_by=["kind"]), "decoder": Json("kind STRING, id BIGINT")}
+    what = lake.what(keys=Keys(["kind"]), **more)
+    lake.send_payloads(b'{"kind": "k", "id": 1}', b'{"kind": "j", "id": 0}')
+    lake.ingest(what)
+    lake.send_payloads(b'{"kind": "k", "id": 2}', b'{"kind": "", "id": 3}', b'{"kind": "K", "id": 4}')
+    with pytest.raises(ConstraintViolatedError):
+        lake.ingest(what)
+    (report,) = lake.ingest(replace(what, errors=DEAD))
+    rows = lake.spark.read.format("delta").load(lake.table).orderBy("id").collect()
+    assert (report.dead, [(row["kind"], row["id"]) for row in rows]) == (1, [("j", 0), ("k", 2), ("K", 4)])
+
+
+@pytest.mark.slow
+def test_times_are_read_back_whatever_a_session_of_the_user_says(lake: Lake) -> None:
+    settings = {
+        "spark.sql.session.timeZone": "Europe/Paris",
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+        "spark.databricks.delta.write.utcTimestampPartitionValues": "false",
+    }
+    times = ["0001-01-01T00:00:00.000001Z", "1582-10-10T12:00:00Z", "2024-10-27T00:30:00Z", "2024-10-27T01:30:00Z"]
+    more = {"decoder": Json("at TIMESTAMP, day DATE, also TIMESTAMP"), "errors": DEAD}
+    what = lake.what(layout=TableLayout(partition_by=["at"]), **more)
+    lake.send_payloads(*(json.dumps({"at": at, "day": at[:10], "also": at}).encode() for at in times))
+    before = {name: lake.spark.conf.get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            lake.spark.conf.set(name, value)
+        (report,) = lake.ingest(what)
+    finally:
+        for name, value in before.items():
+            lake.spark.conf.set(name, value)
+    # Clocks in Paris show both of the last two times as half past two, so that Delta would write the third one twice.
+    assert (report.rows, [payload for _, payload in lake.letters().values()]) == (
+        3,
+        [json.dumps({"at": times[3], "day": times[3][:10], "also": times[3]}).encode()],
+    )
+    shape = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+    frame = lake.spark.read.format("delta").load(lake.table).orderBy("day", "at")
+    found = [
+        tuple(row) for row in frame.selectExpr(f'date_format(at, "{shape}")', "string(day)", "at = also").collect()
+    ]
+    assert found == [(f"{at[:19]}.{at[20:26] if at[19] == '.' else '000000'}", at[:10], True) for at in times[:3]]
 
 
 @pytest.mark.slow

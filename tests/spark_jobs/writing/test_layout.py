@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
@@ -250,6 +250,29 @@ def test_who_was_slower_to_make_the_table_is_told_that_it_is_partitioned_in_anot
     made_by_another = Mock(sql=lambda _: write_deltalake(table, pa.table({"a": [1], "b": [2]}), partition_by="a"))
     with pytest.raises(SchemaMismatchError, match=r"partitioned by \['a'\], not by \['b'\]"):
         create_table(made_by_another, DeltaLog(table), StructType(), TableLayout(partition_by=["b"]))
+
+
+@pytest.mark.parametrize(
+    "option", [{}, {"generated_columns": {"KEY": "CAST(user AS BINARY)"}}], ids=["own", "computed"]
+)
+def test_bytes_divide_no_table(folder: Path, option: dict[str, Any]) -> None:
+    """Delta keeps the values of partition columns as text, so that different bytes would become the same."""
+    table = folder / "t"
+    computed = StructType([StructField("key", BinaryType())])
+    frame = Mock(schema=StructType([StructField("user", StringType()), *computed.fields]))
+    spark = Mock(**{"createDataFrame.return_value.selectExpr.return_value": frame})
+    columns = StructType([StructField("user", StringType())]) if option else computed
+    with pytest.raises(InvalidOptionError, match="Key"):
+        create_table(spark, DeltaLog(str(table)), columns, TableLayout(partition_by=["Key"], **option))
+    assert not spark.sql.called
+
+
+def test_a_table_that_another_program_divided_by_bytes_is_refused(spark: SparkSession, folder: Path) -> None:
+    write_deltalake(str(folder / "t"), pa.table({"id": [1], "user": [b"x"]}), partition_by="user")
+    url = write_stream(folder / "orders.ss", 3)
+    with pytest.raises(InvalidOptionError, match="user"):
+        drain(spark, url, ingestion(folder / "t", decoder=Json("id BIGINT, user BINARY")))
+    assert DeltaTable(str(folder / "t")).version() == 0
 
 
 @pytest.fixture
