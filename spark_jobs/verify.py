@@ -208,6 +208,16 @@ def verify(
     ]
 
 
+def places_read(ledger: Ledger, state: LedgerState) -> Mapping[Shard, Intervals]:
+    """Return the covered places that a group has read or adopted, as far as the log reaches back."""
+    batches = _Batches(ledger, state)
+    starts = {s: known.origin if known.adopted is None else known.adopted for s, known in state.shards.items()}
+    return {
+        shard: batches.read(shard, replace(known, origin=starts[shard])) - batches.skipped(shard)
+        for shard, known in state.shards.items()
+    }
+
+
 def _parts(
     source: BatchSource,
     table: _Table,
@@ -396,6 +406,11 @@ class _Batches:
         """Return the covered sequences that the group has read: from its origin on, and earlier ranges of batches."""
         written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
         return known.covered & (Intervals.of((known.origin or 0, 2**63 - 1)) | written)
+
+    def skipped(self, shard: Shard) -> Intervals:
+        """Return the sequences that the group was moved past, and has not read later."""
+        pieces = self._ranges.get(shard, [])
+        return Intervals.of(*(piece for piece, commit in pieces if commit.entry and shard in commit.entry.skipped))
 
     def uncompared(self, shard: Shard, known: ShardState, extent: Extent | None) -> Range | None:
         """Return the range in which the stream may hold messages that are not compared, before the group's origin."""

@@ -1,8 +1,8 @@
 """Compares a keyed table with its stream: each row must be made by the newest change of its key.
 
 Spark reads the covered messages as ingestion does, reduces them to the newest change of each key, and joins these with
-the rows. So memory does not grow with the stream. Where the stream no longer holds messages, rows of them are only
-counted. The stream itself is checked first, as :mod:`spark_jobs.verify` does.
+the rows. So memory does not grow with the stream. Where the stream no longer holds messages, or the group did not have
+to read them, rows of them are only counted. The stream itself is checked first, as :mod:`spark_jobs.verify` does.
 
 A table of SCD type 2 must have a row of each change, and each row must be valid until the next one of its key.
 """
@@ -21,9 +21,11 @@ from spark_jobs.batches.source_checks import check_keys, losses_of_stream
 from spark_jobs.batches.target_table import TargetTable
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Raw
+from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import ROW_PLACE, ROW_TIME, TIME, extents_of, in_ranges
+from spark_jobs.ledger.table_rows import ROW_PLACE, ROW_TIME, TIME, extents_of, in_places
 from spark_jobs.reading.source import SourceColumns
+from spark_jobs.verify import places_read
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import COMPARING, translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
@@ -44,7 +46,7 @@ class KeyedVerdict:
     """The result of a comparison.
 
     Args:
-        messages: the covered messages that the stream holds and that can be decoded.
+        messages: the messages that the group has read, that the stream holds, and that can be decoded.
         keys: the keys that these messages change.
         rows: the rows of the table, without those that only mark a deleted key.
         missing: keys without a row, although their newest change does not delete them; in a table of SCD type 2,
@@ -56,7 +58,7 @@ class KeyedVerdict:
         unknown: rows of no message of the stream, within the messages that it holds.
         doubled: rows beyond the first one of their key; in a table of SCD type 2, beyond the first one of their change.
         other: rows and dead letters whose message in the stream has another timestamp.
-        unread: rows of messages that the stream no longer holds, which cannot be compared.
+        unread: rows of messages that the stream no longer holds or the group skipped, which cannot be compared.
         examples: for each fault, the places of some messages or rows.
         lost: messages that the stream no longer holds and the group has not read, per shard.
     """
@@ -111,10 +113,11 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
     lost = losses_of_stream(source, ingestion, state)
     target.columns.check(state)
     # Without the positions of the ledger, because a source may report only later messages for them.
-    extents = source.extents()
-    held = {s: part for s, part in _covered(state, extents).items() if part.start < part.end}
+    extents, read = source.extents(), places_read(target.ledger, state)
+    places = {s: read[s] & Intervals.of(part) for s, part in _covered(state, extents).items()}
+    held = {s: parts.hull for s, parts in places.items() if parts}
     with translating_spark_errors(ingestion.table, COMPARING):
-        frame = read_all(spark, source, held, target.columns.source)
+        frame = read_all(spark, source, held, target.columns.source).where(in_places(places))
         if (dead := target.dead_letters.counted(spark, target.ledger)) is not None:
             # The transform may fail for them again. Spark moves none of its filters below a function of Python.
             others = frame.join(dead.select(*ROW_PLACE), [*ROW_PLACE], "left_anti").select(*map(quoted, frame.columns))
@@ -122,17 +125,17 @@ def verify_keyed(spark: SparkSession, source: BatchSource, ingestion: Ingestion)
         changes = target.columns.rows(frame)
         changes = after_truncate(changes, last_truncate(changes, ingestion.keys))
         table = read_table(spark, target.ledger.log, version=state.version)
-        verdict = _verdict(changes, table, held, ingestion.keys)
+        verdict = _verdict(changes, table, in_places(places), ingestion.keys)
         if dead is not None:
-            places = extents_of(target.dead_letters.counted_places(target.ledger))
-            of_dead = {s: part.clamp(held[s]) for s, part in places.items() if s in held}
+            letters = extents_of(target.dead_letters.counted_places(target.ledger))
+            of_dead = {s: part.clamp(held[s]) for s, part in letters.items() if s in held}
             messages = read_all(spark, source, of_dead, SourceColumns.of(Raw()))
             verdict = _with_dead_letters(verdict, dead, messages)
         return replace(verdict, lost=lost)
 
 
 def _covered(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
-    """Return the covered ranges that the stream holds."""
+    """Return the ranges up to the positions that the stream holds."""
     ends = {shard: known.covered.position or 0 for shard, known in state.shards.items()}
     return {s: Range(one.start, min(one.end, ends[s])) for s, one in extents.items() if s in ends}
 
@@ -147,7 +150,7 @@ def _check_merged(state: LedgerState, ingestion: Ingestion) -> None:
         )
 
 
-def _verdict(changes: DataFrame, table: DataFrame, held: Mapping[Shard, Range], keys: Keys) -> KeyedVerdict:
+def _verdict(changes: DataFrame, table: DataFrame, held: str, keys: Keys) -> KeyedVerdict:
     is_history = f.lit(keys.keeps_history)
     names = [*keys.columns, *(ROW_PLACE if keys.keeps_history else ())]
     starts = () if not keys.keeps_history or keys.is_ordered_by_position else (start_column(keys),)
@@ -160,7 +163,7 @@ def _verdict(changes: DataFrame, table: DataFrame, held: Mapping[Shard, Range], 
         f.count("*").alias("count"),
         f.count_if(~f.col(DELETED)).alias("shown"),
         f.bool_and(_IS_VALID).alias(_IS_VALID),
-        f.max(f.expr(in_ranges(held) or "FALSE")).alias("is_held"),
+        f.max(f.expr(held)).alias("is_held"),
     )
     change = f.struct(*ROW_TIME, DELETED, *starts)
     joined = changes.select(*of_names, change.alias("change")).join(of_rows, names, "full_outer")

@@ -423,6 +423,30 @@ def test_verify_leaves_out_dead_letters_of_the_transform_and_shows_no_value(spar
     assert "writ" not in str(raised.value), "nothing was to be written"
 
 
+@pytest.mark.slow
+def test_verify_leaves_out_messages_that_the_group_did_not_have_to_read(spark: SparkSession, folder: Path) -> None:
+    table = KeyedTable(spark, folder)
+    changes = [{"id": at, "name": "n", "op": "u", "at": at} for at in range(6)]
+    table.send(*changes[:2])
+    with open_batch_source(table.url) as source:
+        job = IngestJob(spark, source, table.ingestion, origin=Bound.parse("latest"))
+        assert list(drain_batches(job)) == []
+    table.send(*changes[2:5])
+    with open_batch_source(table.url) as source:
+        rewind(spark, source, table.ingestion, Bound.parse("5"))
+    table.send(*changes[5:])
+    table.drain()
+    verdict = table.verdict()
+    assert (table.rows().keys(), verdict.is_right, verdict.messages, verdict.rows) == ({4, 5}, True, 2, 2)
+    with open_batch_source(table.url) as source:
+        rewind(spark, source, table.ingestion, Bound.parse("2"))
+    table.drain()
+    verdict = table.verdict()
+    assert (table.rows().keys(), verdict.is_right, verdict.messages, verdict.rows) == ({1, 2, 3, 4, 5}, True, 5, 5)
+    spark.sql(f"DELETE FROM delta.`{folder}/t` WHERE id = 2")
+    assert (table.verdict().missing, table.verdict().is_right) == (1, False)
+
+
 TRUNCATED = Keys(["id"], apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_columns=["op"])
 
 
