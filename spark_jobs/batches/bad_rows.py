@@ -186,7 +186,12 @@ class BadRowFilter:
             frame = self._retried(frame, cached, self._rejected, self._without_rejected)
             rows = self._columns.rows(frame)
         if not self.makes_dead_letters:
-            return _Filtered(frame, rows)
+            is_merged_again = self._ingestion.keys is not None and not is_first_read
+            if not is_merged_again or UNAVAILABLE not in rows.columns or not self._run(partial(_compute_changes, rows)):
+                return _Filtered(frame, rows)
+            # A dead letter must stay one if its change still lacks a value, because a MERGE may leave it out.
+            found = _Filtered(frame, rows)
+            return self._without_lacking(found, cached, is_first_read=False) if has_payloads else None
         self._constraints = self._current_constraints()
         found = self._retried(frame, cached, self._with_violations, self._without_violations)
         found = found if floor is None else self._without_forgotten(found, cached, floor)
@@ -270,12 +275,13 @@ class BadRowFilter:
         last = self._run(partial(last_truncate, rows, keys))
         table = read_table(self._spark, self._log).where("TRUE" if last is None else "FALSE")
         changes = after_truncate(rows, last)
+        # A later change may have deleted the row, so that only a message that was a dead letter stays one.
+        is_old_only = not is_first_read and (keys.is_ordered_by_position or not self.makes_dead_letters)
         if keys.keeps_history:
             places = lacking_history(changes, keys, table)
         else:
-            places = lacking_changes(changes, keys, table, is_first_read=is_first_read)
-        if keys.is_ordered_by_position and not is_first_read:
-            # A later change may have deleted the row, so that only a message that was a dead letter stays one.
+            places = lacking_changes(changes, keys, table, is_first_read=is_first_read or is_old_only)
+        if is_old_only:
             letters = self._ingestion.dead_letters().counted(self._spark, self._ingestion.ledger())
             places = places.where("FALSE") if letters is None else places.join(letters, [*ROW_PLACE], "left_semi")
         places = places.groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))

@@ -57,7 +57,7 @@ from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, within
 from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, check_count
+from stream_consumers.options import AutoStreamReset, OnBadRows, check_count
 from stream_consumers.urls import StreamUrl
 
 MAX_REDRIVEN_MESSAGES = 10_000
@@ -270,7 +270,9 @@ class RedriveJob(BatchJob):
         url: StreamUrl,
         observer: Observer = ignore_steps,
     ) -> None:
-        own = replace(ingestion, member=REPLAYER, shard=None)
+        # What cannot become a row stays a dead letter, also where a bad row ends a run of ingestion.
+        errors = replace(ingestion.errors, on_bad_rows=OnBadRows.DEAD_LETTER)
+        own = replace(ingestion, member=REPLAYER, shard=None, errors=errors)
         super().__init__(spark, own, url=url, observer=observer)
         self._wanted = wanted
         self._reader = DeadLetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())

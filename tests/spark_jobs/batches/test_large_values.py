@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Transform
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
@@ -19,6 +20,7 @@ from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import KeyConflictError, SchemaMismatchError
 from stream_consumers.options import ErrorPolicy, Limits
+from stream_consumers.urls import StreamUrl
 from tests.support.debezium_messages import PLACEHOLDER, POSTGRES, envelope
 from tests.support.ingesting import drain, ingestion
 
@@ -205,3 +207,25 @@ def test_what_is_read_again_may_lack_values_of_a_row_that_is_gone(
     table.send(CREATE, UPDATE)
     table.drain()
     assert table.rows() == [("n5", LARGE)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_LOG, HISTORY], ids=["position", "log", "history"])
+def test_a_dead_letter_without_a_value_stays_one_where_bad_rows_end_a_run(
+    spark: SparkSession, folder: Path, keys: Keys
+) -> None:
+    table = Table(spark, folder, keys, records=100)
+    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.send(UPDATE)
+    table.drain()
+    table.ingestion = replace(table.ingestion, errors=ErrorPolicy())
+    job = RedriveJob(spark, table.ingestion, Redrive(), url=StreamUrl.parse(table.url))
+    list(drain_batches(job))
+    assert (job.outcome.decoded, job.outcome.dead, table.dead_letters()) == (0, 1, [1])
+    with open_batch_source(table.url) as source:
+        list(drain_batches(ReplayJob(spark, source, table.ingestion, Replay())))
+        assert table.dead_letters() == [1]
+        rewind(spark, source, table.ingestion, Bound.parse("1"))
+        table.drain()
+        assert verify_keyed(spark, source, table.ingestion).is_right
+    assert (table.rows(), table.dead_letters()) == ([], [1])
