@@ -243,6 +243,7 @@ def run_redrive(run: RunScope, wanted: Redrive, config: RedriveConfig) -> dg.Ass
         run.ingestion,
         wanted,
         url=run.source.url,
+        client=run.source.client,
         observer=run.declared.op.observer,
     )
     if config.dry_run:

@@ -345,6 +345,13 @@ class BatchSource(ClosesOnExit, ABC):
         """Return the parts of ``gaps`` that were removed from the stream, as of the last :meth:`extents`."""
         return {}
 
+    def maybe_lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """Return the parts of ``gaps`` of which messages may have been removed, also where that is not certain.
+
+        By default, :meth:`lost` knows it for certain.
+        """
+        return self.lost(gaps)
+
     def hint(
         self, positions: Mapping[Shard, int], known: Mapping[str, object] | None = None
     ) -> Mapping[str, object] | None:

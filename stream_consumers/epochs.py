@@ -265,6 +265,10 @@ class EpochSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.lost`."""
         return self._names.all_to_epochs(self._source.lost(self._names.all_to_streams(gaps)))
 
+    def maybe_lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """See :meth:`stream_consumers.batches.BatchSource.maybe_lost`."""
+        return self._names.all_to_epochs(self._source.maybe_lost(self._names.all_to_streams(gaps)))
+
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """See :meth:`stream_consumers.batches.BatchSource.recreated`."""
         return frozenset(map(self._names.to_epoch, self._source.recreated(self._names.all_to_streams(positions))))

@@ -2,7 +2,8 @@
 
 Both follow the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
 
- 1. They read the dead-letter table, so that the stream need not hold the messages any more.
+ 1. They read the dead-letter table, so that the stream need not hold the messages any more. But a redrive into a table
+    with a row per key, in the order of positions, needs all later messages, which are merged again after its own.
  2. A batch replaces exactly the places of its dead letters, in the transaction sequence of the replays. So rows between
     the places stay, and if two jobs found the same dead letters, one of them has to read them again.
  3. No progress is stored. The dead letters that still count and are not dismissed are left to do, so that a job that
@@ -34,7 +35,7 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, 
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.read_and_commit import commit_recorded, refused_messages
 from spark_jobs.batches.replay import check_replay
-from spark_jobs.batches.source_checks import check_keys
+from spark_jobs.batches.source_checks import check_keys, check_source, not_held, redoes_rest
 from spark_jobs.batches.target_table import no_rows
 from spark_jobs.dead_letters.reader import (
     MAX_DEAD_LETTER_BYTES,
@@ -54,7 +55,9 @@ from spark_jobs.ledger.entries import REPLAYER, PlannedFields
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import ROW_PLACE, by_shard, within
-from stream_consumers.batches import BatchPlan
+from stream_consumers.batches import BatchPlan, Range
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, OnBadRows, check_count
@@ -67,6 +70,7 @@ MAX_REDRIVEN_BYTES = 16 * 1024 * 1024
 MAX_REFUSAL_KINDS = 50
 """The most kinds of reasons that are counted separately."""
 NOT_OPEN = "no open dead letter has its place: none counts, or it was dismissed"
+REST_GONE = "the stream may no longer hold all later messages, of which one may have deleted its key"
 NO_SEQUENCE = "it has no sequence, so its place in the stream is unknown"
 _MESSAGE_PLACE = ["stream", "shard", "sequence"]
 
@@ -251,7 +255,8 @@ class RedriveJob(BatchJob):
         spark: a session that can write Delta tables.
         ingestion: group and table; its decoder and its transform make the rows.
         wanted: the settings of the redrive.
-        url: the stream of the dead letters; it is not opened.
+        url: the stream of the dead letters. It is opened only if the table has a row per key in the order of positions.
+        client: the configuration of the client that opens it.
         observer: called at each step, for progress bars and for tests that kill the process there.
 
     Raises:
@@ -268,13 +273,14 @@ class RedriveJob(BatchJob):
         wanted: Redrive,
         *,
         url: StreamUrl,
+        client: ClientConfig | None = None,
         observer: Observer = ignore_steps,
     ) -> None:
         # What cannot become a row stays a dead letter, also where a bad row ends a run of ingestion.
         errors = replace(ingestion.errors, on_bad_rows=OnBadRows.DEAD_LETTER)
         own = replace(ingestion, member=REPLAYER, shard=None, errors=errors)
         super().__init__(spark, own, url=url, observer=observer)
-        self._wanted = wanted
+        self._wanted, self._client = wanted, client
         self._reader = DeadLetterReader(own.dead_letters(), own.ledger(), url.required_streams(), wanted.span())
         self._left: SequencesByShard | None = None
         self.outcome = Outcome()
@@ -393,8 +399,23 @@ class RedriveJob(BatchJob):
         if rejected:
             reasons = [rejected.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
             read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
+        if read.num_rows and redoes_rest(self.ingestion):
+            read = self._followed(read, outcome)
         outcome.decoded = read.num_rows
         return _Try(count, read, intervals_of(read.select(_MESSAGE_PLACE), _MESSAGE_PLACE), outcome)
+
+    def _followed(self, messages: pa.Table, outcome: Outcome) -> pa.Table:
+        """Leave out messages if the stream may lack later ones, which have to be merged again after them."""
+        state, places = self.ledger.read(), [(Shard(s, number), at) for s, number, at in _places(messages)]
+        starts = {shard: min(at for s, at in places if s == shard) + 1 for shard in {s for s, _ in places}}
+        with StreamSource(self.target.url, client=self._client).open() as opened:
+            source = self.ingestion.in_epochs(opened, self.ledger)
+            extents = source.extents()
+            check_source(source, self.ingestion.group, state, extents)
+            ranges = {shard: Range(start, start) for shard, start in starts.items()}
+            gone = not_held(source, self.ingestion, state, extents, ranges)
+        reasons = [REST_GONE if shard in gone and at + 1 < gone[shard].end else None for shard, at in places]
+        return _kept(messages, pa.chunked_array([reasons], pa.string()), outcome)
 
 
 def _plan_of(messages: pa.Table) -> BatchPlan:

@@ -26,6 +26,7 @@ from spark_jobs.batches.source_checks import (
     check_source,
     lag,
     last_messages_before,
+    not_held,
     without_positions,
 )
 from spark_jobs.batches.target_table import OutdatedError, YieldTo, initialize, register_streams
@@ -252,7 +253,7 @@ class IngestJob(SourceJob):
         new: Mapping[Shard, int] = {}
         hint = state.hint
         if redo:
-            if lost := self._source.lost(redo):
+            if lost := not_held(self._source, self.ingestion, state, extents, redo):
                 error = last_copies_error(
                     f"{self._source.url} no longer holds messages whose rows would have to be replaced",
                     lost,
@@ -273,6 +274,7 @@ class IngestJob(SourceJob):
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
+            self._check_rest(state, extents, gaps)
             plan = self._plan_ranges(gaps)
             if plan is not None:
                 hint = _hint_after(self._source, plan, covered)
@@ -302,6 +304,22 @@ class IngestJob(SourceJob):
         )
         maybe_written = {} if redo else _claimed_before(state, plan.ranges)
         return Batch("batch", state, plan, fields, identities=self._identities, maybe_written=maybe_written)
+
+    def _check_rest(self, state: LedgerState, extents: Mapping[Shard, Extent], gaps: Mapping[Shard, Range]) -> None:
+        """Refuse to merge into a gap if the stream no longer holds what has to be merged again behind it.
+
+        Raises:
+            DataLossError: ``on_data_loss`` is not ``record``.
+        """
+        rest = {shard: Range(gap.end, gap.end) for shard, gap in gaps.items()}
+        if lost := not_held(self._source, self.ingestion, state, extents, rest):
+            error = last_copies_error(
+                f"{self._source.url} no longer holds messages that have to be merged again behind messages that a "
+                "RESTORE removed",
+                lost,
+                remedy="Bring the messages back, or set on_data_loss='record' to merge without them.",
+            )
+            self.ingestion.refuse_or_record(error)
 
     def _check_added(self, shards: Iterable[Shard]) -> None:
         """Refuse shards that a stream got after the group began, if keys may have moved to them.

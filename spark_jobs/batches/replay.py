@@ -40,6 +40,8 @@ from spark_jobs.batches.source_checks import (
     check_sharing,
     check_source,
     last_messages_before,
+    not_held,
+    redoes_rest,
 )
 from spark_jobs.batches.target_table import commit_empty
 from spark_jobs.ledger.delta_log import Commit
@@ -363,8 +365,8 @@ def plan_replay(
             gone,
             remedy="Start a new replay.",
         )
-    if lost := source.lost(left):
-        what = f"{source.url} no longer holds messages that this replay has left"
+    if lost := not_held(source, ingestion, state, extents, left):
+        what = f"{source.url} no longer holds messages that this replay has left, or that have to be merged again"
         raise last_copies_error(what, lost, remedy="Start later.")
     return ReplayPlan(progress, left, last, left_out, note)
 
@@ -600,6 +602,10 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
         if move.to != move.position and not (to.edge is AutoStreamReset.EARLIEST and move.to > move.covered):
             moves.append(move)
     check_only_group(ingestion, state, {move.shard.stream for move in moves}, url=source.url)
+    back = {move.shard: move.replaced for move in moves if move.to < move.covered}
+    if redoes_rest(ingestion) and (gone := not_held(source, ingestion, state, extents, back)):
+        what = f"{source.url} may no longer hold all messages that have to be merged again"
+        raise last_copies_error(what, gone, remedy="Move to a later position.")
     ahead = {move.shard: Range(move.covered, extents[move.shard].end) for move in moves if move.to > move.covered}
     if ahead:
         # A file that is read from the position on begins there, so it does not hold what a move backwards names.

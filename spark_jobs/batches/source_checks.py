@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, ShardState
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, MODES, SWITCHING, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState, kind_of_table
 from spark_jobs.ledger.table_rows import ROW_PLACE, in_places, scan
@@ -205,6 +205,36 @@ def losses(
     gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
     lost = source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
     return {**lost, **{shard: parts.hull for shard, parts in state.removed_from_ended.items()}}
+
+
+def not_held(
+    source: BatchSource,
+    ingestion: Ingestion,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    ranges: Mapping[Shard, Range],
+) -> Mapping[Shard, Range]:
+    """Return what the stream may no longer hold of ranges, and of what a commit has merged again behind them.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        ingestion: its write mode says whether all that is covered behind a range is merged again.
+        state: the ledger.
+        extents: what the stream holds.
+        ranges: covered ranges that are to be read again, or to be merged.
+    """
+    if not redoes_rest(ingestion):
+        return source.lost({shard: part for shard, part in ranges.items() if part.start < part.end})
+    ends = {s: known.covered.ranges[-1].end for s, known in state.shards.items() if known.covered}
+    needed = {s: Range(part.start, max(part.end, ends.get(s, part.end))) for s, part in ranges.items()}
+    needed = {shard: part for shard, part in needed.items() if part.start < part.end}
+    gone = {shard: part for shard, part in needed.items() if shard not in extents}
+    return {**gone, **source.maybe_lost({shard: part for shard, part in needed.items() if shard in extents})}
+
+
+def redoes_rest(ingestion: Ingestion) -> bool:
+    """Return whether all that is covered behind a merge is merged again, as in the order of positions."""
+    return MODES[ingestion.write_mode(again=True)].redoes_rest
 
 
 def losses_of_stream(source: BatchSource, ingestion: Ingestion, state: LedgerState) -> Mapping[Shard, Range]:

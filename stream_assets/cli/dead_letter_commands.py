@@ -346,8 +346,8 @@ def redrive(
 ) -> None:
     """Decode dead letters again. Those that can be decoded now become rows; the others stay dead letters.
 
-    No position moves. Messages are read from the dead-letter table, so the stream need not hold them any more. If a
-    redrive was killed, run it again.
+    No position moves. Messages are read from the dead-letter table. Only in a table with keys, without --sequence-by
+    and history, the stream must also hold all later messages. If a redrive was killed, run it again.
 
     --payloads names a file with corrected payloads. Each line of it is a JSON object with _stream, _shard, _sequence,
     and payload or payload_base64. The dead-letter table keeps both the original and the correction.
@@ -374,7 +374,8 @@ def redrive(
     conversion.check(ingestion.ledger().read())
     with progress_bar() as progress:
         task = progress.add_task("starting Spark", total=None)
-        job = RedriveJob(spark.session(pipeline.table, pipeline.storage), ingestion, wanted, url=pipeline.url)
+        session = spark.session(pipeline.table, pipeline.storage)
+        job = RedriveJob(session, ingestion, wanted, url=pipeline.url, client=pipeline.client)
         if dry_run:
             progress.update(task, description="decoding")
             job.preview()

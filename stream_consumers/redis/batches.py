@@ -300,6 +300,8 @@ class RedisBatchSource(BatchSource):
         # The facts of the last extents() or plan().
         self._facts: dict[Shard, StreamFacts] = {}
         self._position_facts: dict[Shard, dict[int, PositionFacts]] = {}
+        # The positions whose facts a batch has recorded; other facts do not count what was removed before.
+        self._recorded: set[tuple[Shard, int]] = set()
 
     def set_request_timeout(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.set_request_timeout`."""
@@ -351,6 +353,7 @@ class RedisBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.remember`; stores the facts at each position."""
         for shard, (position, known) in position_facts_in(resume.hint).items():
             self._set_facts(shard, position, known)
+            self._recorded.add((shard, position))
 
     def _set_added_before(self, shard: Shard, position: int) -> None:
         """Set the facts at a position, if the server counts; entries that are already removed count as recorded."""
@@ -399,6 +402,24 @@ class RedisBatchSource(BatchSource):
         """
         losses = {shard: self._loss(shard, gap.start, self._facts.get(shard)) for shard, gap in gaps.items()}
         return {shard: loss.id_range for shard, loss in losses.items() if loss is not None}
+
+    def maybe_lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """See :meth:`stream_consumers.batches.BatchSource.maybe_lost`.
+
+        Where no batch has recorded how many entries were added before a gap, the gap lacks none if the first entry of
+        the stream is not after its start, and no entry was deleted after it.
+        """
+        lost: dict[Shard, Range] = {}
+        for shard, gap in gaps.items():
+            facts = self._facts.get(shard)
+            if facts is not None and facts.added is not None and (shard, gap.start) in self._recorded:
+                lost |= self.lost({shard: gap})
+                continue
+            end = gap.end if facts is None else max(facts.first_or_end, (facts.deleted or 0) + 1)
+            part = gap.clamp(Range(gap.start, max(gap.start, end)))
+            if part.start < part.end:
+                lost[shard] = part
+        return lost
 
     def _loss(self, shard: Shard, position: int, facts: StreamFacts | None) -> Loss | None:
         """Return the entries removed after a position that are not recorded as lost."""

@@ -76,6 +76,7 @@ class Commit(NamedTuple):
         is_late: a RESTORE has landed since.
         base: the rows that it was planned from, where they matter.
         is_overtaken: whether something has landed since, where it matters.
+        gone: how many of the first messages the stream has lost.
     """
 
     apps: str
@@ -86,6 +87,7 @@ class Commit(NamedTuple):
     is_late: bool = False
     base: tuple[Row | None, ...] = ()
     is_overtaken: bool = False
+    gone: int = 0
 
 
 class Version(NamedTuple):
@@ -191,6 +193,7 @@ def model(
     unchanged: str = "refused",
     lacking: str = "skipped",
     truncates: str = "all",
+    trims: str = "",
     restores: int = 1,
     rewinds: int = 1,
 ) -> Result:
@@ -226,6 +229,10 @@ def model(
         lacking: what becomes of a change that is read again, and lacks a value that no row has: it is ``skipped``, or
             it ``ends`` the run, as one does that is read for the first time.
         truncates: a truncate deletes ``all`` rows that are older; or those of the keys of its ``batch``.
+        trims: the stream loses its first messages after they were read. Ingestion stops where a message is gone that it
+            has not read; where one is gone that it has to read again, too, if ``both`` look for that, it and a redrive,
+            which is refused if later messages are gone; or only the ``redrive`` looks, or ``none``. If empty, the
+            stream loses nothing.
         restores: how many there may be.
         rewinds: how many there may be.
 
@@ -237,7 +244,7 @@ def model(
     merges: dict[State, Version] = {}
     # The state: the version; those that RESTOREs will go back to; what ingestion, the replay and the purge have
     # planned, or what is to become of them; how many more RESTOREs and rewinds there may be; the version that an
-    # operator goes back to.
+    # operator goes back to; how many messages the stream has lost.
 
     def change_at(place: Place) -> Change:
         return messages[place[0]][place[1]]
@@ -276,8 +283,8 @@ def model(
                 rows[key] = None
         for key in range(keys):
             found = [place for place in places(c) if change_at(place).key == key and place[1] > last]
-            if redrive and c.kind != "redrive":
-                found = [place for place in found if place != (0, 0)]
+            if c.kind != "redrive":
+                found = [place for place in found if place[1] >= c.gone and not (redrive and place == (0, 0))]
             changes = [row(place, 1 if c.kind == "merge" else 2) for place in sorted(found)]
             old = rows[key]
             if c.kind == "replay" and replay == "refresh":
@@ -420,28 +427,42 @@ def model(
             at = after(st[0], c._replace(base=()), is_unchanged=is_unchanged)
             others = (touched(one, apps=c.apps) for one in st[2:5])
             good = None if at.is_known else st[7] or st[0]
-            following = put((at, st[1], *others, *st[5:7], good), slot, end)
+            following = put((at, st[1], *others, *st[5:7], good, st[8]), slot, end)
             yield f"{what} lands{' without a change' if is_unchanged else ''}", following
 
     def planned(st: State, slot: int, apps: str, kind: str, parts: tuple[Place | None, ...]) -> tuple[str, State]:
         base = st[0].rows if unchanged == "landed" else ()
-        return f"a {kind} {apps} {parts} is planned", put(st, slot, Commit(apps, kind, parts, st[0].floor, base=base))
+        made = Commit(apps, kind, parts, st[0].floor, base=base, gone=st[8])
+        return f"a {kind} {apps} {parts} is planned", put(st, slot, made)
+
+    def is_gone(st: State, parts: tuple[Place | None, ...]) -> bool:
+        """Whether the next run of ingestion ends, because messages are gone that it has to read."""
+        lost = {(0, x) for x in range(*(parts[0] or (0, 0))) if x < st[8]}
+        return bool(lost) and (trims == "both" or not lost <= st[0].covered)
+
+    def may_redrive(st: State, end: int) -> bool:
+        return trims in ("", "none") or not any(x < st[8] for _, x in st[0].covered if x >= end)
 
     def restored(st: State, to: Version, saved: State) -> State:
         good = None if to.is_known else st[7] or st[0]
-        return (to, saved, *(touched(c, is_late=True) for c in st[2:5]), *st[5:7], good)
+        return (to, saved, *(touched(c, is_late=True) for c in st[2:5]), *st[5:7], good, st[8])
 
     def step(st: State) -> Iterator[tuple[str, State]]:
-        at, saved, f, p, g, rs, rw, good = st
+        at, saved, f, p, g, rs, rw, good, gone = st
         if f == "raised":
             return
+        if trims and (0, gone) in at.covered:
+            yield f"the stream loses message {gone}", put(st, 8, gone + 1)
         if not at.is_known:
             yield "an operator RESTOREs the version before", restored(st, good, saved)
         if f is None and at.is_known:
             for parts in plans(at):
-                yield planned(st, INGESTION, "A", "merge", parts)
+                if is_gone(st, parts):
+                    yield "messages are gone, and ingestion stops", put(st, INGESTION, "raised")
+                else:
+                    yield planned(st, INGESTION, "A", "merge", parts)
             for shard, to in at.covered if rw else ():
-                if not is_below(at, shard, to):
+                if to >= gone and not is_below(at, shard, to):
                     yield planned(put(st, 6, rw - 1), INGESTION, "A", "rewind", single(shard, (to, to)))
         elif isinstance(f, Commit):
             if f.kind == "merge" and meets_other(at.rows, f):
@@ -454,7 +475,8 @@ def model(
             for shard, start in at.covered:
                 for part in runs(at.covered, shard, start):
                     is_other = redrive and (shard, *part) != (0, 0, 1)
-                    if part[0] < part[1] and not is_other and not is_below(at, shard, start):
+                    is_held = may_redrive(st, part[1]) if redrive else start >= gone
+                    if part[0] < part[1] and not is_other and is_held and not is_below(at, shard, start):
                         yield planned(st, REPLAY, name, "redrive" if redrive else "replay", single(shard, part))
             yield "no replay is wanted", put(st, REPLAY, "over")
         elif isinstance(p, Commit):
@@ -531,7 +553,7 @@ def model(
 
     start = Version((None,) * keys)
     waits = ("wanted" if replay else "over", "wanted" if purge else "over")
-    first: State = (start, frozenset(), None, *waits, restores, rewinds, None)
+    first: State = (start, frozenset(), None, *waits, restores, rewinds, None, 0)
     return search(Model(first, step, wrong, is_done))
 
 
@@ -949,6 +971,23 @@ VARIANTS = (
     quick(
         "k3-redrive-alone", "a redrive has nothing read again", "BAD", partial(one_key, 2, redo="range", redrive=True)
     ),
+    quick(
+        "k3-trim",
+        "the stream loses messages that were read, and a redrive does not look",
+        "BAD",
+        partial(one_key, 2, redrive=True, redo="code", trims="none"),
+    ),
+    quick(
+        "k3-trim-redrive",
+        "it does, and ingestion does not",
+        "BAD",
+        partial(one_key, 2, redrive=True, redo="code", trims="redrive"),
+    ),
+    quick(
+        "k3-trim-both", "both do", "PASS", partial(one_key, 1, 2, redrive=True, redo="code", trims="both", restores=0)
+    ),
+    Variant("k3-trim-3", "same, three messages", "PASS", partial(one_key, 3, redrive=True, redo="code", trims="both")),
+    quick("k3-trim-replay", "same, a replay", "PASS", partial(one_key, 1, 2, redo="code", trims="both", restores=0)),
     quick(
         "k4",
         "a replay only writes the rows again that its messages made",

@@ -11,13 +11,17 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
 from spark_jobs.batches.ingest_job import _hint_after
 from spark_jobs.batches.ingestion import Step
-from spark_jobs.batches.replay import rewind
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.reading.rejection import reject
 from spark_jobs.verify import verify
+from spark_jobs.writing.keyed import Keys
 from stream_consumers.batches import PositionFacts, Range, Resume, position_facts_in
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
@@ -298,3 +302,41 @@ def test_a_password_that_is_wrong(spark: SparkSession, folder: Path) -> None:
         right = StreamSource(StreamUrl.parse(f"redis://{address}/orders"), client={"password": "hunter2"})
         with right.open() as opened:
             assert opened.extents() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["held", "trimmed", "deleted"])
+def test_a_redrive_in_the_order_of_positions_needs_all_later_entries(
+    spark: SparkSession, redis_address: str, folder: Path, how: str
+) -> None:
+    """The dead letter is an update of a key that a later entry deletes."""
+    stream = Stream(redis_address, folder, shards=1)
+    users = [(1, "new"), (2, "b"), (1, "deletes"), (4, "e")]
+    stream.add(4, payload=lambda at: b'{"id": %d, "user": "%s"}' % (users[at][0], users[at][1].encode()))
+    keys = Keys(["id"], apply_as_deletes="user = 'deletes'")
+    strict = stream.ingestion(keys=keys, transform=lambda rows: reject(rows, "user = 'new'", "a test"))
+    assert [report.dead for report in stream.drain(spark, strict)] == [1]
+    second, third = stream.entry_ids()[1:3]
+    if how == "trimmed":
+        stream.client.xtrim(stream.name, maxlen=1, approximate=False)
+    if how == "deleted":
+        stream.client.xdel(stream.name, third)
+    today = replace(strict, transform=None)
+    job = RedriveJob(spark, today, Redrive(), url=StreamUrl.parse(stream.url))
+    list(drain_batches(job))
+    if how == "held":
+        assert (job.outcome.decoded, job.outcome.dead) == (1, 0)
+        stream.client.xdel(stream.name, third)
+        with pytest.raises(DataLossError):
+            stream.drain(spark, today)
+        return
+    assert (job.outcome.decoded, job.outcome.dead) == (0, 1)
+    assert stream.drain(spark, today) == []
+    assert {row["id"] for row in spark.read.format("delta").load(str(stream.table)).collect()} == {2, 4}
+    if how == "deleted":
+        with stream.source.open() as source:
+            with pytest.raises(DataLossError):
+                rewind(spark, source, today, Bound.parse("earliest"))
+            until = Replay(stop=Bound.at_sequences({f"{stream.name}/0": to_sequence(second)}))
+            with pytest.raises(DataLossError):
+                ReplayJob(spark, source, today, until).plan()
