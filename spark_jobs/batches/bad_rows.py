@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
@@ -44,6 +44,7 @@ from spark_jobs.writing.key_history import lacking_history
 from spark_jobs.writing.keyed import (
     DELETED,
     SEQUENCE_BY,
+    STRING_TYPE,
     TRUNCATES,
     UNAVAILABLE,
     Keys,
@@ -62,9 +63,7 @@ MAX_FAILING_MESSAGES = 20
 """Give up on a transform after it fails for this many messages in a batch."""
 T = TypeVar("T")
 _PLACES = f"_stream STRING, _shard BIGINT, _sequence BIGINT, {REASON} STRING"
-# Where Spark keeps the type of a string column that was declared with a length.
 _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
-_STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 # The file systems whose folders have names of at most MAX_NAME_BYTES bytes; an object store has keys only.
 _WITH_FOLDERS = frozenset({LOCAL, "hdfs", "viewfs", "ofs"})
 # Stands for NULL in the name of a folder.
@@ -198,8 +197,7 @@ class BadRowFilter:
         return self._without_lacking(found, cached, is_first_read=is_first_read) if found.has_lacking else found
 
     def _current_constraints(self) -> Constraints:
-        keys = self._ingestion.keys
-        return Constraints.of(self._spark, self._log, required=() if keys is None else keys.required)
+        return Constraints.of(self._spark, self._log, self._ingestion.keys)
 
     def _retried(
         self,
@@ -273,7 +271,7 @@ class BadRowFilter:
         keys, rows = self._ingestion.keys, found.rows
         assert keys is not None  # only their changes lack values
         last = self._run(partial(last_truncate, rows, keys))
-        table = read_table(self._spark, self._log).where("TRUE" if last is None else "FALSE")
+        table = read_table(self._spark, self._log).where("TRUE" if last is None else f"_sequence > {last}")
         changes = after_truncate(rows, last)
         # A later change may have deleted the row, so that only a message that was a dead letter stays one.
         is_old_only = not is_first_read and (keys.is_ordered_by_position or not self.makes_dead_letters)
@@ -286,10 +284,7 @@ class BadRowFilter:
             places = places.where("FALSE") if letters is None else places.join(letters, [*ROW_PLACE], "left_semi")
         places = places.groupBy(*ROW_PLACE).agg(f.min(REASON).alias(REASON))
         marked = self._marked(found.frame, places, cached)
-        if marked is found.frame:
-            return found
-        left = _Filtered(marked, _without_bad(rows, marked))
-        return self._without_lacking(left, cached, is_first_read=is_first_read)
+        return found if marked is found.frame else _Filtered(marked, _without_bad(rows, marked))
 
     def _without_forgotten(self, found: _Filtered, cached: Cached, floor: Floor) -> _Filtered:
         """Leave out the changes of keys without a row whose newest change in the batch is below the floor.
@@ -431,10 +426,12 @@ class Constraint:
     Args:
         violation_sql: a SQL condition for the rows that violate it; never null.
         reason: the reason that such rows get.
+        not_null: the name of the column, if it is that this one is NOT NULL.
     """
 
     violation_sql: str
     reason: str
+    not_null: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +444,7 @@ class Constraints:
         types: the columns with Spark's types.
         partitions: the columns that the table is partitioned by.
         has_folders: whether their values name folders.
+        keys: those of a keyed table.
 
     Example:
         >>> columns = [{"name": "id", "type": "long", "nullable": False, "metadata": {}}]
@@ -462,16 +460,18 @@ class Constraints:
     types: StructType = field(default_factory=StructType)
     partitions: Collection[str] = ()
     has_folders: bool = False
+    keys: Keys | None = None
 
     @classmethod
-    def of(cls, spark: SparkSession, log: DeltaLog, *, required: Collection[str] = ()) -> Constraints:
+    def of(cls, spark: SparkSession, log: DeltaLog, keys: Keys | None = None) -> Constraints:
         """Return the current constraints of the table, or no constraints if it does not exist.
 
         Args:
             spark: a session.
             log: the log of the table.
-            required: columns that count as NOT NULL, in lower case.
+            keys: those of a keyed table, of which no row may lack what they need.
         """
+        required = () if keys is None else keys.required
         snapshot = log.snapshot()
         if snapshot is None:
             return cls({}, ())
@@ -483,7 +483,7 @@ class Constraints:
         columns = [
             {**one, "nullable": one["nullable"] and one["name"].lower() not in required} for one in snapshot.columns
         ]
-        return cls(properties, columns, schema, snapshot.partition_columns, has_folders)
+        return cls(properties, columns, schema, snapshot.partition_columns, has_folders, keys)
 
     def on(self, names: Collection[str]) -> list[Constraint]:
         """Return the constraints on rows that have these columns.
@@ -528,8 +528,26 @@ class Constraints:
         asked = self.on(rows.columns)
         if not asked:
             return None
-        reason = f.coalesce(*(f.when(f.expr(one.violation_sql), f.lit(one.reason)) for one in asked))
-        return self._completed(rows).withColumn(REASON, reason)
+        checked = self._completed(rows)
+        violated = (f.when(self._is_on(one, rows.columns) & f.expr(one.violation_sql), one.reason) for one in asked)
+        return checked.withColumn(REASON, f.coalesce(*violated))
+
+    def _is_on(self, constraint: Constraint, names: Collection[str]) -> Column:
+        """Return whether a constraint is one on this row: a MERGE may write another row, or none.
+
+        A delete whose row goes needs only its key. A row keeps the values that a change lacks, so that a condition on
+        such a column is left to Delta.
+        """
+        found = f.lit(True)
+        if self.keys is None:
+            return found
+        of_key = constraint.not_null.lower() in {name.lower() for name in self.keys.columns}
+        if not (self.keys.keeps_deletions or of_key) and DELETED in names:
+            found &= ~f.col(DELETED)
+        if UNAVAILABLE in names:
+            condition = f.lit(constraint.violation_sql.lower())
+            found &= ~f.exists(UNAVAILABLE, lambda name: f.contains(condition, f.lower(name)))
+        return found
 
     def _completed(self, rows: DataFrame) -> DataFrame:
         """Add the columns that the rows lack, with the values that Delta gives them."""
@@ -553,7 +571,8 @@ def _not_null(columns: Sequence[Mapping[str, Any]], parents: Sequence[str] = ())
         if not column["nullable"]:
             # In Delta, a field of a struct that is null is null, too.
             found = ".".join(map(quoted, path))
-            yield Constraint(f"{found} IS NULL", f"the column {'.'.join(path)} is NOT NULL in the table")
+            name = ".".join(path)
+            yield Constraint(f"{found} IS NULL", f"the column {name} is NOT NULL in the table", not_null=name)
         kind = column["type"]
         if isinstance(kind, Mapping) and kind["type"] == "struct":
             yield from _not_null(kind["fields"], path)
@@ -561,7 +580,7 @@ def _not_null(columns: Sequence[Mapping[str, Any]], parents: Sequence[str] = ())
 
 def _lengths(columns: Sequence[Mapping[str, Any]]) -> Iterator[Constraint]:
     for column in columns:
-        kind = column.get("metadata", {}).get(_STRING_TYPE, "")
+        kind = column.get("metadata", {}).get(STRING_TYPE, "")
         found = _LENGTH.fullmatch(kind)
         if found:
             name, most = column["name"], found[1]

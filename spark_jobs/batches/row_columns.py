@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_jobs.batches.ingestion import Ingestion, Transform
-from spark_jobs.decoding.ddl import first_duplicate, quoted
+from spark_jobs.decoding.ddl import first_duplicate, folded, quoted
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved, rows_where
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
 from spark_jobs.decoding.json_inference import FieldStats
@@ -31,6 +31,7 @@ from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import public_text
+from spark_jobs.writing.keyed import check_key_of_table
 from spark_jobs.writing.layout import register
 from spark_jobs.writing.schema_evolution import (
     check_columns,
@@ -134,9 +135,16 @@ class RowColumns:
         if (condition := rows_where(self.decoder)) is not None:
             messages = messages.where(condition)
         rows = transformed(messages, self._ingestion.transform, treatment)
-        if self._ingestion.errors.schema_changes is SchemaChanges.RESCUE:
-            rows = rescue(rows, self._of_table)
-        return rows if self._ingestion.keys is None else self._ingestion.keys.changes(rows)
+        keys, table = self._ingestion.keys, self._of_table
+        if keys is not None:
+            rows = keys.changes(rows, _added(rows, messages) if self._ingestion.transform is not None else ())
+        if self._ingestion.errors.schema_changes is not SchemaChanges.RESCUE:
+            return rows
+        if keys is not None and table is not None:
+            # A merge uses columns that the table does not have.
+            written = keys.written(rows.columns)
+            table = StructType([*table.fields, *(one for one in rows.schema.fields if one.name not in written)])
+        return rescue(rows, table)
 
     def of_table(self, rows: StructType) -> StructType:
         """Return the columns of a table for rows with these columns."""
@@ -204,6 +212,8 @@ class RowColumns:
         if snapshot is not None:
             self.settable = snapshot.settable_columns
             self.has_partitions = bool(snapshot.partition_columns)
+            if self._ingestion.keys is not None:
+                check_key_of_table(self._ingestion.keys, snapshot.columns)
         is_plain = self._ingestion.transform is None
         # With a transform, the columns of the table need not be fields of the payloads.
         if is_plain and self._finder is not None and self._of_table is not None and snapshot is not None:
@@ -296,6 +306,12 @@ class RowColumns:
                     self._check_fit(rows, widens=may_widen)
                 return grown
         return None
+
+
+def _added(rows: DataFrame, messages: DataFrame) -> list[str]:
+    """Return the columns that a transform has added to those of the messages."""
+    known = set(map(folded, messages.columns))
+    return [name for name in rows.columns if folded(name) not in known]
 
 
 def _few(names: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ FOREIGN_PLACE = "there is no message of this batch at"
 KEY_IN_TWO_SHARDS = "a key has changes in two shards:"
 BELOW_FLOOR = "a change of a key that the table lacks is older than deleted rows that were purged:"
 NO_VALUE = "a change of a key that the table lacks does not have the value of the column"
-NOT_THERE = "a change lacks the value of a column that the transform leaves out or renames:"
+NOT_THERE = "a change lacks the value of a column that the transform leaves out, renames or derives others from:"
 NO_KEY = "a change lacks its key, or the value that orders it:"
 KEY_TWICE = "two rows of one message have the same key:"
 CHANGED_VALUE = "Delta would change the value of a partition column"
@@ -213,7 +213,8 @@ _OF_CHANGES: Mapping[str, tuple[type[StreamAssetsError], str]] = {
     NOT_THERE: (
         SchemaMismatchError,
         "The row would lose its value: keep the names of the decoder's columns in the transform, and leave columns out "
-        "with except_columns.",
+        "with except_columns. If a column that the transform makes is NULL without the value, let the transform add "
+        "its name to _unavailable, and the row keeps what it has; or make another value than NULL.",
     ),
     BELOW_FLOOR: (
         KeyConflictError,

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
@@ -29,7 +30,7 @@ from spark_jobs.decoding.ddl import folded, quoted
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.entries import Floor, KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
-from spark_jobs.ledger.table_rows import ROW_PLACE
+from spark_jobs.ledger.table_rows import ROW_PLACE, TIME
 from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.spark_types import text
 from spark_jobs.table_location import spark_location, sql_name
@@ -50,6 +51,9 @@ MAX_CLUSTERED = 4
 """Delta clusters by at most this many columns."""
 MAX_LISTED = 1_000
 """The keys of a batch with at most this many messages are listed in its MERGE."""
+STRING_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+"""Where Spark keeps the type of a string column that was declared with a length."""
+_OF_NOTHING = " (NULL)"
 _SHARD = ("_stream", "_shard")
 _SHARDS = ("_first_shard", "_last_shard")
 _OF_CHANGES = (DELETED, SEQUENCE_BY, TRUNCATES)
@@ -58,6 +62,8 @@ NEIGHBOURS = ("_next", *_SHARDS)
 FOUND = "_found"
 """The column with the extent that a row of the table has before a merge; ``NULL`` for a change of the batch."""
 _RANK, _NEWEST, _IS_DELETED = "_rank", "_newest", "_is_deleted"
+_TAKEN = "_taken"
+"""The column with the order of the change that each value of a newest change is of; ``NULL`` if it has no value."""
 VALID_FROM, VALID_TO, IS_CURRENT = EXTENT = ("_valid_from", "_valid_to", "_is_current")
 """The columns that say when the row of a change is valid, in a table of SCD type 2."""
 
@@ -140,7 +146,7 @@ class Keys:
     @property
     def own_names(self) -> frozenset[str]:
         """The names, folded, that a message and a transform cannot give to a column."""
-        own = (*_OF_CHANGES, UNAVAILABLE, *NEIGHBOURS, FOUND, _RANK, _NEWEST, _IS_DELETED)
+        own = (*_OF_CHANGES, UNAVAILABLE, *NEIGHBOURS, FOUND, _RANK, _NEWEST, _IS_DELETED, _TAKEN)
         return frozenset(map(folded, (*own, *(EXTENT if self.keeps_history else ()))))
 
     @property
@@ -204,13 +210,14 @@ class Keys:
             except_columns=tuple(left_out),
         )
 
-    def changes(self, rows: DataFrame) -> DataFrame:
+    def changes(self, rows: DataFrame, made: Iterable[str] = ()) -> DataFrame:
         """Return the rows as changes: with ``_deleted``, and with ``_sequence_by`` and ``_truncates`` if there are any.
 
         Where the table has a row per change, they have the columns of :data:`EXTENT`, too. A merge computes these anew.
 
         Args:
             rows: the rows of the decoder or of the transform.
+            made: the columns that the transform has added.
 
         Raises:
             SchemaMismatchError: a column is missing or has the name of one of ours, or has a type without an order.
@@ -230,15 +237,24 @@ class Keys:
                 remedy="Rename it in the transform.",
             )
         is_deleted = f.expr(self.apply_as_deletes) if self.apply_as_deletes else f.lit(False)
-        made = {DELETED: f.coalesce(is_deleted.cast("boolean"), f.lit(False))}
+        columns = {DELETED: f.coalesce(is_deleted.cast("boolean"), f.lit(False))}
         if self.sequence_by:
-            made[SEQUENCE_BY] = f.expr(self.sequence_by)
+            columns[SEQUENCE_BY] = f.expr(self.sequence_by)
         if self.keeps_history:
-            start = made.get(SEQUENCE_BY, f.col("_timestamp"))
-            made |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~made[DELETED]}
+            start = columns.get(SEQUENCE_BY, f.col("_timestamp"))
+            columns |= {VALID_FROM: start, VALID_TO: f.when(f.lit(False), start), IS_CURRENT: ~columns[DELETED]}
+        if has_marks:
+            # A transform may make rows without marks, which lack no value.
+            marks = f.coalesce(f.array_compact(UNAVAILABLE), f.array().cast("array<string>"))
+            if nulls := [f.when(f.col(quoted(name)).isNull(), f.lit(name)) for name in made]:
+                # It may have made NULL of a value that is not there. No column has such a name; see not_there().
+                lost = f.array_except(f.array_compact(f.array(*nulls)), marks)
+                lost = f.transform(lost, lambda name: f.concat(name, f.lit(_OF_NOTHING)))
+                marks = f.when(f.size(marks) > 0, f.concat(marks, lost)).otherwise(marks)
+            columns[UNAVAILABLE] = marks
         if self.apply_as_truncates:
-            made[TRUNCATES] = f.coalesce(f.expr(self.apply_as_truncates).cast("boolean"), f.lit(False))
-        return rows.withColumns(made).drop(*(name for name in self.except_columns if name != UNAVAILABLE))
+            columns[TRUNCATES] = f.coalesce(f.expr(self.apply_as_truncates).cast("boolean"), f.lit(False))
+        return rows.withColumns(columns).drop(*(name for name in self.except_columns if name != UNAVAILABLE))
 
     def table_columns(self, changes: StructType) -> StructType:
         """Return the columns of the table for changes with these columns.
@@ -263,6 +279,26 @@ class Keys:
         left_out = [name.lower() for name in self.except_columns]
         lost = f.filter(UNAVAILABLE, lambda name: ~(name.isin([*columns]) | f.lower(name).isin(left_out)))
         return f.when(f.size(lost) > 0, f.concat(f.lit(f"{NOT_THERE} "), f.array_join(lost, ", ")))
+
+
+def check_key_of_table(keys: Keys, columns: Iterable[Mapping[str, Any]]) -> None:
+    """Check that a table that the user has made has no key of type CHAR, which Spark pads in only one side of a MERGE.
+
+    Args:
+        keys: the key.
+        columns: the columns of the table, in the format of the log.
+
+    Raises:
+        SchemaMismatchError: it has one.
+    """
+    names = {name.lower() for name in keys.columns}
+    for column in columns:
+        kind = column.get("metadata", {}).get(STRING_TYPE, "")
+        if column["name"].lower() in names and kind.startswith("char("):
+            raise SchemaMismatchError(
+                f"the key column {column['name']} is {kind.upper()} in the table, and Spark cannot merge by a CHAR",
+                remedy="Make the column a STRING or a VARCHAR in a new table.",
+            )
 
 
 def _check_has_order(column: StructField) -> None:
@@ -327,7 +363,7 @@ def lacking_changes(changes: DataFrame, keys: Keys, table: DataFrame, *, is_firs
     """Return the places of changes that lack a value which neither the batch nor the table has, with the reason.
 
     The MERGE fails for the newest change of a key without such a value. Then all changes of the key after its last
-    delete in the batch lack the value.
+    delete, in the batch or the table, lack the value. The merge of the others does not fail.
 
     Args:
         changes: the changes of a batch; see :meth:`Keys.changes`.
@@ -336,17 +372,27 @@ def lacking_changes(changes: DataFrame, keys: Keys, table: DataFrame, *, is_firs
         is_first_read: see :func:`newest_changes`.
     """
     of_key, order = [*map(quoted, keys.columns)], f.struct(*keys.ordering)
-    newest = newest_changes(changes, keys).where(~f.col(DELETED) & (f.size(UNAVAILABLE) > 0))
-    why = f.concat(f.lit(f"{NO_VALUE} "), f.array_join(UNAVAILABLE, ", ")).alias(REASON)
+    newest = newest_changes(changes, keys).where(~f.col(DELETED))
+    taken = {name: f.col(_TAKEN)[name] for name in value_columns(changes.columns, keys)}
+    lacks = f.size(UNAVAILABLE) > 0
+    if taken:
+        newest = newest.where(lacks | reduce(or_, (one < order for one in taken.values())))
     is_deleted = f.col(DELETED) if keys.keeps_deletions else f.lit(False)
     rows = table.select(*of_key, is_deleted.alias(_IS_DELETED), order.alias(FOUND))
     rows = rows.join(newest.select(*of_key), [*keys.columns], "left_semi")
     last_deletes = changes.where(DELETED).groupBy(*of_key).agg(f.max(order).alias(_NEWEST))
-    joined = newest.select(*of_key, order.alias(_RANK), why).join(rows, [*keys.columns], "left")
+    joined = newest.withColumn(_RANK, order).join(rows, [*keys.columns], "left")
     joined = joined.join(last_deletes, [*keys.columns], "left")
-    fails = f.col(FOUND).isNull() | (f.col(_IS_DELETED) & (f.col(_RANK) >= f.col(FOUND)))
-    fails |= f.lit(is_first_read) & f.col(_NEWEST).isNotNull()
-    absent = joined.where(fails).select(*of_key, _NEWEST, REASON)
+    # The value of a change before the delete that the table has is that of a row which is gone.
+    is_gone = f.coalesce(f.col(_IS_DELETED) & (f.col(_RANK) >= f.col(FOUND)), f.lit(False))
+    is_without = {
+        name: f.array_contains(UNAVAILABLE, name) | (is_gone & (taken[name] < f.col(FOUND))) for name in taken
+    }
+    lost = f.array_compact(f.array(*(f.when(is_it, f.lit(name)) for name, is_it in is_without.items())))
+    has_no_row = f.col(FOUND).isNull() | is_gone | (f.lit(is_first_read) & f.col(_NEWEST).isNotNull())
+    why = f.concat(f.lit(f"{NO_VALUE} "), f.array_join(lost, ", ")).alias(REASON)
+    last = f.greatest(_NEWEST, f.when(is_gone, f.col(FOUND))).alias(_NEWEST)
+    absent = joined.where(has_no_row & (f.size(lost) > 0)).select(*of_key, last, why)
     others = changes.where(~f.col(DELETED)).select(*of_key, *ROW_PLACE, order.alias(_RANK))
     after = f.col(_NEWEST).isNull() | (f.col(_RANK) > f.col(_NEWEST))
     return others.join(absent, [*keys.columns]).where(after).select(*ROW_PLACE, REASON)
@@ -383,21 +429,29 @@ def is_sound(keys: Keys) -> Column:
     return found
 
 
+def value_columns(names: Iterable[str], keys: Keys) -> list[str]:
+    """Return the columns of changes whose values a change may lack."""
+    own = {*keys.required, *ROW_PLACE, TIME, UNAVAILABLE, FOUND, _RANK, *NEIGHBOURS}
+    return [name for name in names if name.lower() not in own]
+
+
 def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec, *, is_first_read: bool) -> DataFrame:
     """Take each value that the newest change does not have from the newest one that has it, up to the newest delete.
 
     A delete has no values, and those before it are of another row: a change of the key of a row creates a row under the
-    new key, without the large values that it leaves alone. A delete itself stays as it is.
+    new key, without the large values that it leaves alone. A delete itself stays as it is. The row of the table may be
+    newer than the change that a value is taken from, so that the MERGE compares both; see :data:`_TAKEN`.
     """
-    own = {*keys.required, *ROW_PLACE, "_timestamp", UNAVAILABLE, _RANK, *NEIGHBOURS}
-    names = [name for name in ranked.columns if name.lower() not in own]
+    names = value_columns(ranked.columns, keys)
+    if not names:
+        return ranked.withColumn(UNAVAILABLE, f.array().cast("array<string>"))
     whole = newest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     so_far = newest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     is_delete = f.col(DELETED)
 
     def newest(name: str) -> Column:
         has_value = ~f.array_contains(UNAVAILABLE, name) & ~f.col(_IS_DELETED)
-        value = f.struct(f.col(quoted(name)).alias("value"))
+        value = f.struct(f.col(quoted(name)).alias("value"), f.struct(*keys.ordering).alias("order"))
         return f.first_value(f.when(has_value, value), ignoreNulls=True).over(whole).alias(name)
 
     marked = ranked.withColumn(_IS_DELETED, f.bool_or(is_delete).over(so_far))
@@ -410,7 +464,8 @@ def _with_newest_values(ranked: DataFrame, keys: Keys, newest_first: WindowSpec,
         fails = f.raise_error(f.concat(f.lit(f"{NO_VALUE} "), f.array_join(still, ", ")))
         still = f.when((f.col(_RANK) == 1) & has_delete & (f.size(still) > 0), fails).otherwise(still)
     values = {name: f.when(is_delete, f.col(quoted(name))).otherwise(one["value"]) for name, one in newest_of.items()}
-    return found.withColumns({**values, UNAVAILABLE: still}).drop(_NEWEST, _IS_DELETED)
+    taken = f.struct(*(f.when(~is_delete, one["order"]).alias(name) for name, one in newest_of.items()))
+    return found.withColumns({**values, UNAVAILABLE: still, _TAKEN: taken}).drop(_NEWEST, _IS_DELETED)
 
 
 def _unless(condition: Column, what: str, details: Column) -> Column:
@@ -563,16 +618,21 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
     written = {name: quoted(name) for name in keys.written(columns)}
     on = matches(map(quoted, keys.columns), listed or {})
     updated = inserted = {name: f"s.{own}" for name, own in written.items()}
+    # A row of a deleted key, or of before a truncate, has no values for the changes after it.
+    is_gone = f"t.{DELETED}" if keys.keeps_deletions else "" if truncate is None else f"t._sequence < {truncate:d}"
     if UNAVAILABLE in columns:
         lacks = {name: f"array_contains(s.{UNAVAILABLE}, {text(name)})" for name in written}
         fails = {name: f"raise_error({text(f'{NO_VALUE} {name}')})" for name in written}
-        # The row of a deleted key has no values.
         old = {name: "NULL" if name in new else f"t.{own}" for name, own in written.items()}
-        kept = {
-            name: value if keys.is_ordered_by_position else f"IF(t.{DELETED}, {fails[name]}, {value})"
-            for name, value in old.items()
+        kept = {name: f"IF({is_gone}, {fails[name]}, {value})" if is_gone else value for name, value in old.items()}
+        # A value that the batch has is older than the row, if others have changed the row since.
+        of_row = _order_of("t", keys)
+        is_other = "t._sequence < s._sequence AND " if keys.is_ordered_by_position else ""
+        keeps = {
+            name: f"{lacks[name]} OR ({is_other}s.{_TAKEN}.{written[name]} < {of_row})"
+            for name in value_columns(written, keys)
         }
-        updated = {name: f"IF({lacks[name]}, {kept[name]}, s.{own})" for name, own in written.items()}
+        updated = updated | {name: f"IF({keeps[name]}, {kept[name]}, s.{written[name]})" for name in keeps}
         inserted = {name: f"IF({lacks[name]}, {fails[name]}, s.{own})" for name, own in written.items()}
     update = f"UPDATE SET {assigned({own: updated[name] for name, own in written.items()}, absent or {})}"
     insert = _insert(written, inserted)
@@ -581,17 +641,21 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         failure = _fails(KEY_IN_TWO_SHARDS, "t", "s")
         is_newer = f"s._sequence {compares} t._sequence"
         # What is read again may lack values of a row that a later change deleted, which is read again, too.
-        is_whole = f" AND size(s.{UNAVAILABLE}) = 0" if overwrites_equal and UNAVAILABLE in columns else ""
+        is_read_again = overwrites_equal and UNAVAILABLE in columns
+        is_whole = f" AND size(s.{UNAVAILABLE}) = 0" if is_read_again else ""
+        is_removed = f"s.{DELETED}"
+        if is_read_again and is_gone:
+            is_removed = f"({is_removed} OR ({is_gone} AND size(s.{UNAVAILABLE}) > 0))"
         clauses = [
             f"MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET _shard = {failure}",
-            f"MATCHED AND {is_newer} AND s.{DELETED} THEN DELETE",
+            f"MATCHED AND {is_newer} AND {is_removed} THEN DELETE",
             f"MATCHED AND {is_newer} THEN {update}",
             f"NOT MATCHED AND NOT s.{DELETED}{is_whole} THEN {insert}",
         ]
         if truncate is not None:
             clauses.append(f"NOT MATCHED BY SOURCE AND t._sequence < {truncate:d} THEN DELETE")
     else:
-        of_row, of_change = (f"struct({', '.join(f'{side}.{n}' for n in keys.ordering)})" for side in "ts")
+        of_row, of_change = (_order_of(side, keys) for side in "ts")
         clauses = [f"MATCHED AND {of_change} {compares} {of_row} THEN {update}"]
         if floor:
             clauses.append(f"NOT MATCHED AND s.{SEQUENCE_BY} >= {floor} THEN {insert}")
@@ -637,6 +701,10 @@ def joined(table: str, on: str, clauses: Sequence[str], *, adds_columns: bool) -
         for part in (sql_name(table), on, *(f"WHEN {one}" for one in clauses))
     )
     return "\n".join([f"MERGE{evolution} INTO {into} t USING {{changes}} s ON {matches}", *whens])
+
+
+def _order_of(side: str, keys: Keys) -> str:
+    return f"struct({', '.join(f'{side}.{name}' for name in keys.ordering)})"
 
 
 def _insert(written: Mapping[str, str], values: Mapping[str, str]) -> str:

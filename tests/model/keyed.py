@@ -192,8 +192,10 @@ def model(
     stops: bool = True,
     unchanged: str = "refused",
     lacking: str = "skipped",
+    taken: str = "newer",
     truncates: str = "all",
     trims: str = "",
+    truncated: str = "gone",
     restores: int = 1,
     rewinds: int = 1,
 ) -> Result:
@@ -228,11 +230,14 @@ def model(
             or it may be ``landed`` without a change.
         lacking: what becomes of a change that is read again, and lacks a value that no row has: it is ``skipped``, or
             it ``ends`` the run, as one does that is read for the first time.
+        taken: of the values in the batch, that one is taken which is ``newer`` than the row in the table; or ``always``
+            the newest one.
         truncates: a truncate deletes ``all`` rows that are older; or those of the keys of its ``batch``.
         trims: the stream loses its first messages after they were read. Ingestion stops where a message is gone that it
             has not read; where one is gone that it has to read again, too, if ``both`` look for that, it and a redrive,
             which is refused if later messages are gone; or only the ``redrive`` looks, or ``none``. If empty, the
             stream loses nothing.
+        truncated: for the large value of a change, a row of before a truncate of the batch is ``gone``, or ``there``.
         restores: how many there may be.
         rewinds: how many there may be.
 
@@ -267,6 +272,8 @@ def model(
         if new.operation != "p":
             return new._replace(large=new[1:3])
         for one in sorted(changes, key=rank, reverse=True):
+            if taken == "newer" and old and rank(one) < rank(old):
+                break
             if one.operation != "p":
                 return new._replace(large=one[1:3]) if one.operation == "u" else None
         return None if old is None or old.operation == "d" else new._replace(large=old.large)
@@ -274,10 +281,17 @@ def model(
     def is_changed(key: int, c: Commit) -> bool:
         return any(change_at(place).key == key for place in places(c))
 
+    def last_truncate(c: Commit) -> int:
+        return max((at for shard, at in places(c) if messages[shard][at].operation == "t"), default=-1)
+
+    def has_values(one: Row | None, c: Commit) -> Row | None:
+        """The row from which a change of the batch may take a value."""
+        return None if one and truncated == "gone" and one.position < last_truncate(c) else one
+
     def merged(before: tuple[Row | None, ...], c: Commit) -> tuple[tuple[Row | None, ...], Places]:
         """The rows after a merge, and the places of changes below the floor that meet no row."""
         rows, dropped = list(before), set[Place]()
-        last = max((at for shard, at in places(c) if messages[shard][at].operation == "t"), default=-1)
+        last = last_truncate(c)
         for key, one in enumerate(rows):
             if one and one.position < last and (truncates == "all" or is_changed(key, c)):
                 rows[key] = None
@@ -293,7 +307,7 @@ def model(
             if not changes:
                 continue
             newest = max(reversed(changes) if ties == "last" else changes, key=rank)
-            new = with_large(newest, changes, old)
+            new = with_large(newest, changes, has_values(before[key], c))
             if new is None:
                 continue
             result = None if new.operation == "d" and deletes == "row goes" else new
@@ -315,8 +329,11 @@ def model(
         if c.kind == "rewind" or (is_again and lacking == "skipped"):
             return False
         for key in {change_at(place).key for place in places(c)}:
-            changes = [row(place, 1) for place in sorted(places(c)) if change_at(place).key == key]
-            old, new = before.rows[key], max(changes, key=rank)
+            found = [one for one in sorted(places(c)) if change_at(one).key == key and one[1] > last_truncate(c)]
+            if not found:
+                continue
+            changes = [row(place, 1) for place in found]
+            old, new = has_values(before.rows[key], c), max(changes, key=rank)
             if (old is None or rank(new) > rank(old)) and with_large(new, changes, old) is None:
                 return True
         return False
@@ -449,7 +466,7 @@ def model(
 
     def step(st: State) -> Iterator[tuple[str, State]]:
         at, saved, f, p, g, rs, rw, good, gone = st
-        if f == "raised":
+        if f == "raised" or at.lacks:
             return
         if trims and (0, gone) in at.covered:
             yield f"the stream loses message {gone}", put(st, 8, gone + 1)
@@ -510,10 +527,14 @@ def model(
             newest = max(found, key=lambda place: (change_at(place).order, place), default=None)
         return None if newest is None or change_at(newest).operation in "dt" else newest
 
-    def large_of(place: Place) -> Place:
-        """The place of the change that has the large value of the row of a change."""
-        found = [one for one in everything if change_at(one)[:2] == (change_at(place).key, "u")]
-        return max(one for one in map(ranked, found) if one <= ranked(place))[1]
+    def large_of(place: Place) -> Place | None:
+        """The place of the change that has the large value of the row of a change; ``None`` if none has it."""
+        own = [
+            one for one in everything if change_at(one).key == change_at(place).key and change_at(one).operation in "ud"
+        ]
+        own += [one for one in everything if change_at(one).operation == "t"]
+        newest = max((one for one in map(ranked, own) if one <= ranked(place)), default=None)
+        return newest[1] if newest and change_at(newest[1]).operation == "u" else None
 
     def ranked(place: Place) -> tuple[int, Place]:
         return change_at(place).order, place
@@ -521,6 +542,8 @@ def model(
     def wrong(st: State) -> str | None:
         at, _, f = st[:3]
         if at.lacks:
+            if any(change_at(one).operation == "p" and large_of(one) is None for one in everything):
+                return None
             return "a change lacks a value, and no row has it"
         if f == "raised" or at.redo or not at.is_known:
             return None
@@ -549,7 +572,7 @@ def model(
     def is_done(st: State) -> bool:
         at, _, f, p, g = st[:5]
         is_over = f is None and p == "over" and g == "over" and at.is_known
-        return f == "raised" or (is_over and at.covered == everything and not at.redo)
+        return f == "raised" or at.lacks or (is_over and at.covered == everything and not at.redo)
 
     start = Version((None,) * keys)
     waits = ("wanted" if replay else "over", "wanted" if purge else "over")
@@ -898,6 +921,8 @@ SEQUENCED = tuple(
 )
 LATE = (shards("au0 ad1"), shards("ad1 au0"), shards("ad1", "au0"))
 """A deletion before, behind and beside an older upsert."""
+TWO_VALUES = (shards("au1 ap2", "au0"),)
+"""Two values, of which the update lacks the newer one."""
 
 
 def truncated(*texts: str, **options: Any) -> Result:
@@ -905,6 +930,7 @@ def truncated(*texts: str, **options: Any) -> Result:
     return joined(model(shards(one), **{"redo": "code", **options}) for one in texts)
 
 
+MOVED = ("au at ap", "au bu at ap bu")
 TRUNCATED = ("au bu at au", "au at bd", "at au", "au at au at")
 
 
@@ -1015,6 +1041,15 @@ VARIANTS = (
         partial(two_shards, "au0", "bt1", restores=0, rewinds=0, replay=""),
     ),
     quick(
+        "t5",
+        "a change after a truncate lacks a value, which a row of before it does not give",
+        "PASS",
+        partial(truncated, *MOVED, restores=0, rewinds=0, replay=""),
+    ),
+    quick(
+        "t6", "the row gives it", "BAD", partial(truncated, *MOVED, truncated="there", restores=0, rewinds=0, replay="")
+    ),
+    quick(
         "l1",
         "updates lack a large value; one that is read again, and whose row is gone, makes no row",
         "PASS",
@@ -1044,6 +1079,18 @@ VARIANTS = (
         "same, the update is in another shard, and is read before the value that it leaves alone",
         "BAD",
         partial(sequenced, (shards("au0 au1", "ap2"),), restores=0, rewinds=0, replay=""),
+    ),
+    quick(
+        "l5",
+        "same, an older value of another shard comes with an update that lacks it",
+        "PASS",
+        partial(sequenced, TWO_VALUES, lacking="ends", restores=0),
+    ),
+    quick(
+        "l6",
+        "same, the newest value of the batch is taken, although that of the row is newer",
+        "BAD",
+        partial(sequenced, TWO_VALUES, lacking="ends", taken="always", restores=0, replay=""),
     ),
     quick(
         "s1",

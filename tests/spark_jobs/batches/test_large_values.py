@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import Redrive, RedriveJob
@@ -18,7 +19,7 @@ from spark_jobs.decoding.debezium import Debezium
 from spark_jobs.verify_keyed import verify_keyed
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
-from stream_consumers.errors import KeyConflictError, SchemaMismatchError
+from stream_consumers.errors import InvalidOptionError, KeyConflictError, SchemaMismatchError
 from stream_consumers.options import ErrorPolicy, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.debezium_messages import PLACEHOLDER, POSTGRES, envelope
@@ -49,8 +50,9 @@ class Table:
             for operation, values in changes:
                 self._sent += 1
                 side = "before" if operation == "d" else "after"
+                lsn = values.get("lsn", self._sent)
                 row = {side: {"id": 7, "name": f"n{self._sent}", **values}}
-                order = {"lsn": self._sent, "sequence": f'[null,"{self._sent}"]'}
+                order = {"lsn": lsn, "sequence": f'[null,"{lsn}"]'}
                 producer.send(envelope(operation, source={**POSTGRES, **order}, **row))
 
     def drain(self) -> list[BatchReport]:
@@ -131,14 +133,50 @@ def test_a_row_in_the_table_gives_no_value_to_a_row_after_its_delete(
 
 
 @pytest.mark.slow
-def test_a_row_before_a_truncate_gives_no_value(spark: SparkSession, folder: Path) -> None:
+@pytest.mark.parametrize("errors", [ErrorPolicy(), DEAD], ids=["fail", "dead letter"])
+def test_a_row_before_a_truncate_gives_no_value(spark: SparkSession, folder: Path, errors: ErrorPolicy) -> None:
     table = Table(spark, folder, BY_POSITION, records=100)
-    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.ingestion = replace(table.ingestion, errors=errors)
     table.send(CREATE)
     table.drain()
     table.send(("t", {}), MOVED_HERE)
+    if errors is DEAD:
+        table.drain()
+        assert (table.rows(), table.dead_letters()) == ([], [3])
+        return
+    with pytest.raises(KeyConflictError):
+        table.drain()
+    assert table.rows() == [("n1", LARGE)]
+    # The way out: a batch that has the value, too.
+    table.send(("u", {"notes": "new"}))
     table.drain()
-    assert (table.rows(), table.dead_letters()) == ([], [3])
+    assert table.rows() == [("n4", "new")]
+
+
+@pytest.mark.slow
+def test_a_value_that_is_older_than_the_row_does_not_replace_that_of_the_row(spark: SparkSession, folder: Path) -> None:
+    table = Table(spark, folder, BY_LOG, records=100)
+    table.send(("u", {"notes": "newer", "lsn": 20}))
+    table.drain()
+    table.send(("c", {"notes": "older", "lsn": 10}), ("u", {"notes": PLACEHOLDER, "lsn": 30}))
+    table.drain()
+    assert table.rows() == [("n3", "newer")]
+    table.send(("c", {"notes": "newest", "lsn": 40}), ("u", {"notes": PLACEHOLDER, "lsn": 50}))
+    table.drain()
+    assert table.rows() == [("n5", "newest")]
+
+
+@pytest.mark.slow
+def test_a_value_that_is_older_than_the_delete_of_the_row_is_none(spark: SparkSession, folder: Path) -> None:
+    table = Table(spark, folder, BY_LOG, records=100)
+    table.send(("c", {"notes": "first", "lsn": 10}), ("d", {"lsn": 20}))
+    table.drain()
+    table.send(("u", {"notes": "older", "lsn": 15}), ("c", {"notes": PLACEHOLDER, "lsn": 30}))
+    with pytest.raises(KeyConflictError):
+        table.drain()
+    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.drain()
+    assert (table.rows(), table.dead_letters()) == ([], [4])
 
 
 @pytest.mark.slow
@@ -229,3 +267,52 @@ def test_a_dead_letter_without_a_value_stays_one_where_bad_rows_end_a_run(
         table.drain()
         assert verify_keyed(spark, source, table.ingestion).is_right
     assert (table.rows(), table.dead_letters()) == ([], [1])
+
+
+def with_size(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("size", f.length("notes"))
+
+
+def with_kept_size(rows: DataFrame) -> DataFrame:
+    lacks = f.when(f.array_contains("_unavailable", "notes"), f.array(f.lit("size"))).otherwise(f.array())
+    return with_size(rows).withColumn("_unavailable", f.array_union("_unavailable", lacks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, HISTORY], ids=["position", "history"])
+def test_a_column_that_is_derived_from_a_value_is_not_lost_with_it(
+    spark: SparkSession, folder: Path, keys: Keys
+) -> None:
+    table = Table(spark, folder, keys, records=100)
+    table.ingestion = replace(table.ingestion, transform=with_size)
+    table.send(CREATE)
+    table.drain()
+    table.send(UPDATE)
+    with pytest.raises(SchemaMismatchError):
+        table.drain()
+    table.ingestion = replace(table.ingestion, transform=with_kept_size)
+    table.drain()
+    sizes = [row["size"] for row in spark.read.format("delta").load(f"{folder}/t").collect()]
+    assert (table.rows(), set(sizes)) == ([("n2", LARGE)], {len(LARGE)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [BY_POSITION, BY_LOG], ids=["position", "log"])
+def test_a_constraint_is_one_on_rows_that_a_merge_writes(spark: SparkSession, folder: Path, keys: Keys) -> None:
+    table = Table(spark, folder, keys, records=100)
+    table.ingestion = replace(table.ingestion, errors=DEAD)
+    table.send(CREATE, ("c", {"id": 8, "notes": LARGE}))
+    table.drain()
+    is_deleted = "" if keys is BY_POSITION else "_deleted OR "
+    for name in ("name", "notes"):
+        spark.sql(f"ALTER TABLE delta.`{folder}/t` ADD CONSTRAINT {name} CHECK ({is_deleted}length({name}) > 1)")
+    # The delete has no name, and the update no notes.
+    table.send(("u", {"id": 8, "notes": PLACEHOLDER}), ("d", {"name": None}), ("c", {"id": 9, "notes": ""}))
+    assert [report.dead for report in table.drain()] == [1]
+    assert (table.rows(), table.dead_letters()) == ([("n3", LARGE)], [5])
+
+
+def test_a_decoder_of_changes_rescues_nothing_in_a_keyed_table(tmp_path: Path) -> None:
+    made = ingestion(tmp_path / "t", decoder=Debezium("id BIGINT"))
+    with pytest.raises(InvalidOptionError):
+        replace(made, keys=BY_POSITION, errors=ErrorPolicy(schema_changes="rescue"))
