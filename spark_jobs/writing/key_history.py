@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as f
 
 from spark_jobs.decoding.ddl import quoted
@@ -41,6 +41,7 @@ from spark_jobs.writing.keyed import (
     listed_keys,
     matches,
     run_merge,
+    value_columns,
     with_checked_marks,
     with_neighbours,
     within,
@@ -65,8 +66,7 @@ def with_extents(rows: DataFrame, keys: Keys) -> DataFrame:
         keys: the key and the order.
     """
     order = in_order(keys)
-    up_to_row = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    start = f.max(start_column(keys)).over(up_to_row)
+    start = f.max(start_column(keys)).over(_up_to_row(keys))
     is_last = f.lead(f.lit(True)).over(order).isNull()
     started = rows.withColumn(VALID_FROM, start)
     return started.withColumns({VALID_TO: f.lead(VALID_FROM).over(order), IS_CURRENT: is_last & ~f.col(DELETED)})
@@ -96,7 +96,8 @@ def changed_rows(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
 def lacking_history(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
     """Return the places of changes that lack a value which no change before them has, with the reason.
 
-    Without them, others may lack a value.
+    A change that lacks a value needs a change before it that has all values, after the last deletion; another one that
+    lacks values is among these places itself, or has such a change before it.
 
     Args:
         changes: the changes of a batch; see :meth:`Keys.changes`.
@@ -104,10 +105,14 @@ def lacking_history(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFra
         table: the rows of the table.
     """
     rows = _with_rows(changes, keys, table)
-    missing = [f.when(lacks, f.lit(name)) for name, (_, lacks) in _last_values(rows, keys).items()]
-    names = f.array_join(f.array_compact(f.array(*missing)), ", ")
-    found = rows.select(*ROW_PLACE, FOUND, names.alias(REASON)).where(f"{FOUND} IS NULL AND {REASON} != ''")
-    return found.select(*ROW_PLACE, f.concat(f.lit(f"{NO_VALUE} "), REASON).alias(REASON))
+    names = value_columns(rows.columns, keys)
+    lost = f.filter(UNAVAILABLE, lambda name: name.isin(names))
+    # The rows of the table have all their values.
+    lacks = (f.size(lost) > 0) & f.col(FOUND).isNull()
+    is_gone = f.last_value(f.when(f.col(DELETED), True).when(~lacks, False), ignoreNulls=True).over(_up_to_row(keys))
+    why = f.concat(f.lit(f"{NO_VALUE} "), f.array_join(lost, ", "))
+    reason = f.when(lacks & ~f.col(DELETED) & f.coalesce(is_gone, f.lit(True)), why)
+    return rows.select(*ROW_PLACE, reason.alias(REASON)).where(f.col(REASON).isNotNull())
 
 
 def _with_rows(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
@@ -119,7 +124,11 @@ def _with_rows(changes: DataFrame, keys: Keys, table: DataFrame) -> DataFrame:
     others = table.select(*there).join(changes.select(*map(quoted, keys.columns)), [*keys.columns], "left_semi")
     others = others.join(changes.select(*map(quoted, own)), own, "left_anti")
     found = others.withColumn(FOUND, f.struct(*EXTENT)).drop(*EXTENT)
-    return changes.drop(*EXTENT).unionByName(found, allowMissingColumns=True)
+    rows = changes.drop(*EXTENT).unionByName(found, allowMissingColumns=True)
+    if UNAVAILABLE in changes.columns:
+        # The rows that another decoder made lack no value.
+        rows = rows.withColumn(UNAVAILABLE, f.coalesce(UNAVAILABLE, f.array().cast("array<string>")))
+    return rows
 
 
 def _with_values(rows: DataFrame, keys: Keys) -> DataFrame:
@@ -127,27 +136,20 @@ def _with_values(rows: DataFrame, keys: Keys) -> DataFrame:
 
     The names of these columns stay in the row, so that an older change that comes later still gives it its values.
     """
-    return rows.withColumns(
-        {
-            name: f.when(is_missing, f.raise_error(f.lit(f"{NO_VALUE} {name}"))).otherwise(value)
-            for name, (value, is_missing) in _last_values(rows, keys).items()
-        }
-    )
+    up_to_row, is_deletion = _up_to_row(keys), f.col(DELETED)
 
-
-def _last_values(rows: DataFrame, keys: Keys) -> dict[str, tuple[Column, Column]]:
-    """Return for each column its value as of a change, and whether the change lacks it and none before it has it."""
-    up_to_row = in_order(keys).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    own = {*keys.required, *_OF_ROWS, UNAVAILABLE, FOUND}
-
-    def value_of(name: str) -> tuple[Column, Column]:
-        column, is_deletion = f.col(quoted(name)), f.col(DELETED)
-        known = f.when(is_deletion | ~f.array_contains(UNAVAILABLE, name), f.struct(column.alias("value"), DELETED))
+    def value_of(name: str) -> Column:
+        column, lacks = f.col(quoted(name)), f.array_contains(UNAVAILABLE, name)
+        known = f.when(is_deletion | ~lacks, f.struct(column.alias("value"), DELETED))
         last = f.last_value(known, ignoreNulls=True).over(up_to_row)
-        is_missing = ~is_deletion & f.array_contains(UNAVAILABLE, name) & f.coalesce(last[DELETED], f.lit(True))
-        return last["value"], is_missing
+        is_missing = ~is_deletion & lacks & f.coalesce(last[DELETED], f.lit(True))
+        return f.when(is_missing, f.raise_error(f.lit(f"{NO_VALUE} {name}"))).otherwise(last["value"])
 
-    return {name: value_of(name) for name in rows.columns if name.lower() not in own}
+    return rows.withColumns({name: value_of(name) for name in value_columns(rows.columns, keys)})
+
+
+def _up_to_row(keys: Keys) -> WindowSpec:
+    return in_order(keys).rowsBetween(Window.unboundedPreceding, Window.currentRow)
 
 
 def merge_history(
@@ -222,7 +224,8 @@ AND t._shard = s._shard AND t._sequence = s._sequence
     inserted = ", ".join(f"s.{name}" for name in written)
     clauses = [
         f"MATCHED AND s.{FOUND} IS NULL THEN UPDATE SET {assigned(every, absent or {})}",
-        f"MATCHED THEN UPDATE SET {assigned(every if UNAVAILABLE in columns else ends)}",
+        *([f"MATCHED AND size(s.{UNAVAILABLE}) > 0 THEN UPDATE SET {assigned(every)}"] * (UNAVAILABLE in columns)),
+        f"MATCHED THEN UPDATE SET {assigned(ends)}",
         f"NOT MATCHED AND s.{FOUND} IS NULL THEN INSERT ({', '.join(written)}) VALUES ({inserted})",  # noqa: S608 - quoted
     ]
     return joined(table, on, clauses, adds_columns=adds_columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,15 @@ from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.batches.source_checks import check_keys
 from spark_jobs.decoding.debezium import Debezium
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing import key_history
 from spark_jobs.writing.delta_table import is_conflict
-from spark_jobs.writing.key_history import merge_history
+from spark_jobs.writing.key_history import lacking_history, merge_history
 from spark_jobs.writing.keyed import Keys
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError, KeyConflictError
+from stream_consumers.options import ErrorPolicy
 from tests.support.debezium_messages import PLACEHOLDER, envelope, field
 from tests.support.ingesting import drain, ingestion
 from tests.support.keyed_tables import (
@@ -170,6 +173,45 @@ def test_a_value_that_debezium_leaves_out_is_that_of_the_change_before(spark: Sp
         producer.send(envelope("c", after={"id": 1, "name": PLACEHOLDER, "at": 9}, fields=fields))
     with pytest.raises(KeyConflictError):
         drain(spark, url, what)
+
+
+@pytest.mark.slow
+def test_all_changes_that_lack_a_value_are_found_at_once(spark: SparkSession) -> None:
+    """Each of the first two has the value that the other one lacks, but is a dead letter itself."""
+    decoder = Debezium("id BIGINT, name STRING, at BIGINT")
+    keys = Keys(["id"], stored_as_scd_type=2).of_decoder(decoder)
+    changes = [("u", ["at"]), ("u", ["name"]), ("u", []), ("u", ["at"]), ("d", []), ("u", ["at"]), ("u", ["name"])]
+    columns = f"{decoder.ddl()}, _stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
+    rows = spark.createDataFrame(
+        [(1, "a", 1, operation, lacks, "s", 0, at, None) for at, (operation, lacks) in enumerate(changes)], columns
+    )
+    table = spark.createDataFrame([], keys.changes(rows).schema)
+    found = lacking_history(keys.changes(rows), keys, table).collect()
+    assert sorted(row["_sequence"] for row in found) == [0, 1, 5, 6]
+
+
+@pytest.mark.slow
+def test_the_rows_of_another_decoder_lack_no_value(spark: SparkSession, folder: Path) -> None:
+    keys = Keys(["id"], stored_as_scd_type=2)
+    url, columns = f"file://{folder}/changes.ss/changes", "id BIGINT NOT NULL, name STRING"
+    with create_producer(url) as producer:
+        for name in ("a", "b"):
+            producer.send(json.dumps({"id": 1, "name": name}).encode())
+    what = replace(ingestion(folder / "t", decoder=Json(columns)), keys=keys)
+    drain(spark, url, what)
+    fields = (field("id", "int64"), field("name", "string"))
+    with create_producer(url) as producer:
+        producer.send(envelope("u", after={"id": 1, "name": "c"}, fields=fields))
+        producer.send(envelope("u", after={"id": 1, "name": PLACEHOLDER}, fields=fields))
+    adds = ErrorPolicy(schema_changes="add_columns")
+    drain(spark, url, replace(what, decoder=Debezium(columns), errors=adds))
+    rows = spark.read.format("delta").load(f"{folder}/t").orderBy("_sequence").collect()
+    assert [(row["name"], row["_is_current"]) for row in rows] == [
+        ("a", False),
+        ("b", False),
+        ("c", False),
+        ("c", True),
+    ]
 
 
 def _change(spark: SparkSession, at: int, name: str, *, key: int = 1) -> DataFrame:
