@@ -262,10 +262,17 @@ class Ingestion:
                 "refuses all but one of them",
                 remedy="Use mode 'resumable'.",
             )
+        is_rescue = self.errors.schema_changes is SchemaChanges.RESCUE
+        if is_rescue and self.keys is not None and hasattr(self.decoder, "change_columns"):
+            raise InvalidOptionError(
+                "schema_changes='rescue' does not work with keys and a decoder of changes: an update that leaves a "
+                "large value alone would remove it from _rescued",
+                remedy="Declare the columns in the decoder, and use schema_changes='add_columns' or 'fail'.",
+            )
         if self.keys is not None:
             object.__setattr__(self, "keys", self.keys.of_decoder(self.decoder))
             object.__setattr__(self, "layout", self.keys.layout(self.layout))
-        if self.errors.schema_changes is SchemaChanges.RESCUE:
+        if is_rescue:
             object.__setattr__(self, "decoder", with_rescue(self.decoder))
         # Spark would resolve a relative path from another directory, and the working directory may change.
         object.__setattr__(self, "table", check_location(self.table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import traceback
@@ -535,3 +536,27 @@ def test_debezium_knows_what_deletes_and_what_truncates() -> None:
     assert not Keys(["id"], sequence_by="_source_order").of_decoder(Debezium("id BIGINT")).apply_as_truncates
     with pytest.raises(InvalidOptionError):
         Keys(["id"], sequence_by="at", apply_as_truncates="op = 't'")
+
+
+@pytest.mark.slow
+def test_undeclared_fields_of_a_keyed_table_are_rescued(spark: SparkSession, folder: Path) -> None:
+    rescues = ErrorPolicy(schema_changes="rescue")
+    table = KeyedTable(spark, folder, errors=rescues)
+    for name in ("a", "b"):
+        table.send({"id": 1, "name": name, "op": "u", "at": 1, "level": name})
+        table.drain()
+    (row,) = spark.read.format("delta").load(f"{folder}/t").collect()
+    assert (row["name"], json.loads(row["_rescued"])) == ("b", {"level": "b"})
+    table.send({"id": 1, "name": "c", "op": "d", "at": 2})
+    table.drain()
+    assert table.rows() == {}
+
+
+@pytest.mark.slow
+def test_a_key_of_type_char_is_refused(spark: SparkSession, folder: Path) -> None:
+    columns = "name CHAR(5) NOT NULL, id BIGINT, at BIGINT, _stream STRING, _shard BIGINT, _sequence BIGINT"
+    spark.sql(f"CREATE TABLE delta.`{folder}/t` ({columns}, _timestamp TIMESTAMP) USING DELTA")
+    table = KeyedTable(spark, folder, keys=replace(BY_POSITION, columns=["name"]))
+    table.send({"id": 1, "name": "a", "op": "u", "at": 1})
+    with pytest.raises(SchemaMismatchError):
+        table.drain()
