@@ -4,8 +4,7 @@ The commit order of a batch. The process may end after any step:
 
 1. *Snapshot* (:meth:`spark_jobs.ledger.ledger.Ledger.read`). One table version gives the next number of the transaction
    sequence and the positions.
-2. *Initialize* (``Step.INITIALIZED``). The first commit of a group is empty and records the origin of each shard. If
-   there is no table, a large first batch records them, and creates the table.
+2. *Initialize* (``Step.INITIALIZED``). The first commit of a group is empty and records the origin of each shard.
 3. *Reconcile.* The broker gets the positions of the ledger; dead letters of batches that can no longer commit are
    deleted.
 4. *Plan* (``PLANNED``). In each shard, the first range that is missing or must be replaced, up to the end that the run

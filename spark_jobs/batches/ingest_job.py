@@ -9,10 +9,9 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import DRIVER_RECORDS, Batch, Ingestion, Observer, Step, WrittenBatch, ignore_steps
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, WrittenBatch, ignore_steps
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
-from spark_jobs.batches.read_and_commit import one_pass_counts
 from spark_jobs.batches.replay import last_copies_error
 from spark_jobs.batches.run_control import IdleWait
 from spark_jobs.batches.source_checks import (
@@ -31,11 +30,9 @@ from spark_jobs.batches.source_checks import (
 )
 from spark_jobs.batches.target_table import OutdatedError, YieldTo, initialize, register_streams
 from spark_jobs.ledger.entries import PlannedFields, ShardState
-from spark_jobs.ledger.fold import fold
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
-from spark_jobs.writing.delta_table import check_unseen
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, position_facts_in
 from stream_consumers.errors import DataLossError, KeyConflictError, SourceRecreatedError
 from stream_consumers.messages import Shard
@@ -114,9 +111,7 @@ class IngestJob(SourceJob):
             if state.newest is None:
                 if not extents and self._origin.edge is AutoStreamReset.EARLIEST:
                     return None
-                batch = self._begin(state, extents)
-                if batch is not None:
-                    return batch
+                self._initialize(state, extents)
                 continue
             self.target.columns.check(state)
             checked = self._reconcile(state)
@@ -200,49 +195,12 @@ class IngestJob(SourceJob):
     def _own(self, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Extent]:
         return self.ingestion.own(extents, self._identities)
 
-    def _begin(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
-        """Return a first batch that also creates the table, or commit the origins alone and return ``None``.
-
-        Only a large batch that may be written in one pass creates the table. A commit without rows, and the state that
-        Delta then computes for the transaction number, take as long as hundreds of thousands of messages.
-        """
+    def _initialize(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         named = self._origin.resolve(self._source, extents)
         origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
-        begins = PlannedFields(
-            origin=origin,
-            switch=self.ingestion.sharing_mode,
-            last_messages=last_messages_before(self._source, origin),
-            hint=self._source.hint(origin),
-            keys=self.ingestion.key_order,
-        )
-        if state.version < 0 and self.ingestion.may_create_with_rows:
-            batch = self._plan_first(state, extents, begins)
-            if batch is not None:
-                self.target.columns.check(state)
-                check_unseen(self.target.spark, self.ledger.log)
-                return batch
-        initialize(self.target, state, begins, identities=self._identities)
-        return None
-
-    def _plan_first(self, state: LedgerState, extents: Mapping[Shard, Extent], begins: PlannedFields) -> Batch | None:
-        """Plan a large first batch as after a commit with ``begins``, but with these fields in the batch itself."""
-        entry = self.target.entry(Batch("init", state, fields=begins, identities=self._identities))
-        planned = self._plan(replace(state, shards=fold(state.shards, entry, late=False)), self._own(extents))
-        if planned is None or planned.plan.records <= DRIVER_RECORDS:
-            return None
-        if one_pass_counts(planned, self.ingestion) is None:
-            return None
-        ranges, origin = planned.plan.ranges, begins["origin"]
-        facts = position_facts_in(begins["hint"], of=origin.keys())
-        before = {shard: message for shard, message in begins["last_messages"].items() if shard not in ranges}
-        fields: PlannedFields = {
-            **begins,
-            **planned.fields,
-            "origin": origin,
-            "facts_at_start": {shard: known for shard, (at, known) in facts.items() if at == origin[shard]},
-            "last_messages": {**before, **planned.fields["last_messages"]},
-        }
-        return replace(planned, state=state, fields=fields)
+        last = last_messages_before(self._source, origin)
+        hint = self._source.hint(origin)
+        initialize(self.target, state, origin, identities=self._identities, last_messages=last, hint=hint)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         if state.removed_from_ended:

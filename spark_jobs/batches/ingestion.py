@@ -282,12 +282,6 @@ class Ingestion:
         """The name of the way to share in the ledger; it decides which transaction sequences there are."""
         return CLAIMS if self.claims else self.sharing.value
 
-    @property
-    def may_create_with_rows(self) -> bool:
-        """Whether a batch with rows may create the table: one sequence appends to a table of plain layout."""
-        is_alone = self.sharing_mode == ConsumerMode.RESUMABLE.value
-        return self.keys is None and self.layout.is_plain and is_alone
-
     def write_mode(self, *, again: bool) -> str:
         """Return the mode of a batch: how it is written.
 

@@ -313,9 +313,8 @@ def _commit_rows(
     truncate = _last_truncate(target, batch, entry, rows)
     if target.ingestion.transform is not None:
         rows = only_within(rows, entry.extents)
-    creates = batch.state.version < 0
-    checked = rows if is_filtered or creates else target.filter.failing_on_changes(rows)
-    failure = target.writer.try_write(checked, entry, creates=creates, truncate=truncate)
+    checked = rows if is_filtered else target.filter.failing_on_changes(rows)
+    failure = target.writer.try_write(checked, entry, truncate=truncate)
     target.observer(Step.ROWS_WRITTEN, batch)
     try:
         commit = target.writer.verified(entry, failure, spark=target.spark, ledger=target.ledger)
@@ -325,11 +324,6 @@ def _commit_rows(
         if target.columns.is_current(target.ledger.read()):
             raise
         return PlanAgain.COLUMNS_CHANGED
-    except StreamAssetsError:
-        # A lost race to create a table causes many kinds of errors.
-        if not creates or target.ledger.log.snapshot() is None:
-            raise
-        return PlanAgain.LOST_RACE
     if commit is None:
         return PlanAgain.LOST_RACE
     target.observer(Step.VERIFIED, batch)

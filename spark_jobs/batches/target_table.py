@@ -33,7 +33,7 @@ from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.session import check_session
 from spark_jobs.writing.delta_table import DeltaWriter, check_landed, check_log_store, check_unseen, read_table
 from spark_jobs.writing.layout import TableLayout, create_table
-from stream_consumers.batches import PositionFacts
+from stream_consumers.batches import LastMessage, PositionFacts
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -135,21 +135,21 @@ def layout_of(ingestion: Ingestion, columns: StructType) -> TableLayout:
 
 
 def initialize(
-    target: TargetTable, state: LedgerState, fields: PlannedFields, *, identities: Mapping[str, str]
+    target: TargetTable,
+    state: LedgerState,
+    origin: Mapping[Shard, int],
+    *,
+    identities: Mapping[str, str],
+    last_messages: Mapping[Shard, LastMessage] | None = None,
+    hint: Mapping[str, object] | None = None,
 ) -> None:
-    """Commit the first entry of a group, without rows.
-
-    Args:
-        target: the table.
-        state: the ledger, without an entry of the group.
-        fields: the resolved origin, with its last messages and its hint.
-        identities: the fingerprints of the streams that are read.
+    """Commit the first entry of a group, without rows: the resolved origin, with its last messages and its hint.
 
     Raises:
         OutdatedError: another run created the table meanwhile, and the group has no entry in it.
     """
     ingestion, log = target.ingestion, target.ledger.log
-    target.ledger.check_first(fields["origin"])
+    target.ledger.check_first(origin)
     target.columns.check(state)
     empty = target.columns.no_rows()
     check_alone(target)
@@ -160,6 +160,13 @@ def initialize(
             create_table(target.spark, log, empty.schema, layout_of(ingestion, empty.schema), required=required)
             state = target.ledger.read()
     check_unwritten(target, state, identities)
+    fields = PlannedFields(
+        origin=origin,
+        switch=ingestion.sharing_mode,
+        last_messages=last_messages or {},
+        hint=hint,
+        keys=ingestion.key_order,
+    )
     entry = target.entry(Batch("init", state, identities=identities, fields=fields))
     failure = target.writer.try_write(empty, entry, creates=state.version < 0)
     # A lost race to create the table causes many kinds of errors. Any entry of the group is a success.

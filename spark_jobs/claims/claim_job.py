@@ -138,8 +138,7 @@ class ClaimJob(BatchJob):
             check_removed_by_restore(state, self.ingestion)
             if state.newest is None:
                 origin = self._claims.prepare(self.ingestion.start)
-                begins = PlannedFields(origin=origin, switch=self.ingestion.sharing_mode, keys=self.ingestion.key_order)
-                initialize(self.target, state, begins, identities=self._claims.identities())
+                initialize(self.target, state, origin, identities=self._claims.identities())
                 continue
             if self._prepare(state):
                 continue

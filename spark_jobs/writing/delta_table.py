@@ -129,8 +129,7 @@ class DeltaWriter:
         if entry.write_mode.overwrites:
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.affected))
         else:
-            # Rows that create a table must not be appended to one that another run has created since the plan.
-            writer = writer.mode("error" if creates else "append")
+            writer = writer.mode("append")
         writer.save(spark_location(self.path))
 
     def try_write(

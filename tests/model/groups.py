@@ -20,7 +20,6 @@ def model(
     near: int = 9,
     others: int = 0,
     apart: bool = False,
-    creates: str = "no",
 ) -> Result:
     """Explore it.
 
@@ -33,8 +32,6 @@ def model(
         near: how many of the newest commits the check before a claim looks through.
         others: how many commits of other streams there may be.
         apart: no group begins while another one plans or writes its first batch.
-        creates: whether a claim that was planned without a table may have the first batch, too: ``no``; ``appends`` it
-            to a table that was created meanwhile; or ``refused`` there.
     """
     # A member: ('n',) reads a snapshot, ('c', base) is about to claim, ('l',) has claimed, ('w',) is about to write.
     # The log: (group, 'claim' or 'batch', base), where the base is the number of commits before.
@@ -72,13 +69,6 @@ def model(
                 g is None or (kind == "claim" and version < len(log) - near) for version, (g, kind, _) in enumerate(log)
             ):
                 yield f"{name} finds no other group", to(("c", len(log)))
-            elif p[0] == "c" and p[1] == 0 and creates != "no":
-                claim, batch = (group, "claim", 0), (group, "batch", 0)
-                if log and creates == "refused":
-                    yield f"{name} is refused", to(("n",))
-                else:
-                    yield f"{name} creates the table", to(("l",), (*log, claim))
-                    yield f"{name} creates it with rows", to(("n",), (*log, claim, batch))
             elif p[0] == "c":
                 yield f"{name} claims the stream", to(("l",), (*log, (group, "claim", p[1])))
             elif p[0] == "w":
@@ -138,20 +128,6 @@ VARIANTS = (
         "same, and a group begins while the first batch of one whose claim is old is on its way",
         "BAD",
         lambda: model("both", near=1, others=2),
-        is_small=True,
-    ),
-    Variant(
-        "g8",
-        "a claim that creates the table may have rows",
-        "PASS",
-        lambda: model("both", members=(0, 0, 1, 1), crashes=1, creates="refused"),
-        is_small=True,
-    ),
-    Variant(
-        "g8'",
-        "same, and these are appended to a table that another group created meanwhile",
-        "BAD",
-        lambda: model("both", creates="appends"),
         is_small=True,
     ),
 )
