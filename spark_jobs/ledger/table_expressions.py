@@ -27,7 +27,8 @@ DEFAULT = "CURRENT_DEFAULT"
 _INVARIANT = "delta.invariants"
 _KEYS = (GENERATED, DEFAULT, "EXISTS_DEFAULT", _INVARIANT)
 # The words that are allowed before a parenthesis: functions that Delta allows in columns and constraints, similar ones,
-# and words of Spark's SQL that are not functions. None of them reads a file, runs Java or Python, or takes a path.
+# and words of Spark's SQL that are not functions. None of them reads a file, runs Java or Python, or takes a path or
+# the text of a type, which may name a Java class.
 _CALLABLE = """
 abs acos acosh add_months aggregate array array_append array_compact array_contains array_distinct array_except
 array_insert array_intersect array_join array_max array_min array_position array_prepend array_remove
@@ -37,7 +38,7 @@ char char_length character_length chr coalesce collate concat concat_ws contains
 cot crc32 csc curdate current_date current_timestamp current_user date date_add date_diff date_format
 date_from_unix_date date_part date_sub date_trunc dateadd datediff datepart day dayname dayofmonth dayofweek
 dayofyear dec decimal decode degrees double e element_at elt encode endswith equal_null exists exp expm1
-extract factorial filter find_in_set flatten float floor forall format_number format_string from_json
+extract factorial filter find_in_set flatten float floor forall format_number format_string
 from_unixtime from_utc_timestamp get get_json_object getbit greatest hash hex hour hypot if ifnull ilike
 initcap instr int integer is_valid_utf8 is_variant_null isnan isnotnull isnull json_array_length
 json_object_keys last_day lcase least left len length levenshtein like ln localtimestamp locate log log10 log1p
@@ -54,8 +55,8 @@ timestamp_millis timestamp_ntz timestamp_seconds timestampadd timestampdiff tiny
 to_json to_number to_timestamp to_timestamp_ltz to_timestamp_ntz to_unix_timestamp to_utc_timestamp to_varchar
 transform transform_keys transform_values translate trim trunc try_add try_cast try_divide try_element_at
 try_mod try_multiply try_parse_json try_subtract try_to_binary try_to_date try_to_number try_to_timestamp
-try_url_decode try_variant_get typeof ucase unbase64 unhex unix_date unix_micros unix_millis unix_seconds
-unix_timestamp upper url_decode url_encode uuid varchar variant_get weekday weekofyear when width_bucket
+try_url_decode typeof ucase unbase64 unhex unix_date unix_micros unix_millis unix_seconds
+unix_timestamp upper url_decode url_encode uuid varchar weekday weekofyear when width_bucket
 xxhash64 year zeroifnull zip_with
 
 all and any between case distinct div else escape from in interval is not or some then

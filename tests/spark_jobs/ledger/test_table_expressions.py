@@ -46,6 +46,10 @@ UNSAFE = [
     "id < (VALUES (9) UNION ALL TABLE text.`file:///etc/hostname`)",
     "EXISTS(VALUES (1) AS t(a) |> JOIN text.`file:///etc/hostname` ON TRUE)",
     "from_xml('<a/>', 'a INT', map('rowValidationXSDPath', '/etc/hostname')) IS NULL",
+    # Spark loads and makes the class that the text of a type names.
+    'from_json(a, \'{"type":"udt","class":"javax.swing.JFrame","sqlType":"string"}\') IS NULL',
+    'variant_get(parse_json(a), \'$\', \'{"type":"udt","class":"javax.swing.JFrame"}\') IS NULL',
+    "try_variant_get(parse_json(a), '$', 'INT') IS NULL",
     "of_nobody(id) > 0",
     "abs(id) > 0 AND `abs`(id) > 0",
     "other.abs(id) > 0",
