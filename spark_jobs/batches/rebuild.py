@@ -131,9 +131,9 @@ def rebuild_events(
 
     A run that was killed is continued by the next one, which must have the same options. These include the source text
     of the transform, but not that of other functions that it calls, nor the values that it captures: after a change of
-    those, delete the staging table before the next run. If a run was killed after the
-    swap, and the next one has other options or the group has written since, that one begins anew. A run reads up to the
-    end that the stream has when it starts; ingestion, which may run at the same time, reads on from there.
+    those, delete the staging table before the next run. If a run was killed after the swap, and the next one has other
+    options or the group has written since, that one begins anew. A run reads up to the end that the stream has when it
+    starts; ingestion, which may run at the same time, reads on from there.
 
     Args:
         spark: a session that can write Delta tables.

@@ -409,12 +409,13 @@ class DeltaLog:
             TableUnreadableError, LedgerUnreadableError: see :meth:`commit`, or the checkpoint cannot be read.
         """
         checked, at, has_options = self._format_checked, version, None
-        end = checked if 0 <= checked <= version else self._newest_checkpoint(version)[0]
+        end, checkpoint = (checked, ()) if 0 <= checked <= version else self._newest_checkpoint(version)
         while at > end and has_options is None and (commit := self.commit(at)) is not None:
             has_options, at = commit.has_format_options, at - 1
         if has_options is None and at != checked:
             with self.reading():
-                has_options = any(map(self._has_format_options, self._newest_checkpoint(version)[1]))
+                checkpoint = checkpoint or self._newest_checkpoint(version)[1]
+                has_options = any(map(self._has_format_options, checkpoint))
         if has_options:
             raise foreign_options(self.path)
         self._format_checked = max(checked, version)

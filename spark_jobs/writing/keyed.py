@@ -26,7 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, IntegralType, LongType, StructField, StructType
 
-from spark_jobs.decoding.ddl import folded, quoted
+from spark_jobs.decoding.ddl import VARIABLE, folded, quoted
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.entries import Floor, KeyOrder
 from spark_jobs.ledger.table_expressions import check_expression
@@ -787,9 +787,9 @@ def own_session(session: SparkSession, settings: Mapping[str, str]) -> Iterator[
 
 def _having(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     for name, value in settings.items():
-        if "${" in value:
+        if VARIABLE in value:
             raise InvalidOptionError(
-                f"the setting {name} of a keyed table contains ${{, which Spark would replace by a variable",
+                f"the setting {name} of a keyed table contains {VARIABLE}, which Spark would replace by a variable",
                 remedy="Use a name of the group without it.",
             )
         session.conf.set(name, value)
