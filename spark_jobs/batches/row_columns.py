@@ -188,9 +188,12 @@ class RowColumns:
 
         Raises:
             SchemaMismatchError, TransformError: they do not fit.
+            UnsupportedError: the metadata of the table may let Spark run code.
         """
         decoder = self.decoder
         if self._fitting == (decoder, state.schema):
+            # The columns are the same, but another program may have changed the other metadata.
+            self._ledger.log.check_format(state.version)
             return
         try:
             self._check(state)

@@ -195,8 +195,11 @@ class DeadLetterTable:
 
         The columns of the batch, ``_batch`` to ``_recorded_at``, are set here; other missing columns are null.
         """
-        snapshot = self.log().snapshot()
-        base, own_number = (snapshot.version, snapshot.last_number(ledger.app) + 1) if snapshot else (-1, 1)
+        log = self.log()
+        base, own_number = -1, 1
+        if (snapshot := log.snapshot()) is not None:
+            log.check_format(snapshot.version)
+            base, own_number = snapshot.version, snapshot.last_number(ledger.app) + 1
         of_batch = {
             "_batch": f.lit(bid),
             "_group": f.lit(ledger.group),

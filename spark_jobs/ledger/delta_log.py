@@ -390,7 +390,7 @@ class DeltaLog:
             snapshot = TableSnapshot(self, self.open(version))
             self._check_metadata(snapshot)
         if snapshot is not None:
-            self._check_format(snapshot.version)
+            self.check_format(snapshot.version)
 
     def _check_metadata(self, snapshot: TableSnapshot) -> None:
         # The check takes 5 ms for a table with 1,000 columns, so it is skipped while the metadata stay the same.
@@ -401,8 +401,10 @@ class DeltaLog:
         self._check_file(f"_delta_log/{snapshot.version:020d}.crc", check_checksum)
         self._check_file(_LAST_CHECKPOINT, check_last_checkpoint)
 
-    def _check_format(self, version: int) -> None:
+    def check_format(self, version: int) -> None:
         """Refuse options of the format in the metadata of a version, which delta-rs does not return.
+
+        It opens only the commits after the version that was checked before. Call it before each write of Spark.
 
         Raises:
             UnsupportedError: there are such options.
@@ -422,12 +424,15 @@ class DeltaLog:
 
     def _newest_checkpoint(self, version: int) -> tuple[int, Sequence[str]]:
         """Return version and files of the newest checkpoint up to a version; -1 and no file without one."""
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
-            hint = json.loads(self._read(_LAST_CHECKPOINT))
-            names = self._checkpoint_names(hint)
-            found = self.files().get_file_info(names)
-            if names and int(hint["version"]) <= version and all(one.type is pyarrow.fs.FileType.File for one in found):
-                return int(hint["version"]), names
+        # On an object store a long log takes minutes to list, so there the newest checkpoint is the one that it names.
+        if "://" in self.path:
+            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+                hint = json.loads(self._read(_LAST_CHECKPOINT))
+                names = self._checkpoint_names(hint)
+                found = self.files().get_file_info(names)
+                is_there = all(one.type is pyarrow.fs.FileType.File for one in found)
+                if names and int(hint["version"]) <= version and is_there:
+                    return int(hint["version"]), names
         with self.reading():
             listed = [one.path for one in self.files().get_file_info(pyarrow.fs.FileSelector("_delta_log"))]
         numbers = {name: int(match[1]) for name in listed if (match := _CHECKPOINT.search(name)) is not None}

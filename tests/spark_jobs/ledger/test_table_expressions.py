@@ -12,15 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.batches.ingest_job import IngestJob
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.dead_letters.table import DeadLetterTable
 from spark_jobs.ledger import delta_log
 from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_expressions import check_expression, check_metadata
 from spark_jobs.writing.delta_table import read_table
+from stream_consumers.create import open_batch_source
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
+from tests.support.ingesting import ingestion
 from tests.support.ledger_tables import write_batch
+from tests.support.streams import write_stream
 
 CALL = "reflect('java.lang.System', 'load', '/x.so')"
 UNSAFE = [
@@ -220,6 +226,56 @@ def test_options_of_the_format_in_a_commit_are_refused(tmp_path: Path) -> None:
         opened.check_version(0)
 
 
+def set_format_options(log: Path, *, of: int, version: int) -> None:
+    """Write a version that only repeats the metadata of another one, with options of the format."""
+    actions = [json.loads(line) for line in (log / f"{of:020d}.json").read_text().splitlines()]
+    metadata = next(action for action in actions if "metaData" in action)
+    with_options(metadata["metaData"], {})
+    (log / f"{version:020d}.json").write_text(json.dumps(metadata))
+
+
+def test_options_of_the_format_are_refused_before_dead_letters_are_appended(tmp_path: Path) -> None:
+    table = Path(expressed(tmp_path, lambda metadata, schema: None))
+    set_format_options(table / "_delta_log", of=0, version=1)
+    ledger = Ledger(DeltaLog(str(tmp_path / "main")), group="g", member="main")
+    with pytest.raises(UnsupportedError):
+        DeadLetterTable(str(table)).append(cast("DataFrame", None), ledger=ledger, number=1, bid="b")
+
+
+def test_options_of_the_format_between_two_batches_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    url, what = write_stream(tmp_path / "orders.ss", 20), ingestion(tmp_path / "t", records=10)
+    with open_batch_source(url) as source:
+        reports = drain_batches(IngestJob(spark, source, what))
+        assert next(reports).version == 1
+        set_format_options(tmp_path / "t/_delta_log", of=0, version=2)
+        with pytest.raises(UnsupportedError):
+            next(reports)
+    assert DeltaTable(tmp_path / "t").version() == 2
+
+
+def test_options_of_the_format_in_a_checkpoint_that_is_newer_than_the_pointer_are_refused(tmp_path: Path) -> None:
+    table = Path(expressed(tmp_path, lambda metadata, schema: None))
+    log = table / "_delta_log"
+    DeltaTable(table).create_checkpoint()
+    pointer = (log / "_last_checkpoint").read_text()
+    write_batch(table, {2: "2026-11-18"})
+    DeltaTable(table).create_checkpoint()
+    (log / "_last_checkpoint").write_text(pointer)
+    DeltaLog(str(table)).check_version()
+    put_format_options(log / f"{1:020d}.checkpoint.parquet")
+    with pytest.raises(UnsupportedError):
+        DeltaLog(str(table)).check_version()
+
+
+def put_format_options(checkpoint: Path) -> None:
+    found = pq.read_table(checkpoint)
+    rows = found.to_pylist()
+    for row in rows:
+        if row["metaData"] is not None:
+            row["metaData"]["format"]["options"] = [("fs.file.impl", "x")]
+    pq.write_table(pa.Table.from_pylist(rows, schema=found.schema), checkpoint)
+
+
 @pytest.mark.parametrize("has_pointer", [True, False])
 @pytest.mark.parametrize("is_cleaned", [True, False])
 def test_options_of_the_format_in_a_checkpoint_are_refused(tmp_path: Path, has_pointer: bool, is_cleaned: bool) -> None:
@@ -227,13 +283,7 @@ def test_options_of_the_format_in_a_checkpoint_are_refused(tmp_path: Path, has_p
     DeltaTable(table).create_checkpoint()
     write_batch(table, {2: "2026-11-18"})
     DeltaLog(str(table)).check_version()
-    checkpoint = table / "_delta_log" / f"{0:020d}.checkpoint.parquet"
-    found = pq.read_table(checkpoint)
-    rows = found.to_pylist()
-    for row in rows:
-        if row["metaData"] is not None:
-            row["metaData"]["format"]["options"] = [("fs.file.impl", "x")]
-    pq.write_table(pa.Table.from_pylist(rows, schema=found.schema), checkpoint)
+    put_format_options(table / "_delta_log" / f"{0:020d}.checkpoint.parquet")
     if is_cleaned or not has_pointer:
         (table / "_delta_log" / f"{0:020d}.json").unlink()
     if not has_pointer:
