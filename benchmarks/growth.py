@@ -18,9 +18,9 @@ from benchmarks.harness import MEGABYTE, Bench
 from benchmarks.messages import DDL, documents
 from benchmarks.micro_batch import ROWS, BareAppend
 from benchmarks.process_cost import ProcessTree
-from sensors.lag import measure
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.lag import measure
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger

@@ -144,10 +144,12 @@ def one_of(kinds: Mapping[str, type[Any]]) -> Any:
 
 
 def _field_descriptions(kind: type[Any]) -> dict[str, str]:
-    """Return the descriptions of the fields in the docstring of a dataclass."""
-    _, _, about = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
-    about = about.partition("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", about, re.MULTILINE)
+    """Return the descriptions of the fields in the docstrings of a dataclass and of those that it extends."""
+    found: list[tuple[str, str]] = []
+    for one in reversed(kind.__mro__):
+        _, _, about = inspect.cleandoc(one.__doc__ or "").partition("Args:\n")
+        about = about.partition("\n\n")[0]
+        found += re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", about, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", f"{text[0].upper()}{text[1:]}") for name, text in found}
 
 

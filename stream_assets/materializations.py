@@ -15,13 +15,13 @@ from spark_jobs.batches.dead_letter_jobs import Outcome
 from spark_jobs.batches.ingestion import BatchReport, Continues, Event, Ingestion, Waiting
 from spark_jobs.batches.replay import ReplayPlan, replay_commits
 from spark_jobs.ledger.delta_log import Commit
+from spark_jobs.run_report import BatchTotals
 from spark_jobs.writing.delta_table import read_table
 from stream_assets.metadata import (
     PARTITION_METADATA,
     PARTITION_ROW_COUNT,
     PARTITION_ROWS,
     REPORTED_VERSION,
-    BatchTotals,
     batch_metadata,
     dead_letter_reasons,
     ingest_metadata,

@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import dagster as dg
 from pyspark.sql.types import StructField
 
 from spark_jobs.batches.dead_letter_jobs import Outcome
-from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.dead_letters.reader import DeadLetterFilter, DeadLetterKind, DeadLetters
-from spark_jobs.ledger.delta_log import MergedRows
-from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.reading.source import STREAM_DESCRIPTIONS
-from stream_consumers.batches import Range
+from spark_jobs.run_report import BatchTotals, ReportedValue
 from stream_consumers.display import counted, shortened
 from stream_consumers.errors import StreamAssetsError
-from stream_consumers.messages import Shard
 
 KIND = "stream/kind"
 VERSION = "delta/version"
@@ -44,68 +40,6 @@ PARTITION_METADATA = (
     *("replay/start", "replay/stop", "replay/partitions", "replay/rows_left_out"),
 )
 """The metadata of a run that applies to each partition that it changed; the rest are totals of the run."""
-
-
-@dataclass(slots=True)
-class BatchTotals:
-    """Totals of the batches that one materialization or observation reports.
-
-    Args:
-        last: the last batch.
-        batches: the number of batches; 0 if Dagster knows all of them.
-        first_version: the table version of the first batch.
-        ranges: per shard, the range from the start of the first batch to the end of the last one.
-        messages: messages decoded, per shard.
-        rows: rows written, after the transform.
-        dead: dead letters.
-        dead_batches: the ids of the batches with dead letters or recorded losses.
-        replaced: rows that were replaced; ``None`` if the Delta log does not have the number.
-        merged: the rows that were inserted, updated and deleted in a keyed table; ``None`` for other tables.
-        stale: the rows of a replayed range that stay in a keyed table, although their messages make no row now.
-        lost: the recorded ranges of messages that were gone.
-        seconds: the total time of the batches, each from its plan to its commit.
-        worst_lag: the most messages that were left after one of the batches.
-    """
-
-    last: BatchReport
-    batches: int = 0
-    first_version: int = -1
-    ranges: dict[Shard, Range] = field(default_factory=dict)
-    messages: dict[Shard, int] = field(default_factory=dict)
-    rows: int = 0
-    dead: int = 0
-    dead_batches: list[str] = field(default_factory=list)
-    replaced: int | None = 0
-    merged: MergedRows | None = None
-    stale: int = 0
-    lost: dict[Shard, Intervals] = field(default_factory=dict)
-    seconds: float = 0.0
-    worst_lag: int = 0
-
-    def add(self, report: BatchReport) -> None:
-        """Add a batch."""
-        entry = report.entry
-        self.first_version = self.first_version if self.batches else report.version
-        self.last = report
-        self.batches += 1
-        for shard, (start, end, *_) in {**entry.ranges, **entry.claims}.items():
-            known = self.ranges.get(shard, Range(start, end))
-            self.ranges[shard] = Range(min(known.start, start), max(known.end, end))
-        for shard, count in report.messages.items():
-            self.messages[shard] = self.messages.get(shard, 0) + count
-        for shard, parts in entry.lost.items():
-            self.lost[shard] = self.lost.get(shard, Intervals()) | parts
-        self.rows += report.rows
-        self.dead += report.dead
-        if report.dead or entry.lost:
-            self.dead_batches.append(entry.bid)
-        is_known = self.replaced is not None and report.replaced is not None
-        self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_known else None
-        if report.merged is not None:
-            self.merged = MergedRows(*map(sum, zip(self.merged or MergedRows(), report.merged, strict=True)))
-        self.stale += report.stale
-        self.seconds += report.seconds
-        self.worst_lag = max(self.worst_lag, sum(report.lag.values()))
 
 
 def materializations_of(
@@ -260,23 +194,18 @@ def table_metadata(
 
 
 def _total_metadata(total: BatchTotals, prefix: str) -> dict[str, dg.MetadataValue]:
-    speed = round(total.rows / total.seconds, 1) if total.seconds else 0.0
-    metadata: dict[str, dg.MetadataValue] = {
-        f"{prefix}/rows": dg.MetadataValue.int(total.rows),
-        f"{prefix}/messages": dg.MetadataValue.int(sum(total.messages.values())),
-        f"{prefix}/dead_letters": dg.MetadataValue.int(total.dead),
-        f"{prefix}/ranges": _ranges(total),
-        f"{prefix}/rows_per_second": dg.MetadataValue.float(speed),
-    }
-    if total.replaced is not None:
-        metadata[f"{prefix}/replaced_rows"] = dg.MetadataValue.int(total.replaced)
-    if total.merged is not None:
-        for kind, count in total.merged._asdict().items():
-            metadata[f"{prefix}/{kind}_rows"] = dg.MetadataValue.int(count)
-    if total.lost:
-        lost = {str(shard): parts.to_json() for shard, parts in sorted(total.lost.items())}
-        metadata[f"{prefix}/lost"] = dg.MetadataValue.json(lost)
-    return metadata
+    return {f"{prefix}/{name}": _metadata_value(value) for name, value in total.values().items()}
+
+
+def _metadata_value(value: ReportedValue) -> dg.MetadataValue:
+    if isinstance(value, int):
+        return dg.MetadataValue.int(value)
+    if isinstance(value, float):
+        return dg.MetadataValue.float(value)
+    if isinstance(value, list):
+        columns = {"shard": "string", **dict.fromkeys(("start", "end", "messages", "lag after"), "int")}
+        return _table(columns, [list(row.values()) for row in value])
+    return dg.MetadataValue.json(dict(value))
 
 
 def column_schema(columns: list[StructField]) -> dg.TableSchema:
@@ -292,16 +221,6 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
             for column in columns
         ]
     )
-
-
-def _ranges(total: BatchTotals) -> dg.MetadataValue:
-    columns = {"shard": "string", **dict.fromkeys(("start", "end", "messages", "lag after"), "int")}
-    lag = total.last.lag
-    ranges = [
-        (str(shard), start, end, total.messages.get(shard, 0), lag.get(shard, 0))
-        for shard, (start, end) in sorted(total.ranges.items())
-    ]
-    return _table(columns, ranges)
 
 
 def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str | int | None]]) -> dg.MetadataValue:

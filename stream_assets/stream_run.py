@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.lag_sensor import MEMBER_TAG
+from sensors.asset_runs import MEMBER_TAG
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.dead_letter_jobs import Dismissal, DismissJob, Outcome, Redrive, RedriveJob

@@ -26,7 +26,7 @@ import yaml
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from sensors.lag import measure
+from spark_jobs.lag import measure
 from spark_jobs.reading.source import STREAM_DDL
 from stream_assets import RedriveConfig, StreamAsset, StreamConfig
 from stream_assets.cli.main import main

@@ -12,7 +12,8 @@ import dagster as dg
 import pytest
 
 from sensors import asset_runs
-from sensors.lag_sensor import MEMBER_TAG, LagPolicy
+from sensors.asset_runs import MEMBER_TAG
+from sensors.lag_sensor import LagPolicy
 from stream_assets import OpOptions, RunLimits, StreamAsset, stream_definitions
 from tests.support.dagster_runs import declare, skip_message, tick
 from tests.support.streams import write_stream

@@ -12,8 +12,8 @@ import pytest
 import redis
 from confluent_kafka import Producer
 
-from sensors.lag import measure
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.lag import measure
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals

@@ -14,9 +14,10 @@ import dagster as dg
 import pytest
 import redis
 
-from sensors.lag import LagObserver, Measurement, measure
+from sensors.lag import LagObserver
 from sensors.lag_sensor import LagCursor, LagPolicy, read_cursor, write_cursor
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.lag import Measurement, measure
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from sensors.lag_sensor import MEMBER_TAG
+from sensors.asset_runs import MEMBER_TAG
 from stream_assets import LagPolicy, RunLimits, StreamAsset, stream_asset, stream_definitions
 from stream_assets.translator import stream_asset_key
 from stream_consumers.errors import InvalidOptionError

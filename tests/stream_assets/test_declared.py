@@ -11,7 +11,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sensors.lag_sensor import STALE_RUN_SECONDS, LagPolicy
+from sensors.lag_sensor import LagPolicy
+from spark_jobs.run_policy import STALE_RUN_SECONDS
 from stream_assets import (
     NO_GAPS,
     ErrorPolicy,

@@ -12,7 +12,6 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sensors.lag import measure
 from spark_jobs.batches import accept as accepting
 from spark_jobs.batches.accept import AcceptedEpoch, accept
 from spark_jobs.batches.bounds import Bound
@@ -21,6 +20,7 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, PlanAgain, 
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob, rewind
 from spark_jobs.claims.claim_job import ClaimJob
+from spark_jobs.lag import measure
 from spark_jobs.mode_switch import switch_sharing
 from spark_jobs.verify import verify
 from spark_jobs.writing.delta_table import DeltaWriter

@@ -14,10 +14,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as f
 
-from sensors.lag import measure
 from spark_jobs.batches.ingestion import Batch, BatchReport, Step
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.lag import measure
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.verify_keyed import verify_keyed
 from spark_jobs.writing.keyed import Keys

@@ -11,9 +11,9 @@ import redis
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from sensors.lag import measure
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.lag import measure
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource

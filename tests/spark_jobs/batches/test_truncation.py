@@ -16,12 +16,12 @@ import redis
 from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from sensors.lag import measure
 from spark_jobs.batches.accept import divergences
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.replay import rewind
 from spark_jobs.decoding.decoders import Raw
+from spark_jobs.lag import measure
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range

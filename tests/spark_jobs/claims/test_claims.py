@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from sensors.lag import measure
 from spark_jobs.batches import telemetry
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.claim_job import ClaimJob
 from spark_jobs.claims.claim_state import claim_state
+from spark_jobs.lag import measure
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.maintenance import keep_alive
 from spark_jobs.metrics.recorders import BatchLabels, BatchNumbers, Recorders

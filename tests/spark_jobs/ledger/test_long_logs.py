@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sensors.lag import measure
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.lag import measure
 from spark_jobs.ledger.delta_log import DeltaLog, TableSnapshot
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals

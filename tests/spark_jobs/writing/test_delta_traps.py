@@ -13,12 +13,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sensors.lag import measure
 from spark_jobs.batches import job
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.batches.ledger_recovery import keep, read_or_recover
 from spark_jobs.batches.replay import rewind
+from spark_jobs.lag import measure
 from spark_jobs.writing.delta_table import is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
