@@ -42,6 +42,9 @@ GUARD: Mapping[str, str] = {
 """Settings of each local Spark that this project starts; they override those of the user."""
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 JAVA_OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Without these ratios, the heap of a JVM grows towards its largest allowed size, whatever Spark needs.
+HEAP_OPTIONS = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 PREFIX = "stream-assets-spark-"
 FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
 """The settings for the folders of Spark's own files, and of files that Hadoop is about to upload to an object store."""
@@ -106,8 +109,9 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
     words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
     variables: dict[str, str | None] = {
         ARGUMENTS_VARIABLE: f"{words} {os.environ.get(ARGUMENTS_VARIABLE) or 'pyspark-shell'}",
-        # Java uses the last of two equal options, so that those of the user override ours.
-        JAVA_OPTIONS_VARIABLE: f"{crash_option()} {os.environ.get(JAVA_OPTIONS_VARIABLE, '')}",
+        JAVA_OPTIONS_VARIABLE: java_options(
+            os.environ.get(JAVA_OPTIONS_VARIABLE, ""), {**spark_defaults(), **settings}.get(JAVA_OPTIONS, "")
+        ),
         # Spark starts its Python workers with -m.
         **worker_variables(),
     }
@@ -121,6 +125,24 @@ def launch(settings: Mapping[str, str]) -> JavaGateway:
             return _connecting_to_its_jvm(launch_gateway())  # type: ignore[no-untyped-call]
     finally:
         properties.unlink()
+
+
+def java_options(given: str, of_driver: str = "") -> str:
+    """Return our options of the JVM and those of the user.
+
+    Args:
+        given: the options of the user, which stand behind ours, because Java uses the last of two equal ones.
+        of_driver: the options of the user that Spark adds behind them.
+
+    Example:
+        >>> java_options("-Xss2m").split()[:2]
+        ['-XX:MinHeapFreeRatio=10', '-XX:MaxHeapFreeRatio=30']
+        >>> "MinHeapFreeRatio" in java_options("-XX:MaxHeapFreeRatio=70")
+        False
+    """
+    # Java may reject one of our two ratios combined with one of the user's.
+    of_heap = () if "HeapFreeRatio" in f"{given} {of_driver}" else (HEAP_OPTIONS,)
+    return " ".join((*of_heap, crash_option(), given))
 
 
 def crash_option() -> str:

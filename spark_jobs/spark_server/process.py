@@ -28,18 +28,15 @@ from pyspark.sql import SparkSession
 from spark_jobs.spark_server.folder import Address, ServerFolder
 from spark_jobs.spark_server.port import LOOPBACK, allow_listening, offer_port, reserve_port
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
-from spark_jobs.spark_start import launch, private_folders, set_private_folders
+from spark_jobs.spark_start import JAVA_OPTIONS, launch, private_folders, set_private_folders
 from stream_consumers.errors import InvalidOptionError
 
 USER = "stream-assets"
 IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 OVERRIDING_VARIABLE = "_JAVA_OPTIONS"
 """The variable whose options override those on the command line of a JVM."""
 TEMPORARY_FOLDER = "-Djava.io.tmpdir="
-# Without these ratios, a JVM that lives for long grows to its largest allowed heap, whatever it needs.
-HEAP_OPTIONS = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 PORT = "spark.connect.grpc.binding.port"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
@@ -122,7 +119,8 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     of_user, overriding = settings.get(JAVA_OPTIONS, ""), os.environ.get(OVERRIDING_VARIABLE)
     # Spark writes data that clients send to files in this folder for a moment.
     own = shlex.quote(TEMPORARY_FOLDER + private_folders(temporary_folder(f"{of_user} {overriding or ''}")))
-    given[JAVA_OPTIONS] = java_options(of_user, own)
+    # A JVM that is out of memory would neither work nor end.
+    given[JAVA_OPTIONS] = f"{of_user} {own} -XX:+ExitOnOutOfMemoryError"
     if overriding:
         os.environ[OVERRIDING_VARIABLE] = f"{overriding} {own}"
     port = reserve_port()
@@ -135,23 +133,6 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     offer_port(port, folder)
     yield context, token
     context.stop()
-
-
-def java_options(given: str, own: str) -> str:
-    """Return the options of the server's JVM.
-
-    Args:
-        given: the options of the user.
-        own: an option that overrides an equal one of the user, because Java uses the last of them.
-
-    Example:
-        >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m", "-Djava.io.tmpdir=/tmp/own")
-        '-XX:MaxHeapFreeRatio=70 -Xss2m -Djava.io.tmpdir=/tmp/own -XX:+ExitOnOutOfMemoryError'
-    """
-    # Java may reject one of our two ratios combined with one of the user's.
-    of_heap = () if "HeapFreeRatio" in given else (HEAP_OPTIONS,)
-    # A JVM that is out of memory would neither work nor end.
-    return " ".join(filter(None, (*of_heap, given, own, "-XX:+ExitOnOutOfMemoryError")))
 
 
 def temporary_folder(options: str) -> str:

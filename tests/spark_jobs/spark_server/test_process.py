@@ -16,6 +16,7 @@ import pytest
 
 from spark_jobs.spark_server import process
 from spark_jobs.spark_server.folder import ServerFolder
+from spark_jobs.spark_start import JAVA_OPTIONS
 from tests.support.held_servers import made
 from tests.support.polling import until
 
@@ -63,7 +64,7 @@ def test_the_folder_for_temporary_files_that_a_user_sets_is_the_root_of_a_privat
 
     def launch(settings: dict[str, str]) -> None:
         # Java reads the variable after its command line.
-        started.extend([settings[process.JAVA_OPTIONS], os.environ.get(process.OVERRIDING_VARIABLE, "")])
+        started.extend([settings[JAVA_OPTIONS], os.environ.get(process.OVERRIDING_VARIABLE, "")])
         raise StoppedError
 
     monkeypatch.setattr(process, "launch", launch)
@@ -75,7 +76,7 @@ def test_the_folder_for_temporary_files_that_a_user_sets_is_the_root_of_a_privat
     else:
         monkeypatch.setenv(process.OVERRIDING_VARIABLE, overriding.format(tmp_path))
     given = f"-Djava.io.tmpdir=/other -Xss2m '-Djava.io.tmpdir={tmp_path}/own scratch'"
-    with pytest.raises(StoppedError), process._context({process.JAVA_OPTIONS: given}, made(tmp_path, "server")):
+    with pytest.raises(StoppedError), process._context({JAVA_OPTIONS: given}, made(tmp_path, "server")):
         pass
     words = shlex.split(" ".join(started))
     scratch = [Path(word.partition("=")[2]) for word in words if "tmpdir" in word][-1]
