@@ -47,7 +47,8 @@ assert session.sparkContext._jvm.java.lang.System.getProperty("trust") == mark, 
 conf = dict(session.sparkContext.getConf().getAll())
 assert secrets.items() <= conf.items(), "the context has them"
 words = [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")]
-print("heap", any("-Xmx600m" in one and "MaxHeapFreeRatio=30" in one for one in words), "secret", any(mark in one for one in words))
+of_heap = any("-Xmx600m" in one and "MaxHeapFreeRatio=30" in one for one in words)
+print("heap", of_heap, "secret", any(mark in one for one in words))
 print("left", [name for name in os.environ if name == "PYSPARK_SUBMIT_ARGS"])
 """
 
