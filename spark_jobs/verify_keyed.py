@@ -29,7 +29,7 @@ from spark_jobs.verify import places_read
 from spark_jobs.writing.delta_table import read_table
 from spark_jobs.writing.failures import COMPARING, translating_spark_errors
 from spark_jobs.writing.key_history import start_column, with_extents
-from spark_jobs.writing.keyed import DELETED, EXTENT, Keys, after_truncate, last_truncate, newest_changes
+from spark_jobs.writing.keyed import DELETED, EXTENT, SEQUENCE_BY, Keys, after_truncate, last_truncate, newest_changes
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
@@ -154,29 +154,35 @@ def _verdict(changes: DataFrame, table: DataFrame, held: str, keys: Keys) -> Key
     is_history = f.lit(keys.keeps_history)
     names = [*keys.columns, *(ROW_PLACE if keys.keeps_history else ())]
     starts = () if not keys.keeps_history or keys.is_ordered_by_position else (start_column(keys),)
+    orders = () if keys.keeps_history or keys.is_ordered_by_position else (SEQUENCE_BY,)
     of_names = [quoted(name) for name in names]
     messages, rows = changes.count(), _marked(table, keys)
     if not keys.keeps_history:
         changes = newest_changes(changes, keys)
     of_rows = rows.groupBy(*of_names).agg(
-        f.max(f.struct(*ROW_TIME, DELETED, *starts)).alias("row"),
+        f.max(f.struct(*ROW_TIME, DELETED, *starts, *orders)).alias("row"),
         f.count("*").alias("count"),
         f.count_if(~f.col(DELETED)).alias("shown"),
         f.bool_and(_IS_VALID).alias(_IS_VALID),
         f.max(f.expr(held)).alias("is_held"),
     )
-    change = f.struct(*ROW_TIME, DELETED, *starts)
+    change = f.struct(*ROW_TIME, DELETED, *starts, *orders)
     joined = changes.select(*of_names, change.alias("change")).join(of_rows, names, "full_outer")
     has_change, has_row = f.col("change").isNotNull(), f.col("row").isNotNull()
     deletes, is_deleted, is_held = f.col(f"change.{DELETED}"), f.col(f"row.{DELETED}"), f.col("is_held")
     is_same = _place_in("row", *starts).eqNullSafe(_place_in("change", *starts))
     has_both = has_change & has_row
+    is_shown, is_newer = is_history | ~is_deleted, f.lit(False)
+    # The stream may hold only late changes of a key. A compacted topic may lack deletions between other messages.
+    if orders:
+        row, of_change = (f.struct(*(f.col(f"{one}.{name}") for name in keys.ordering)) for one in ("row", "change"))
+        is_newer = has_both & (row > of_change) & (~is_held | is_deleted)
     faults: dict[str, Column] = {
         "missing": has_change & ~has_row & (is_history | ~deletes),
         "stale": (has_row & ~f.col(_IS_VALID))
-        | (has_both & (is_history | ~deletes) & (~is_same | (is_deleted & ~deletes))),
-        "undeleted": has_both & deletes & ~is_deleted,
-        "unknown": ~has_change & has_row & is_held,
+        | (has_both & ~is_newer & (is_history | ~deletes) & (~is_same | (is_deleted & ~deletes))),
+        "undeleted": has_both & ~is_newer & deletes & ~is_deleted,
+        "unknown": ~has_change & has_row & is_held & is_shown,
         "other": _place_in("row").eqNullSafe(_place_in("change"))
         & ~f.col(f"row.{TIME}").eqNullSafe(f.col(f"change.{TIME}")),
     }
@@ -185,7 +191,7 @@ def _verdict(changes: DataFrame, table: DataFrame, held: str, keys: Keys) -> Key
         f.count_distinct(f.when(has_change, f.struct(*map(quoted, keys.columns)))).alias("keys"),
         f.coalesce(f.sum("shown"), f.lit(0)).alias("rows"),
         f.coalesce(f.sum(f.col("count") - 1), f.lit(0)).alias("doubled"),
-        f.count_if(~has_change & has_row & ~is_held).alias("unread"),
+        f.count_if((is_newer | (~has_change & has_row & ~is_held)) & is_shown).alias("unread"),
     ]
     for name, fault in faults.items():
         sums.append(f.count_if(fault).alias(name))
@@ -215,7 +221,8 @@ def _marked(table: DataFrame, keys: Keys) -> DataFrame:
         stored, extent = f.col("_stored"), f.struct(*EXTENT)
         rows = with_extents(table.withColumn("_stored", extent), keys)
         return rows.withColumn(_IS_VALID, stored.eqNullSafe(extent))
-    return table.where(keys.shown_where or "TRUE").withColumns({DELETED: f.lit(False), _IS_VALID: f.lit(True)})
+    is_deleted = f.col(DELETED) if keys.keeps_deletions else f.lit(False)
+    return table.withColumns({DELETED: is_deleted, _IS_VALID: f.lit(True)})
 
 
 def _place_in(struct: str, *more: str) -> Column:

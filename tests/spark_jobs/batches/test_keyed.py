@@ -44,6 +44,7 @@ from tests.support.keyed_tables import (
     assert_own_commits,
     random_changes,
 )
+from tests.support.ss_files import cut_front
 
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_VALUE], ids=["by position", "by value"])
@@ -198,6 +199,25 @@ def test_verify_finds_each_fault(spark: SparkSession, folder: Path, keys: Keys) 
     table.send(*table.sent)
     with pytest.raises(SourceRecreatedError):
         table.verdict()
+
+
+@pytest.mark.slow
+def test_rows_and_deletions_that_are_newer_than_what_the_stream_still_holds_are_no_faults(
+    spark: SparkSession, folder: Path
+) -> None:
+    table = KeyedTable(spark, folder, BY_VALUE)
+    kinds = {1: "u", 2: "d", 3: "u", 4: "d"}
+    table.send(*({"id": key, "name": "new", "op": kind, "at": 9} for key, kind in kinds.items()))
+    table.drain()
+    table.send(*({"id": key, "name": "late", "op": "u", "at": 5} for key in (1, 2)))
+    table.send({"id": 5, "name": "new", "op": "u", "at": 9})
+    table.drain()
+    cut_front(folder / "changes.ss", first=5)
+    verdict = table.verdict()
+    assert (verdict.is_right, verdict.rows, verdict.unread, verdict.keys) == (True, 3, 2, 3)
+    path = f"delta.`{folder}/t`"
+    spark.sql(f"UPDATE {path} SET _sequence_by = 4 WHERE id IN (1, 2)")
+    assert (table.verdict().stale, table.verdict().is_right) == (2, False)
 
 
 @pytest.mark.slow
