@@ -64,8 +64,9 @@ lint: setup ## Ruff, formatting included, and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: setup ## mypy, strict
+types: setup ## mypy, strict; stream_airflow with the packages of an environment with Airflow
 	$(BIN)/mypy
+	$(BIN)/mypy --python-executable "$$(tools/airflow)" --cache-dir .mypy_cache/airflow -p stream_airflow
 
 # None of the three keeps two cores busy.
 checks: setup
@@ -77,7 +78,7 @@ $(CLASSES): $(READY)
 
 # Where PYTHONDONTWRITEBYTECODE is set, each of the processes that tests start would compile all of it.
 bytecode: setup
-	@$(BIN)/python -m compileall -q -j 2 stream_consumers spark_jobs sensors stream_assets tests
+	@$(BIN)/python -m compileall -q -j 2 stream_consumers spark_jobs sensors stream_assets stream_airflow tests
 
 tests: setup bytecode $(CLASSES) ## The first tier of the tests
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)

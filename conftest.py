@@ -8,6 +8,9 @@ import pytest
 
 from stream_consumers.create import create_producer
 
+# Only the environment of tools/airflow can import these.
+collect_ignore = ["tests/support/airflow_dags"]
+
 
 @pytest.fixture(autouse=True)
 def example_files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

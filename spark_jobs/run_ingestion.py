@@ -294,7 +294,7 @@ class SharedDrain:
             )
         running: dict[Future[bool], Shard] = {}
         pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix="shard")
-        with ExitStack() as self._opened, DeferredSignals() as signals:
+        with ExitStack() as self._opened, DeferredSignals(self._ingestion.finish_seconds) as signals:
             try:
                 ends = CapturedEnds(with_epoch_names(self._open(), self._names.names), self._stop_at)
                 while True:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from spark_jobs.lag import Measurement
 from stream_consumers.display import counted
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from stream_consumers.messages import is_recent
 from stream_consumers.options import check_count, check_range, choose_fields
+
+if TYPE_CHECKING:
+    # A policy is declared where importing Spark would take too long.
+    from spark_jobs.lag import Measurement
 
 MAX_BROKER_WAIT_SECONDS = 60.0
 """The longest pause between two requests to a broker that does not answer, in seconds."""

@@ -215,6 +215,8 @@ class Ingestion:
         retry_seconds: how long a run retries errors that may be temporary, like a broker that does not answer, with
             growing pauses; 0 to not retry. The time starts again after a batch that succeeds.
         batch_seconds: while a run lingers, the least time between two batches; a backlog is written without pauses.
+        finish_seconds: how long a signal that asks the process to end is deferred for the current batch, in seconds;
+            ``None`` for the default, 20 s.
         storage_options: the options of an object store, for reading the Delta log.
         single_writer: no two drivers write the table at the same time, so that its storage need not decide which of two
             commits came first.
@@ -238,6 +240,7 @@ class Ingestion:
     limits: Limits = field(default_factory=Limits)
     retry_seconds: float = RETRY_SECONDS
     batch_seconds: float = BATCH_SECONDS
+    finish_seconds: float | None = None
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
     is_row_wise: bool = False
@@ -249,6 +252,8 @@ class Ingestion:
         choose_fields(self, sharing=ConsumerMode, start=AutoStreamReset)
         check_range("retry_seconds", self.retry_seconds)
         check_range("batch_seconds", self.batch_seconds)
+        if self.finish_seconds is not None:
+            check_range("finish_seconds", self.finish_seconds)
         check_name("group", self.group, without="/")
         check_name("member", self.member, without="/")
         check_switch("single_writer", self.single_writer)

@@ -322,7 +322,7 @@ def batch_events(
     idle_wait = idle_wait or IdleWait()
     count, worked_at = 0, time.monotonic()
     while count != max_batches:
-        signals = DeferredSignals()
+        signals = DeferredSignals(job.ingestion.finish_seconds)
         with ExitStack() as stack:
             if job.claims_while_planning:
                 stack.enter_context(signals)

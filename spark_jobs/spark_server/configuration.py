@@ -30,8 +30,8 @@ IGNORED_VARIABLES = frozenset({
     "WATCHDOG_PID", "WATCHDOG_USEC", "WINDOW", "WINDOWID", "WT_PROFILE_ID", "WT_SESSION",
 })  # fmt: skip
 IGNORED_PREFIXES = (
-    "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_", "VSCODE_",
-    "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
+    "AIRFLOW_CTX_", "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_",
+    "VSCODE_", "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
 )  # fmt: skip
 # The variables that name the folders with settings of Hadoop.
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")

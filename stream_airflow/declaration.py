@@ -1,0 +1,119 @@
+"""The declaration that operators and triggers share: a stream, its group, and the table that it is written into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stream_consumers.client_config import ClientConfig, Deferred, EnvironmentVariable, Scalar, resolve
+from stream_consumers.create import StreamSource
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, ErrorPolicy, choose_fields
+
+if TYPE_CHECKING:
+    from spark_jobs.batches.ingestion import Ingestion
+
+VARIABLE_PREFIX = "env:"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTable:
+    """A stream, the group that reads it, and the table that it is written into, as far as measuring the lag needs it.
+
+    Args:
+        source: the stream URL, like ``kafka://broker:9092/orders``.
+        table: the Delta table, a path or URI.
+        group: the consumer group; the mode may have a default.
+        mode: how the group shares the stream: ``resumable``, ``real_time`` or ``load_balanced``.
+        start: where a group without a position starts: ``earliest``, or ``latest``, the default of ``real_time``.
+        on_data_loss: for messages that the stream removed before they were read: ``error`` or ``record``.
+        client: options of the broker's client. A value ``env:NAME`` is read from the environment when it is used.
+        storage_options: options of the table's storage, in the names of delta-rs; ``env:NAME`` as for ``client``.
+
+    Example:
+        >>> StreamTable("memory://shop/orders", "lake/orders", "lakehouse").arguments()
+        {'source': 'memory://shop/orders', 'table': 'lake/orders', 'group': 'lakehouse'}
+    """
+
+    source: str
+    table: str
+    group: str | None = None
+    mode: ConsumerMode = ConsumerMode.RESUMABLE
+    start: AutoStreamReset | None = None
+    on_data_loss: DataLoss = DataLoss.ERROR
+    client: Mapping[str, Scalar] = field(default_factory=dict, repr=False)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        choose_fields(self, mode=ConsumerMode, on_data_loss=DataLoss)
+        if self.start is not None:
+            choose_fields(self, start=AutoStreamReset)
+
+    @property
+    def stream(self) -> StreamSource:
+        """The stream; creating it opens nothing."""
+        return StreamSource(self.source, self.mode, _with_variables(self.client))
+
+    @property
+    def is_from_the_end(self) -> bool:
+        """Whether a group without a position starts at the end of the stream."""
+        return self.first is AutoStreamReset.LATEST
+
+    @property
+    def first(self) -> AutoStreamReset:
+        """Where a group without a position starts."""
+        is_real_time = self.mode is ConsumerMode.REAL_TIME
+        return self.start or (AutoStreamReset.LATEST if is_real_time else AutoStreamReset.EARLIEST)
+
+    def ingestion(self, *, errors: ErrorPolicy | None = None, **settings: Any) -> Ingestion:
+        """Return the group, the table and how rows are made.
+
+        Args:
+            errors: how to handle what cannot be written; by default only ``on_data_loss`` of this declaration.
+            settings: further settings of the ingestion.
+        """
+        from spark_jobs.batches.ingestion import Ingestion  # noqa: PLC0415 - Spark is imported when it is needed
+
+        stream = self.stream
+        return Ingestion(
+            group=stream.group(self.group),
+            table=self.table,
+            sharing=self.mode,
+            claims=stream.is_claimed,
+            start=self.first,
+            errors=errors or ErrorPolicy(on_data_loss=self.on_data_loss),
+            storage_options=self.resolved_storage_options(),
+            **settings,
+        )
+
+    def resolved_storage_options(self) -> dict[str, str]:
+        """Return the storage options with variables resolved.
+
+        Raises:
+            InvalidOptionError: a variable is not set.
+        """
+        return {name: str(value) for name, value in resolve(_with_variables(self.storage_options)).items()}
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as plain values that can be written as JSON."""
+        plain = {
+            "source": self.source,
+            "table": self.table,
+            "group": self.group,
+            "mode": self.mode.value,
+            "start": None if self.start is None else self.start.value,
+            "on_data_loss": DataLoss(self.on_data_loss).value,
+            "client": dict(self.client),
+            "storage_options": dict(self.storage_options),
+        }
+        defaults = {"mode": ConsumerMode.RESUMABLE.value, "on_data_loss": DataLoss.ERROR.value}
+        return {name: value for name, value in plain.items() if value and value != defaults.get(name)}
+
+
+def _with_variables(options: Mapping[str, Scalar]) -> ClientConfig:
+    """Return options whose values ``env:NAME`` are variables, as on the command line."""
+    found: dict[str, Scalar | Deferred] = {}
+    for name, value in options.items():
+        is_variable = isinstance(value, str) and value.startswith(VARIABLE_PREFIX)
+        found[name] = EnvironmentVariable(str(value).removeprefix(VARIABLE_PREFIX)) if is_variable else value
+    return found

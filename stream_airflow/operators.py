@@ -1,0 +1,290 @@
+"""The operators: a task writes a stream into a table, as a run of a Dagster asset does."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import Asset, BaseOperator
+
+from stream_airflow.airflow_names import AirflowException, AirflowFailException, mask_secret
+from stream_airflow.declaration import StreamTable
+from stream_consumers.display import counted
+from stream_consumers.errors import StreamAssetsError, Terminal
+from stream_consumers.options import ConsumerMode, ErrorPolicy, Limits
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.batches.ingestion import Event, Ingestion, Transform
+    from spark_jobs.decoding.decoders import Decoder
+    from spark_jobs.run_report import BatchTotals
+    from spark_jobs.session import SparkOptions
+    from spark_jobs.writing.keyed import Keys
+    from spark_jobs.writing.layout import TableLayout
+
+FINISH_SECONDS = 4.0
+"""How long a task that is killed goes on with its batch, in seconds: Airflow sends SIGKILL 5 s after SIGTERM."""
+
+
+class _Killed(BaseException):
+    """Airflow asked the task to end. As with KeyboardInterrupt, no handler of other errors may catch it."""
+
+
+class StreamOperator(BaseOperator):
+    """The base of the operators.
+
+    Args:
+        source: the stream URL, like ``kafka://broker:9092/orders``.
+        table: the Delta table, a path or URI.
+        group: the consumer group; the mode may have a default.
+        decode: decodes payloads into columns; ``Raw()`` by default.
+        transform: converts the decoded rows of a batch to the rows to write, which must keep the stream columns.
+        mode: how the group shares the stream: ``resumable``, ``real_time`` or ``load_balanced``.
+        errors: how to handle what cannot be written unchanged.
+        limits: the most that one batch holds.
+        layout: the layout of the table, if it has to be created.
+        keys: makes the table keyed.
+        client: options of the broker's client. A value ``env:NAME`` is read from the environment of the task.
+        storage_options: options of the table's storage, in the names of delta-rs; ``env:NAME`` as for ``client``.
+        spark: options of the Spark session; by default a local Spark, whose server outlives the task.
+        finish_seconds: how long a task that is killed goes on with its batch, in seconds. Airflow sends SIGKILL 5 s
+            after SIGTERM, unless the worker itself is stopped. A batch that is given up is written by the next run.
+        settings: further settings of :class:`spark_jobs.batches.ingestion.Ingestion`, like ``retry_seconds``.
+        operator: arguments of every operator of Airflow.
+    """
+
+    template_fields: Sequence[str] = ("source", "table", "group", "client", "storage_options")
+    ui_color = "#dbeafe"
+    kind: ClassVar[str]
+    """What the task does, for its XCom and the event of its assets."""
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        table: str,
+        group: str | None = None,
+        decode: Decoder | None = None,
+        transform: Transform | None = None,
+        mode: ConsumerMode | str = ConsumerMode.RESUMABLE,
+        errors: ErrorPolicy | None = None,
+        limits: Limits | None = None,
+        layout: TableLayout | None = None,
+        keys: Keys | None = None,
+        client: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        spark: SparkOptions | None = None,
+        finish_seconds: float = FINISH_SECONDS,
+        settings: Mapping[str, Any] | None = None,
+        **operator: Any,
+    ) -> None:
+        super().__init__(**operator)
+        self.source = source
+        self.table = table
+        self.group = group
+        self.decode = decode
+        self.transform = transform
+        self.mode = mode
+        self.errors = errors or ErrorPolicy()
+        self.limits = limits or Limits()
+        self.layout = layout
+        self.keys = keys
+        self.client = client or {}
+        self.storage_options = storage_options or {}
+        self.spark = spark
+        self.finish_seconds = finish_seconds
+        self.settings = settings or {}
+        self._is_executing = False
+
+    def declared(self, **more: Any) -> StreamTable:
+        """Return the stream, the group and the table, after the templates were rendered; logs will hide the secrets."""
+        for options in (self.client, self.storage_options):
+            for name, value in options.items():
+                # Only values are hidden whose names look like those of secrets.
+                mask_secret(value, name)
+        return StreamTable(
+            self.source,
+            self.table,
+            self.group,
+            mode=ConsumerMode(self.mode),
+            on_data_loss=self.errors.on_data_loss,  # type: ignore[arg-type]  # it is chosen by __post_init__
+            client=self.client,
+            storage_options=self.storage_options,
+            **more,
+        )
+
+    def ingestion(self, declared: StreamTable) -> Ingestion:
+        """Return the group, the table, and how rows are made."""
+        given = {"decoder": self.decode, "layout": self.layout}
+        return declared.ingestion(
+            errors=self.errors,
+            transform=self.transform,
+            limits=self.limits,
+            keys=self.keys,
+            finish_seconds=self.finish_seconds,
+            **{name: value for name, value in given.items() if value is not None},
+            **self.settings,
+        )
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Do the work; the result is the XCom of the task, and the extra of the events of its asset outlets.
+
+        Raises:
+            AirflowFailException: an error that a retry cannot fix.
+            AirflowException: the task was killed; a retry continues its work.
+            StreamAssetsError: another error.
+        """
+        self._is_executing = True
+        try:
+            with _final_failures(shows_values=self.errors.dead_letter_payloads):
+                values = {"kind": self.kind, **self.work(context)}
+        except _Killed:
+            raise AirflowException("The task was asked to end. The batches that it reported are in the table") from None
+        finally:
+            self._is_executing = False
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra.update(values)
+        return values
+
+    def on_kill(self) -> None:
+        """End the task. Airflow calls this at SIGTERM, which is deferred until the current batch is written.
+
+        It is also called after ``execution_timeout``, when the task has ended already.
+        """
+        if self._is_executing:
+            self._is_executing = False
+            raise _Killed
+
+    @abstractmethod
+    def work(self, context: Context) -> dict[str, Any]:
+        """Do the work of the task, and return what it reports."""
+
+    @contextmanager
+    def session(self, declared: StreamTable) -> Iterator[SparkSession]:
+        """Provide the Spark session of the task, and stop it at the end if the task has created it."""
+        from spark_jobs.jars import download_note  # noqa: PLC0415 - Spark is imported when it is needed
+        from spark_jobs.session import SparkOptions, create_session, running_session  # noqa: PLC0415
+        from spark_jobs.table_location import is_s3  # noqa: PLC0415
+
+        options = replace(
+            self.spark or SparkOptions(), table=self.table, storage_options=declared.resolved_storage_options()
+        )
+        note = None if options.remote else download_note(with_s3=is_s3(self.table))
+        self.log.info("waiting for Spark%s", f"; {note}" if note else "")
+        since, is_own = time.monotonic(), running_session() is None
+        session = create_session(options)
+        self.log.info("Spark is ready after %.1f s", time.monotonic() - since)
+        try:
+            yield session
+        finally:
+            if is_own:
+                session.stop()
+
+    def report(self, events: Iterable[Event], ingestion: Ingestion) -> dict[str, Any]:
+        """Log the batches of a run as they arrive, and why it waits; return their sums."""
+        from spark_jobs.batches.ingestion import BatchReport, Continues  # noqa: PLC0415 - as in session()
+        from spark_jobs.run_report import BatchTotals  # noqa: PLC0415
+
+        totals: BatchTotals | None = None
+        for event in events:
+            if isinstance(event, BatchReport):
+                totals = totals or BatchTotals(event)
+                totals.add(event)
+                self.log.info(
+                    "version %d of %s: %s from %s, %s; %d left",
+                    event.version,
+                    ingestion.table,
+                    counted(event.rows, "row"),
+                    counted(sum(event.messages.values()), "message"),
+                    counted(event.dead, "dead letter"),
+                    sum(event.lag.values()),
+                )
+            elif not isinstance(event, Continues):
+                self.log.warning("%s", getattr(event, "why", None) or getattr(event, "what", ""))
+        return self.summary(totals, ingestion)
+
+    def summary(self, totals: BatchTotals | None, ingestion: Ingestion) -> dict[str, Any]:
+        """Return what the task reports of its batches, as plain values."""
+        if totals is None:
+            version = ingestion.ledger().read().version
+            return {"batches": 0, "rows": 0, "messages": 0, "dead_letters": 0, "lag": 0, "version": version}
+        return {
+            "batches": totals.batches,
+            **totals.values(),
+            "lag": sum(totals.last.lag.values()),
+            "first_version": totals.first_version,
+            "version": totals.last.version,
+        }
+
+
+class IngestOperator(StreamOperator):
+    """Writes a stream into a table exactly once, up to the end that the stream has when the task starts.
+
+    Args:
+        start: where a group without a position starts: ``earliest``, or ``latest``, the default of ``real_time``.
+        linger_seconds: how long the task keeps polling for new messages, in seconds from its start.
+        max_batches: stop after this number of batches.
+        member: the name of this member of a Redis group in mode ``load_balanced``.
+        arguments: see :class:`StreamOperator`.
+    """
+
+    kind = "ingestion"
+
+    def __init__(
+        self,
+        *,
+        start: str | None = None,
+        linger_seconds: float = 0.0,
+        max_batches: int | None = None,
+        member: str = "main",
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self.start = start
+        self.linger_seconds = linger_seconds
+        self.max_batches = max_batches
+        self.member = member
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Ingest."""
+        from spark_jobs.decoding.isolation import prepare  # noqa: PLC0415 - as in session()
+        from spark_jobs.run_ingestion import run_events  # noqa: PLC0415
+
+        declared = self.declared(start=self.start)
+        ingestion = replace(self.ingestion(declared), member=self.member)
+        prepare()
+        with self.session(declared) as spark:
+            events = run_events(
+                spark,
+                declared.stream,
+                ingestion,
+                max_batches=self.max_batches,
+                linger_seconds=self.linger_seconds,
+            )
+            found = self.report(events, ingestion)
+        if not found["batches"]:
+            self.log.info("no new messages: group %s is at the end of %s", ingestion.group, declared.stream.url.shown)
+        return found
+
+
+@contextmanager
+def _final_failures(*, shows_values: bool) -> Iterator[None]:
+    """Raise errors that a retry cannot fix as ``AirflowFailException``, after which Airflow does not retry.
+
+    Args:
+        shows_values: whether the log may show errors that contain values of messages.
+    """
+    try:
+        yield
+    except StreamAssetsError as error:
+        shown = error.revealed() if shows_values else error
+        if isinstance(shown, Terminal):
+            raise AirflowFailException(str(shown)) from shown
+        raise shown from error.__cause__

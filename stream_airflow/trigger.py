@@ -1,0 +1,136 @@
+"""The trigger that fires when there are messages to read. It consumes nothing and commits nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from spark_jobs.run_policy import RunPolicy, Waits, decide
+from stream_airflow.declaration import StreamTable
+from stream_airflow.measuring import measured
+from stream_airflow.requested_runs import RequestedRuns
+from stream_consumers.errors import DataLossError, SourceRecreatedError, Terminal, log_text
+from stream_consumers.options import check_range, check_switch
+
+if TYPE_CHECKING:
+    from spark_jobs.lag import Measurement
+
+INTERVAL_SECONDS = 10.0
+PATIENCE_SECONDS = 300.0
+_MIN_PAUSE_SECONDS = 0.1
+
+
+class StreamLagTrigger(BaseEventTrigger):
+    """Fires when a run is wanted, because there are messages that the group has not read.
+
+    As the trigger of an ``AssetWatcher`` it schedules DAGs by messages. It compares the ledger in the Delta log with
+    the ends of the stream, so that no message is lost or read twice, whatever happens between the trigger and the run.
+    After it has fired, it waits until the group has read what was there; if no batch is written for
+    ``patience_seconds``, it fires again, with pauses that grow with each such run. While a broker does not answer, it
+    asks at growing intervals.
+
+    The payload of an event has ``lag``, ``shards`` (the lag of each), ``source``, ``group`` and ``table``. If messages
+    were lost, it has ``error``, and the run that it starts fails with that error.
+
+    Args:
+        source: the stream URL.
+        table: the Delta table, a path or URI.
+        policy: when a run is wanted; its ``stale_run_seconds`` is not used.
+        interval_seconds: the time between two measurements.
+        patience_seconds: how long a run may write nothing, from its request, until it counts as failed.
+        ends_at_errors: whether an error that a retry cannot fix is an event, too, for a task that waits for the
+            trigger. Otherwise it is logged, because no task waits for the trigger of an asset.
+        declared: further arguments of :class:`stream_airflow.declaration.StreamTable`: ``group``, ``mode``, ``start``,
+            ``on_data_loss``, ``client``, ``storage_options``.
+
+    Raises:
+        InvalidOptionError: an option is invalid.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        table: str,
+        policy: RunPolicy | Mapping[str, Any] | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        ends_at_errors: bool = False,
+        **declared: Any,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        check_range("interval_seconds", interval_seconds)
+        check_range("patience_seconds", patience_seconds)
+        check_switch("ends_at_errors", ends_at_errors)
+        self.declared = StreamTable(source, table, **declared)
+        self.policy = policy if isinstance(policy, RunPolicy) else RunPolicy(**(policy or {}))
+        self.interval_seconds = interval_seconds
+        self.patience_seconds = patience_seconds
+        self.ends_at_errors = ends_at_errors
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the path of the class and its arguments as plain values, from which a triggerer makes the trigger."""
+        default = asdict(RunPolicy())
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                **self.declared.arguments(),
+                "policy": {name: value for name, value in asdict(self.policy).items() if value != default[name]},
+                "interval_seconds": self.interval_seconds,
+                "patience_seconds": self.patience_seconds,
+                "ends_at_errors": self.ends_at_errors,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield an event each time that a run is wanted."""
+        waits, requested, reported, shown = Waits(), RequestedRuns(), "", None
+        while True:
+            now = time.time()
+            waits = waits.at(now)
+            try:
+                found = await measured(self.declared, self.policy)
+            except Exception as error:  # noqa: BLE001 - Airflow does not start a trigger of an asset again
+                waits = waits.after_silence(now)
+                pause = max(self.interval_seconds, waits.ask_at - now)
+                self.log.warning("%s: %s; the next attempt is in %.0f s", self.declared.source, log_text(error), pause)
+                is_loss = isinstance(error, (SourceRecreatedError, DataLossError))
+                if (is_loss and log_text(error) != reported) or (self.ends_at_errors and isinstance(error, Terminal)):
+                    reported = log_text(error)
+                    yield _event(self._payload(None, error=reported))
+                await asyncio.sleep(pause)
+                continue
+            now = time.time()
+            waits = waits.after(found, now)
+            requested = requested.after(found, now, patience_seconds=self.patience_seconds)
+            past = requested.past(now)
+            decision = decide(found, past, waits, self.policy, is_first_from_the_end=self.declared.is_from_the_end)
+            # The numbers in a reason change all the time.
+            state = bool(decision.runs), bool(found.total), bool(past.in_flight), len(past.finished)
+            if state != shown:
+                shown = state
+                self.log.info("%s", decision.reason or f"{found.describe()}: a run is wanted")
+            if decision.runs:
+                requested = requested.requested(found, now)
+                yield _event(self._payload(found))
+            latest = self.interval_seconds if decision.until is None else decision.until - now
+            await asyncio.sleep(max(_MIN_PAUSE_SECONDS, min(self.interval_seconds, latest)))
+
+    def _payload(self, found: Measurement | None, **more: str) -> dict[str, Any]:
+        return {
+            "source": self.declared.stream.url.shown,
+            "group": self.declared.stream.group(self.declared.group),
+            "table": self.declared.table,
+            "lag": found.total if found else 0,
+            "shards": {str(shard): count for shard, count in sorted(found.lag.items()) if count} if found else {},
+            **more,
+        }
+
+
+def _event(payload: dict[str, Any]) -> TriggerEvent:
+    return TriggerEvent(payload)  # type: ignore[no-untyped-call]
