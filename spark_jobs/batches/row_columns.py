@@ -25,7 +25,7 @@ from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved, rows_wh
 from spark_jobs.decoding.json_decoder import FieldFinder, Json, field_finder
 from spark_jobs.decoding.json_inference import FieldStats
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.reading.rejection import Rejections, Treatment, keep_bad_rows, treating
+from spark_jobs.reading.rejection import Rejections, Treatment, keep_bad_rows, reject, treating
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, SourceColumns
 from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
@@ -39,6 +39,7 @@ from spark_jobs.writing.schema_evolution import (
     lets_widen,
     new_columns,
     rescue,
+    rescued_twice,
     takes_any_name,
     undeclared_values,
     with_columns_of,
@@ -59,6 +60,7 @@ _MADE_EARLY = (
     "A UDF that is created when its module is imported works only if Spark runs in the process of the run. Create it "
     "inside the transform; or use such a Spark: SparkSessionResource(in_process=True), --in-process."
 )
+_RESCUED_TWICE = "an undeclared field has the name of a column that the transform makes and the table lacks"
 _NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
@@ -144,6 +146,9 @@ class RowColumns:
             # A merge uses columns that the table does not have.
             written = keys.written(rows.columns)
             table = StructType([*table.fields, *(one for one in rows.schema.fields if one.name not in written)])
+        if (is_bad := rescued_twice(rows, table)) is not None:
+            with treating(treatment):
+                rows = reject(rows, is_bad, _RESCUED_TWICE)
         return rescue(rows, table)
 
     def of_table(self, rows: StructType) -> StructType:

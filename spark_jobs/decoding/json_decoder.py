@@ -276,6 +276,22 @@ def merge_objects(first: str | None, second: str | None) -> str | None:
     return _written(_merge(one, other))
 
 
+def share_values(first: str | None, second: str | None) -> bool:
+    """Return whether two JSON objects have values of the same name, so that :func:`merge_objects` would drop one.
+
+    Example:
+        >>> share_values('{"shop": {"zip": 1}}', '{"shop":{"city":"b"}}'), share_values('{"a": 1}', '{"a": {}}')
+        (False, True)
+    """
+    return first is not None and second is not None and _share_values(_scan(first, 0)[0], _scan(second, 0)[0])
+
+
+def _share_values(one: Any, other: Any) -> bool:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return True
+    return any(_share_values(one[name], value) for name, value in other.items() if name in one)
+
+
 def _merge(one: Any, other: Any) -> Any:
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return other

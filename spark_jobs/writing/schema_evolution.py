@@ -6,8 +6,9 @@ values. With ``'rescue'`` they go into one column, as JSON, so that nothing is l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -31,7 +32,16 @@ from pyspark.sql.types import (
 
 from spark_jobs.decoding.ddl import MAX_COLUMN_NAME_LENGTH, VARIABLE, folded, is_internal, quoted
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
-from spark_jobs.decoding.json_decoder import IN_ARRAY, IN_MAP, FieldFinder, Json, JsonMode, Path, merge_objects
+from spark_jobs.decoding.json_decoder import (
+    IN_ARRAY,
+    IN_MAP,
+    FieldFinder,
+    Json,
+    JsonMode,
+    Path,
+    merge_objects,
+    share_values,
+)
 from spark_jobs.decoding.json_documents import read_object
 from spark_jobs.decoding.json_inference import MAX_LEVELS, NEEDS_MAPPING, FieldStats, is_name
 from spark_jobs.decoding.json_values import check_json_type
@@ -470,13 +480,35 @@ def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
         rows: the rows to write.
         table: the columns of the table; ``None`` if these rows create it.
     """
+    kept, rest = _divided_columns(rows, table)
+    made = _object(rest)
+    if RESCUED in rows.columns:
+        # Both objects may have a struct of one name: the decoder rescues some of its fields, and this function others.
+        made = _udf(merge_objects, StringType())(RESCUED, made) if rest else f.col(RESCUED)
+    return rows.select(*kept, made.alias(RESCUED))
+
+
+def rescued_twice(rows: DataFrame, table: StructType | None) -> Column | None:
+    """Return a condition on rows that :func:`rescue` would give two values of one name; ``None`` if none can be.
+
+    A field of a message is one of them, and the other is of a column that the transform adds and the table lacks.
+
+    Args:
+        rows: see :func:`rescue`.
+        table: see :func:`rescue`.
+    """
+    _, rest = _divided_columns(rows, table)
+    return _udf(share_values, BooleanType())(RESCUED, _object(rest)) if RESCUED in rows.columns and rest else None
+
+
+def _divided_columns(rows: DataFrame, table: StructType | None) -> tuple[list[Column], list[Column]]:
     columns = [(f.col(quoted(field.name)), field) for field in rows.schema.fields if field.name != RESCUED]
-    kept, rest = _parts(columns, table if table is not None else rows.schema)
-    if RESCUED not in rows.columns:
-        return rows.select(*kept, _object(rest).alias(RESCUED))
-    # Both objects may have a struct of one name: the decoder rescues some of its fields, and this function others.
-    has_parts = len(kept) + len(rest) > len(columns)
-    return rows.select(*kept, _together(f.col(RESCUED), _object(rest), has_parts=has_parts).alias(RESCUED))
+    return _parts(columns, table if table is not None else rows.schema)
+
+
+def _udf(function: Callable[..., Any], kind: DataType) -> Callable[..., Column]:
+    # Unless useArrow is set, Spark infers it from the annotations, and warns.
+    return f.udf(function, kind, useArrow=False)
 
 
 def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tuple[list[Column], list[Column]]:
@@ -513,13 +545,3 @@ def _object(columns: list[Column]) -> Column:
     if not columns:
         return f.lit(None).cast(StringType())
     return f.nullif(f.to_json(f.struct(*columns), _OPTIONS), f.lit("{}"))
-
-
-def _together(first: Column, second: Column, *, has_parts: bool) -> Column:
-    """Merge two JSON objects; ``has_parts`` says that both may have an object of the same name."""
-    if has_parts:
-        # Unless useArrow is set, Spark infers it from the annotations, and warns.
-        return f.udf(merge_objects, StringType(), useArrow=False)(first, second)
-    head = f.substring(first, 1, f.length(first) - 1)
-    both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))
-    return f.coalesce(f.when(first.isNotNull() & second.isNotNull(), both), first, second)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
@@ -83,6 +84,26 @@ def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
         {"shop": {"zip": 1.5, "city": "b"}, **times, "at": "2024-02-29T10:30:15.123456Z"},
         {"shop": {"zip": 2}},
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schema", ["id BIGINT", "id BIGINT, shop STRUCT<name: STRING, city: STRING>"])
+@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+def test_a_field_with_the_name_of_a_new_column_of_the_transform_is_no_second_value_of_it(
+    spark: SparkSession, folder: Path, url: StreamUrl, driver_records: int, schema: str
+) -> None:
+    made = ingestion(folder / "t", decoder=Json("id BIGINT, shop STRUCT<name: STRING>"))
+    what = replace(made, driver_records=driver_records, errors=ErrorPolicy(schema_changes="rescue"))
+    ingest(spark, url, what, {"id": 1, "tag": "of the message"})
+    tagged = replace(what, decoder=Json(schema), transform=lambda batch: batch.withColumn("tag", f.lit("made")))
+    (report,) = ingest(spark, url, tagged, {"id": 2, "tag": "of the message"}, {"id": 3, "shop": {"city": "b"}})
+    assert (report.rows, report.dead) == (1, 1)
+    assert [json.loads(row["_rescued"]) for row in rows(spark, what)] == [
+        {"tag": "of the message"},
+        {"shop": {"city": "b"}, "tag": "made"},
+    ]
+    letters = spark.read.format("delta").load(f"{folder}/t_dead_letters").collect()
+    assert [row["_sequence"] for row in letters] == [1]
 
 
 @pytest.mark.slow
