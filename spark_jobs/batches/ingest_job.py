@@ -33,6 +33,7 @@ from spark_jobs.ledger.entries import PlannedFields, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.session import check_served
+from spark_jobs.writing.delta_table import compute_state
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, position_facts_in
 from stream_consumers.errors import DataLossError, KeyConflictError, SourceRecreatedError
 from stream_consumers.messages import Shard
@@ -113,6 +114,8 @@ class IngestJob(SourceJob):
                     return None
                 self._initialize(state, extents)
                 continue
+            if not self._has_read(state, extents):
+                self._compute_state()
             self.target.columns.check(state)
             checked = self._reconcile(state)
             # For all shards, even if each has its own transaction sequence, because this one commit registers them all.
@@ -131,6 +134,8 @@ class IngestJob(SourceJob):
         """Step 8: commit the positions to the broker."""
         state = self.ledger.read()
         self.commit_to_broker(state)
+        if self.idle_wait.lingers:
+            self._compute_state()
         self.telemetry(Step.COMMITTED, written.batch)
         # For all shards: if each has its own transaction sequence, the lag of the group includes the others.
         of_group = replace(self.ingestion, shard=None)
@@ -182,12 +187,18 @@ class IngestJob(SourceJob):
         return self._extents
 
     def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
-        positions = state.positions
         # A new, empty shard has no position to compare with its end.
-        return self._is_last_plan_empty or (
-            self.idle_wait.is_due
-            and all(positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items())
-        )
+        return self._is_last_plan_empty or (self.idle_wait.is_due and self._has_read(state, extents))
+
+    def _has_read(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
+        positions = state.positions
+        return all(positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items())
+
+    def _compute_state(self) -> None:
+        """Let Delta compute what the next write needs, while the batch is planned and read."""
+        # Members that write other shards commit meanwhile, and each commit makes another state.
+        if self.ingestion.shard is None:
+            compute_state(self.target.spark, self.ingestion.table)
 
     def _end(self, shard: Shard, extent: Extent) -> int:
         return min(extent.end, self._stops.get(shard, extent.end))

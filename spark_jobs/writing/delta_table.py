@@ -6,8 +6,10 @@ overwrites the first. The rows of the first are then in no commit, although its 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from delta import exceptions as conflicts
@@ -40,6 +42,7 @@ _CONFLICT = re.compile(
 MAX_EXTENTS = 64
 """With more ranges than this, :func:`only_within` compares rows with one range per stream."""
 HISTORY = 100
+_log = logging.getLogger(__name__)
 # These file systems can create a file only if it is absent, and Delta's log stores for them use that.
 _SAFE_SCHEMES = frozenset({"hdfs", "viewfs", "ofs", "abfs", "abfss", "wasb", "wasbs", "gs"})
 # Delta's built-in log stores, which are safe only for the schemes above.
@@ -191,6 +194,30 @@ def _settings(entry: LedgerEntry) -> Mapping[str, str]:
         "spark.databricks.delta.write.txnVersion": str(entry.number),
         "spark.databricks.delta.commitInfo.userMetadata": entry.to_json().replace("$", r"\u0024"),
     }
+
+
+def compute_state(spark: SparkSession, table: str) -> Future[None]:
+    """Let Delta compute the state of a table in a thread; it keeps the state until the next commit.
+
+    Delta looks up the transaction number of a write in this state. Computing it takes most of the time of a small
+    commit, and Delta would otherwise begin with it at the write. The write gives the same result without it, and
+    computes the state itself if this fails, or if another commit lands in between.
+
+    Args:
+        spark: the session that will write.
+        table: its path or URI.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="table-state")
+    computing = pool.submit(_compute_state, spark, table)
+    pool.shutdown(wait=False)
+    return computing
+
+
+def _compute_state(spark: SparkSession, table: str) -> None:
+    try:
+        spark.sql(f"DESCRIBE DETAIL {sql_name(table)}").collect()
+    except Exception as error:  # noqa: BLE001 - Spark raises errors of any type
+        _log.debug("Spark did not compute the state of %s before the write: %s", table, type(error).__name__)
 
 
 def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:

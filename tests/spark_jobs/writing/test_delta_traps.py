@@ -13,13 +13,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import job
+from spark_jobs.batches import ingest_job, job
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingest_job import IngestJob
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.batches.ledger_recovery import keep, read_or_recover
 from spark_jobs.batches.replay import rewind
 from spark_jobs.lag import measure
-from spark_jobs.writing.delta_table import is_conflict
+from spark_jobs.writing.delta_table import compute_state, is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
 from stream_consumers.memory import forget_memory_broker, memory_broker
@@ -331,3 +332,37 @@ def test_d07_rows_that_a_restore_removed_are_written_under_new_numbers(
     assert [(report.entry.number, report.rows) for report in reports] == [(4, 3), (5, 3)]
     assert_each_once(what.rows(), stream.messages())
     assert stream.committed(what) == 6
+
+
+def test_d11_delta_computes_the_state_for_the_next_write_while_the_batch_is_planned(
+    spark: SparkSession, stream: Stream, what: Pipeline
+) -> None:
+    """Delta looks up the number of the transaction in it."""
+    stream.send(*orders(1))
+    what.drain()
+    jvm: Any = spark.sparkContext._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, what.table)
+    is_computed = log.unsafeVolatileSnapshot()._computedStateTriggered
+    with what.source.open() as source:
+        planning = IngestJob(spark, source, what.ingestion)
+        assert planning.plan() is None
+        assert not is_computed(), "nothing is to be written"
+        stream.send(*orders(1))
+        assert IngestJob(spark, source, what.ingestion).plan() is not None
+        until(is_computed)
+
+
+def test_d11_batches_are_written_also_if_delta_cannot_compute_the_state_ahead(
+    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = []
+
+    def of_no_table(session: SparkSession, table: str) -> None:
+        failed.append(compute_state(session, str(folder / "absent")))
+
+    monkeypatch.setattr(ingest_job, "compute_state", of_no_table)
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder, records=3)
+    assert [report.rows for report in what.drain()] == [3, 3]
+    assert_each_once(what.rows(), stream.messages())
+    assert [one.result() for one in failed] == [None, None]
