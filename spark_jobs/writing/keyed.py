@@ -609,8 +609,9 @@ def merge_statement(
         >>> keys = Keys("id")
         >>> print(merge_statement(["id", "_deleted"], keys, "/lake/t", overwrites_equal=False, adds_columns=False))
         MERGE INTO delta.`file:///lake/t` t USING {changes} s ON t.`id` = s.`id`
-        WHEN MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET _shard = CAST(raise_error(\
-concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 'and', s._stream, s._shard))) AS BIGINT)
+        WHEN MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET `id` = s.`id`, `_shard` = \
+CAST(raise_error(concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 'and', s._stream, \
+s._shard))) AS BIGINT)
         WHEN MATCHED AND s._sequence > t._sequence AND s._deleted THEN DELETE
         WHEN MATCHED AND s._sequence > t._sequence THEN UPDATE SET `id` = s.`id`
         WHEN NOT MATCHED AND NOT s._deleted THEN INSERT (`id`) VALUES (s.`id`)
@@ -638,7 +639,8 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
     insert = _insert(written, inserted)
     compares = ">=" if overwrites_equal else ">"
     if keys.is_ordered_by_position:
-        failure = _fails(KEY_IN_TWO_SHARDS, "t", "s")
+        # It sets all columns, so that the MERGE reads no other ones of the table than those that it compares.
+        refused = {own: f"s.{own}" for own in written.values()} | {"`_shard`": _fails(KEY_IN_TWO_SHARDS, "t", "s")}
         is_newer = f"s._sequence {compares} t._sequence"
         # What is read again may lack values of a row that a later change deleted, which is read again, too.
         is_read_again = overwrites_equal and UNAVAILABLE in columns
@@ -647,7 +649,8 @@ concat('a key has changes in two shards: ', concat_ws(' ', t._stream, t._shard, 
         if is_read_again and is_gone:
             is_removed = f"({is_removed} OR ({is_gone} AND size(s.{UNAVAILABLE}) > 0))"
         clauses = [
-            f"MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) THEN UPDATE SET _shard = {failure}",
+            "MATCHED AND NOT (t._stream = s._stream AND t._shard = s._shard) "
+            f"THEN UPDATE SET {assigned(refused, absent or {})}",
             f"MATCHED AND {is_newer} AND {is_removed} THEN DELETE",
             f"MATCHED AND {is_newer} THEN {update}",
             f"NOT MATCHED AND NOT s.{DELETED}{is_whole} THEN {insert}",
