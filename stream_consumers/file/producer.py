@@ -32,8 +32,9 @@ class FileProducer(Producer):
     """A producer of a ``.ss`` file; see :class:`stream_consumers.producer.Producer`.
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
-    message, and cuts off an unfinished last message, whose bytes are saved next to the file. A lock allows one producer
-    of a file at a time. While the file cannot be written (a full disk), sent messages stay queued, in order.
+    message, and cuts off an unfinished last message, whose bytes are saved next to the file with mode 0600. A lock
+    allows one producer of a file at a time. While the file cannot be written (a full disk), sent messages stay queued,
+    in order.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
@@ -203,14 +204,13 @@ class FileProducer(Producer):
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 
     def _keep_aside(self, end: int) -> None:
-        """Save the bytes of an unfinished message in a file with the same permissions before they are cut off."""
-        source = os.fstat(self._file)
-        size = source.st_size
+        """Save the bytes of an unfinished message in a file of mode 0600 before they are cut off."""
+        size = os.fstat(self._file).st_size
         beside = self._path.with_name(f"{self._path.name}.tail-{end}")
         while True:
             try:
                 # O_EXCL does not follow symbolic links, and fails even for a link without a target.
-                saved = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(source.st_mode) & 0o666)
+                saved = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
                 break
             except FileExistsError:
                 beside = self._path.with_name(f"{self._path.name}.tail-{end}-{time.time_ns()}")
