@@ -50,8 +50,8 @@ FOLDER_SETTINGS = ("spark.local.dir", "spark.hadoop.hadoop.tmp.dir")
 """The settings for the folders of Spark's own files, and of files that Hadoop is about to upload to an object store."""
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """The variable that overrides ``spark.local.dir``."""
-CLUSTER_VARIABLES = ("SPARK_EXECUTOR_DIRS", "CONTAINER_ID")
-"""The variables of a cluster's workers that let Spark use other folders; ``CONTAINER_ID`` those in ``LOCAL_DIRS``."""
+CLUSTER_VARIABLES = ("SPARK_EXECUTOR_DIRS", "CONTAINER_ID", "LOCAL_DIRS")
+"""The variables of a cluster's workers that let Spark use other folders, and Hadoop for what waits for an upload."""
 # Properties of Java: a line, unless it is a comment, continues after an odd number of backslashes.
 _LINES = re.compile(r"^(?![ \t\f]*[#!])[ \t\f]*((?:\\[\s\S]|[^\\\n])*)", re.MULTILINE)
 _CONTINUED = re.compile(r"(\\[^\n])|\\\n[ \t\f]*")

@@ -107,12 +107,12 @@ def test_a_local_spark_does_not_use_the_folders_of_a_clusters_worker(
     seen: set[str] = set()
 
     def launch_gateway() -> SimpleNamespace:
-        seen.update(os.environ.keys() & {"SPARK_EXECUTOR_DIRS", "CONTAINER_ID"})
+        seen.update(os.environ.keys() & given.keys())
         return SimpleNamespace(_gateway_client=SimpleNamespace(_get_connection=None), proc=None)
 
     monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch_gateway)
     launch({"spark.master": master} if master else {})
-    assert seen == ({"SPARK_EXECUTOR_DIRS", "CONTAINER_ID"} if master == "spark://m:7077" else set())
+    assert seen == (set(given) if master == "spark://m:7077" else set())
     assert {name: os.environ[name] for name in given} == given
 
 
